@@ -1,0 +1,146 @@
+"""Expert feed-forward networks with stacked weights.
+
+All experts of a layer live in one parameter per matrix, (E, ...). A module per expert would leave experts that no
+item visited without a gradient, which breaks distributed training and every optimizer that expects one.
+
+Axes: T items, A assignments, D features, H hidden features, E experts, K experts per item.
+"""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
+
+from .dispatch import combine, sort_assignments
+
+
+def portable_path() -> bool:
+    """Whether a program is being recorded (export, trace, compile), which rules out sizes that depend on data."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+class StackedLinear(nn.Module):
+    """E linear maps, weight (E, out_features, in_features) and bias (E, out_features)."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_experts, out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each expert drawn on its own: truncated normal (standard deviation 0.02), zero bias."""
+        trunc_normal_(self.weight, std=0.02)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def init_weights(self) -> None:
+        """What timm's model initialisation calls."""
+        self.reset_parameters()
+
+    def load_linear(self, linear: nn.Linear) -> None:
+        """Makes every expert a copy of a dense layer."""
+        with torch.no_grad():
+            self.weight.copy_(linear.weight)
+            if self.bias is not None:
+                self.bias.copy_(linear.bias)
+
+    def unbind(self) -> list[tuple[Tensor, Tensor | None]]:
+        """The (weight, bias) of each expert, as views whose gradients come back in one stack."""
+        weights = self.weight.unbind(0)
+        biases = [None] * len(weights) if self.bias is None else self.bias.unbind(0)
+        return list(zip(weights, biases, strict=True))
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """(..., in_features) through one expert -> (..., out_features)."""
+        bias = self.bias
+        if bias is not None:
+            bias = bias[expert]
+        return F.linear(x, self.weight[expert], bias)
+
+
+class StackedExperts(nn.Module):
+    """E two-layer feed-forward networks, E_i(x) = W2_i act(W1_i x + b1_i) + b2_i (GMoE, equation 2).
+
+    Args:
+        num_experts: E.
+        in_features: D.
+        hidden_features: H.
+        act_layer: Activation between the layers.
+        norm_layer: Normalisation of the hidden features, one for all experts; None for none.
+        bias: Whether the layers have biases; a pair sets them apart.
+        hidden_drop: Dropout rate of the hidden activations.
+        device: Where the parameters are made.
+        dtype: Their type.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        hidden_features: int,
+        act_layer: type[nn.Module] = nn.GELU,
+        norm_layer: type[nn.Module] | None = None,
+        bias: bool | tuple[bool, bool] = True,
+        hidden_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        bias1, bias2 = to_2tuple(bias)
+        self.num_experts = num_experts
+        self.fc1 = StackedLinear(num_experts, in_features, hidden_features, bias1, device, dtype)
+        self.act = act_layer()
+        self.drop = nn.Dropout(hidden_drop)
+        self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
+        self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
+
+    def forward(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """Sends every item through its experts and adds the weighted outputs.
+
+        Args:
+            x: (T, ..., D) items.
+            expert_indices: (T, K) int64; the value E marks an assignment that goes nowhere.
+            combine_weights: (T, K).
+
+        Returns:
+            (T, ..., D); zeros for an item that went nowhere.
+        """
+        if torch.jit.is_scripting():
+            return self.forward_loop(x, expert_indices, combine_weights)
+        elif portable_path():  # noqa: RET505 (TorchScript skips only the other branch of its own test)
+            return self.forward_loop(x, expert_indices, combine_weights)
+        else:
+            return self.forward_sorted(x, expert_indices, combine_weights)
+
+    def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
+        combined = torch.zeros_like(x)
+        for expert in range(self.num_experts):
+            found = (expert_indices == expert).nonzero()
+            items, choice = found[:, 0], found[:, 1]
+            hidden = self.norm(self.drop(self.act(self.fc1(x[items], expert))))
+            outputs = self.fc2(hidden, expert)
+            weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
+            combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
+        return combined
+
+    @torch.jit.unused
+    def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """The fast path: one sort, one gather, one matrix product per expert and layer, one combine."""
+        assignments = sort_assignments(expert_indices, self.num_experts)
+        chunks = x.index_select(0, assignments.items).split(assignments.counts)
+        outputs = [
+            F.linear(self.norm(self.drop(self.act(F.linear(chunk, *first)))), *second)
+            for chunk, first, second in zip(chunks, self.fc1.unbind(), self.fc2.unbind(), strict=True)
+        ]
+        return combine(torch.cat(outputs), combine_weights, assignments)

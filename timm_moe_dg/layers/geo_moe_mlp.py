@@ -1,0 +1,124 @@
+"""The MoGE feed-forward layer: one shared expert and metadata-routed experts beside it.
+
+Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
+"""
+
+from typing import Any, Optional
+
+import torch
+from timm.layers import Mlp
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from ..errors import RouterError
+from .experts import StackedExperts
+from .moe_mlp import RoutedMlp
+from .router import MetadataRouter
+
+
+@register_notrace_module
+class GeoMoeMlp(RoutedMlp):
+    """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
+
+    The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
+    (MoGE, section 2.2, invariant fallback).
+
+    Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
+
+    Args:
+        in_features: D.
+        hidden_features: Hidden width of each expert; None means `in_features`.
+        act_layer: Activation between an expert's two layers.
+        norm_layer: Normalisation of the hidden features, one for the routed experts and one for the shared; None for none.
+        bias: Whether the experts' layers have biases; a pair sets them apart.
+        drop: timm's projection dropout: after the activation and after the layer, in training.
+        num_experts: E, beside the shared one.
+        top_k: K, 1 to E.
+        context_features: R.
+        router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
+        expert_drop: Dropout rate of the routed experts' hidden activations in training, besides `drop`.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        RouterError: `top_k` outside 1..E, or a negative noise.
+    """
+
+    forced_expert: Optional[int]  # noqa: UP045 (TorchScript)
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        act_layer: type[nn.Module] = nn.GELU,
+        norm_layer: type[nn.Module] | None = None,
+        bias: bool | tuple[bool, bool] = True,
+        drop: float = 0.0,
+        num_experts: int = 6,
+        top_k: int = 3,
+        context_features: int = 256,
+        router_noise: float | None = None,
+        expert_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        hidden_features = hidden_features or in_features
+        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
+        self.shared = Mlp(
+            in_features, hidden_features, act_layer=act_layer, norm_layer=norm_layer, bias=bias, drop=(drop, 0.0), **dd
+        )
+        self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, **dd)
+        self.experts = StackedExperts(
+            num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd
+        )
+        self.gamma = nn.Parameter(torch.zeros((), **dd))
+        self.drop = nn.Dropout(drop)
+        self.shared_only = False
+        self.forced_expert = None
+
+    def init_weights(self) -> None:
+        """Half shared, half routed; the submodules initialise themselves."""
+        nn.init.zeros_(self.gamma)
+
+    @torch.jit.unused
+    def set_expert_mode(self, mode: str | int) -> None:
+        """'routed' by metadata, 'shared' expert only, or an expert's index to send every image to it.
+
+        Raises:
+            RouterError: Neither of these.
+        """
+        num_experts = self.experts.num_experts
+        is_index = isinstance(mode, int) and not isinstance(mode, bool) and 0 <= mode < num_experts
+        if not is_index and mode not in ("routed", "shared"):
+            raise RouterError.of("expert mode", mode, f"choose 'routed', 'shared' or an index 0..{num_experts - 1}")
+        self.shared_only = mode == "shared"
+        self.forced_expert = mode if is_index else None
+
+    def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:
+        """Mixes the shared and the routed experts.
+
+        Args:
+            x: (B, N, D) tokens.
+            context: (B, R) metadata embedding.
+            present: (B,) bool, False for images without metadata.
+
+        Returns:
+            (B, N, D).
+        """
+        routing = self.router(context)
+        expert_indices, combine_weights = routing.expert_indices, routing.combine_weights
+        forced_expert = self.forced_expert
+        if forced_expert is not None:
+            present = torch.ones_like(present)
+            expert_indices = torch.full_like(expert_indices[:, :1], forced_expert)
+            combine_weights = torch.ones_like(combine_weights[:, :1])
+        if self.shared_only:
+            present = torch.zeros_like(present)
+        expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
+        routed = self.experts(x, expert_indices, combine_weights)
+        gate = self.gamma.sigmoid().where(present, torch.ones_like(self.gamma)).view(-1, 1, 1)
+        if not torch.jit.is_scripting() and (self.training or self.record_routing):
+            self.routing = routing._replace(routed=present)
+        return self.drop(gate * self.shared(x) + (1.0 - gate) * routed)

@@ -1,0 +1,201 @@
+"""Metadata encoders: from where (or by which camera) an image was taken to the embedding that a MoGE router reads.
+
+Axes: B samples, R embedding features, L degrees of the harmonics (l = 0 .. L-1, so L * L features).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from ..errors import MetadataError
+
+NORMS = ("orthonormal", "satclip")
+
+
+def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal") -> Tensor:
+    """Real spherical harmonics of geographic coordinates, in float64.
+
+    With theta = radians(latitude + 90) and phi = radians(longitude + 180), the feature (l, m) is
+    P_l^|m|(cos theta) times sqrt(2) cos(m phi) for m > 0, sqrt(2) sin(|m| phi) for m < 0 and 1 for m = 0, where P is
+    the fully normalised associated Legendre function without the Condon-Shortley phase (a factor (-1)^m).
+    The degrees follow from the three-term recurrence over l at fixed m, which is stable at every order.
+
+    Args:
+        lonlat: (B, 2) longitude and latitude, degrees.
+        degrees: L.
+        norm: 'orthonormal', or 'satclip', which multiplies every m = 0 term by pi as the released SatCLIP weights
+            (Klemmer et al., 2025) expect.
+
+    Returns:
+        (B, L * L) float64, ordered by l = 0 .. L-1, then m = -l .. l.
+    """
+    phi = torch.deg2rad(lonlat[:, :1].double() + 180.0)
+    theta = torch.deg2rad(lonlat[:, 1:].double() + 90.0)
+    m = torch.arange(degrees, dtype=torch.float64, device=lonlat.device)
+    # P_m^m = sin^m theta * sqrt((2m+1)!! / (2m)!! / 4 pi), as a running product in logarithms
+    log_ratios = 0.5 * torch.log((2.0 * m + 1.0) / (2.0 * m).clamp(min=1.0))
+    diagonal = torch.sin(theta).pow(m) * torch.exp(torch.cumsum(log_ratios, 0)) / math.sqrt(4.0 * math.pi)
+    waves_cos, waves_sin = torch.cos(m * phi) * math.sqrt(2.0), torch.sin(m * phi) * math.sqrt(2.0)
+    zonal = math.pi if norm == "satclip" else 1.0
+    last, before = torch.zeros_like(diagonal), torch.zeros_like(diagonal)
+    features: list[Tensor] = []
+    for degree in range(degrees):
+        # columns m = 0 .. L-1; those with m >= degree get their first value from the diagonal
+        outer = torch.sqrt(abs(4.0 * degree**2 - 1.0) / (degree**2 - m**2).clamp(min=1.0)) * (m < degree)
+        inner = torch.sqrt(((degree - 1.0) ** 2 - m**2).clamp(min=0.0) / abs(4.0 * (degree - 1.0) ** 2 - 1.0))
+        legendre = outer * (torch.cos(theta) * last - inner * before) + (m == degree) * diagonal
+        before, last = last, legendre
+        negative = (legendre * waves_sin)[:, 1 : degree + 1].flip(-1)
+        features += [negative, legendre[:, :1] * zonal, (legendre * waves_cos)[:, 1 : degree + 1]]
+    return torch.cat(features, dim=-1)
+
+
+class LocationEncoder(nn.Module):
+    """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
+
+    The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, 1 after it),
+    dropout before each sine in training, and a linear last layer. It is randomly initialised.
+
+    Args:
+        out_features: R.
+        hidden_features: Width of the two hidden layers.
+        degrees: L, degrees of the harmonics.
+        norm: Normalisation of the harmonics, 'orthonormal' or 'satclip'.
+        drop: Dropout rate.
+        device: Where the parameters are made.
+        dtype: Their type; the harmonics are always computed in float64.
+
+    Raises:
+        MetadataError: Unknown `norm`, or fewer than one degree.
+    """
+
+    def __init__(
+        self,
+        out_features: int = 256,
+        hidden_features: int = 256,
+        degrees: int = 10,
+        norm: str = "orthonormal",
+        drop: float = 0.5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise MetadataError.of("norm", norm, f"choose one of {NORMS}")
+        if degrees < 1:
+            raise MetadataError.of("degrees", degrees, "give at least one degree")
+        self.out_features = out_features
+        self.degrees = degrees
+        self.norm = norm
+        self.first = nn.Linear(degrees**2, hidden_features, device=device, dtype=dtype)
+        self.hidden = nn.Linear(hidden_features, hidden_features, device=device, dtype=dtype)
+        self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        self.drop = nn.Dropout(drop)
+        self.first_frequency = 30.0
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """SIREN's uniform bounds: 1 / d_in in the first layer, sqrt(6 / d_in) in the others; biases too."""
+        for layer in (self.first, self.hidden, self.last):
+            bound = 1 / layer.in_features if layer is self.first else math.sqrt(6 / layer.in_features)
+            nn.init.uniform_(layer.weight, -bound, bound)
+            nn.init.uniform_(layer.bias, -bound, bound)
+
+    def present(self, metadata: Tensor) -> Tensor:
+        """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
+        return ~metadata.isnan().any(dim=-1)
+
+    @torch.jit.unused
+    def check(self, metadata: Tensor) -> None:
+        """Refuses what cannot be longitude and latitude in degrees.
+
+        Raises:
+            MetadataError: Not a float (B, 2) tensor, or a value out of range.
+        """
+        if metadata.ndim != 2 or metadata.shape[1] != 2:
+            raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch, 2): longitude, latitude")
+        if not metadata.is_floating_point():
+            raise MetadataError.of("metadata dtype", metadata.dtype, "give floats: longitude, latitude in degrees")
+        largest = metadata.detach().nan_to_num(nan=0.0).abs().amax(dim=0) if len(metadata) else metadata.new_zeros(2)
+        longitude, latitude = largest.tolist()
+        if latitude > 90:
+            hint = "; are longitude and latitude swapped?" if longitude <= 90 else ""
+            raise MetadataError.of("latitude", latitude, f"metadata[:, 1] lies in -90..90 degrees{hint}")
+        if longitude > 180:
+            hint = "; subtract 360 from values beyond 180" if longitude <= 360 else ""
+            raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
+
+    def forward(self, metadata: Tensor) -> Tensor:
+        """(B, 2) longitude, latitude in degrees, without NaN -> (B, R)."""
+        x = spherical_harmonics(metadata, self.degrees, self.norm)
+        x = torch.sin(self.first_frequency * self.drop(_upcast_linear(x, self.first.weight, self.first.bias)))
+        x = torch.sin(self.drop(_upcast_linear(x, self.hidden.weight, self.hidden.bias)))
+        return _upcast_linear(x, self.last.weight, self.last.bias)
+
+
+def _upcast_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear layer in float32 at least: the first sine multiplies a rounding error by 30."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
+
+
+class LocationIdEmbedding(nn.Module):
+    """One embedding per discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
+
+    Args:
+        num_locations: Number of known locations; ids run from 0 to num_locations - 1, a negative id is unknown.
+        out_features: R.
+        device: Where the parameters are made.
+        dtype: Their type.
+    """
+
+    def __init__(
+        self,
+        num_locations: int,
+        out_features: int = 256,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_locations < 1:
+            raise MetadataError.of("num_locations", num_locations, "give the number of known locations")
+        self.num_locations = num_locations
+        self.out_features = out_features
+        self.table = nn.Embedding(num_locations, out_features, device=device, dtype=dtype)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal, standard deviation 0.02."""
+        trunc_normal_(self.table.weight, std=0.02)
+
+    def present(self, metadata: Tensor) -> Tensor:
+        """(B,) -> (B,) bool: the location is known (its id is not negative)."""
+        return metadata >= 0
+
+    @torch.jit.unused
+    def check(self, metadata: Tensor) -> None:
+        """Refuses what cannot be location ids.
+
+        Raises:
+            MetadataError: Not an integer (B,) tensor, or an id beyond the table.
+        """
+        if metadata.ndim != 1:
+            raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch,): one location id per image")
+        if metadata.is_floating_point() or metadata.dtype == torch.bool:
+            raise MetadataError.of("metadata dtype", metadata.dtype, "give int64 location ids")
+        largest = int(metadata.max()) if len(metadata) else 0
+        if largest >= self.num_locations:
+            remedy = (
+                f"ids run from 0 to {self.num_locations - 1}; use -1 for an unknown location, or raise num_locations"
+            )
+            raise MetadataError.of("location id", largest, remedy)
+
+    def forward(self, metadata: Tensor) -> Tensor:
+        """(B,) int64 known ids -> (B, R)."""
+        return self.table(metadata)
+
+
+LOCATION_ENCODERS = ("spherical_harmonics", "location_id")

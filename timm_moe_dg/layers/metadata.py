@@ -1,0 +1,86 @@
+"""From optional metadata to what the routers of a MoGE model read: an embedding, and who has one.
+
+Axes: B samples, R embedding features.
+"""
+
+from typing import Final, Optional
+
+import torch
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from ..errors import MetadataError
+from .experts import portable_path
+
+
+@register_notrace_module
+class MetadataEncoder(nn.Module):
+    """Runs an encoder on the samples that have metadata and marks those that have none.
+
+    Autocast is off inside: sines of bfloat16 angles are noise.
+
+    Args:
+        encoder: Maps metadata to (B, R). It may have `present(metadata) -> (B,) bool`, without which a sample is absent
+            where one of its floats is NaN, and `check(metadata)`, which raises on what it cannot take.
+        out_features: R; None reads `encoder.out_features`.
+
+    Raises:
+        MetadataError: R is neither given nor an attribute of the encoder.
+    """
+
+    def __init__(self, encoder: nn.Module, out_features: int | None = None) -> None:
+        super().__init__()
+        out_features = out_features or getattr(encoder, "out_features", None)
+        if out_features is None:
+            raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
+        self.encoder = encoder
+        self.out_features = out_features
+        self.knows_presence: Final[bool] = hasattr(encoder, "present")
+        self.checks: Final[bool] = hasattr(encoder, "check")
+
+    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 (TorchScript)
+        """Encodes the metadata of a batch.
+
+        Args:
+            x: (B, ...) the images, which give the batch size.
+            metadata: (B, ...), or None when no sample has any.
+
+        Returns:
+            The embedding (B, R) and presence (B,) bool; the embedding means nothing where nothing is present.
+
+        Raises:
+            MetadataError: Another batch size, or what the encoder refuses.
+        """
+        if metadata is None:
+            return self._absent(x)
+        if torch.jit.is_scripting():
+            return self._encode(metadata)
+        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
+            if not portable_path():
+                self._check(x, metadata)
+            with torch.autocast(x.device.type, enabled=False):
+                return self._encode(metadata)
+
+    def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
+        present = self.encoder.present(metadata) if self.knows_presence else _without_nan(metadata)
+        absent = ~present.view([-1] + [1] * (metadata.dim() - 1))
+        return self.encoder(metadata.masked_fill(absent, 0)), present
+
+    def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        embedding = torch.zeros(x.shape[0], self.out_features, device=x.device, dtype=x.dtype)
+        if not torch.jit.is_scripting() and self.training:
+            # Distributed training wants a gradient, if only zero, for every parameter
+            embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
+        return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+
+    @torch.jit.unused
+    def _check(self, x: Tensor, metadata: Tensor) -> None:
+        if metadata.ndim == 0 or metadata.shape[0] != x.shape[0]:
+            raise MetadataError.of("metadata shape", tuple(metadata.shape), f"give one row per image, {x.shape[0]}")
+        if self.checks:
+            self.encoder.check(metadata)
+
+
+def _without_nan(metadata: Tensor) -> Tensor:
+    """(B, ...) -> (B,) bool: no entry of the sample is NaN."""
+    return ~metadata.isnan().flatten(1).any(dim=1) if metadata.dim() > 1 else ~metadata.isnan()

@@ -1,0 +1,183 @@
+"""The sparse mixture-of-experts feed-forward layer that takes the place of timm's Mlp.
+
+Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K experts per token.
+"""
+
+from typing import Any, Self
+
+import torch
+from timm.layers import Mlp
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from ..errors import RouterError
+from .dispatch import expert_capacity, over_capacity
+from .experts import StackedExperts, StackedLinear
+from .router import ROUTERS, RouterOutput
+
+
+class RoutedMlp(nn.Module):
+    """What every mixture layer shares: stacked experts, a router, and the record of the last routing.
+
+    `routing` is overwritten by each forward in training (and by each one while `record_routing` is set), never added
+    to, so that gradient checkpointing, which runs a forward twice, leaves one record.
+    """
+
+    __jit_unused_properties__ = ["fc1", "fc2"]  # noqa: RUF012 (TorchScript reads the list from the class)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_routing = False
+        self.routing: RouterOutput | None = None
+
+    @property
+    def fc1(self) -> StackedLinear:
+        """First layer of all experts, under the name that timm's Mlp uses."""
+        return self.experts.fc1
+
+    @property
+    def fc2(self) -> StackedLinear:
+        """Second layer of all experts, under the name that timm's Mlp uses."""
+        return self.experts.fc2
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded routing belongs to a graph: it can be neither copied (weight averaging) nor pickled.
+        return dict(self.__dict__, routing=None)
+
+
+@register_notrace_module
+class MoeMlp(RoutedMlp):
+    """Sparse mixture of feed-forward experts with token-level routing (GMoE, section 4.2; SF-MoE, section 2.2).
+
+    The path of a token x_D: (1) the router scores the E experts and picks K; (2) each of them computes
+    W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. No token is dropped unless
+    `capacity_factor` is set, and then only in training: a prediction never depends on its batch neighbours.
+
+    Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
+
+    Args:
+        in_features: D.
+        hidden_features: Hidden width of each expert; None means `in_features`.
+        out_features: As timm's Mlp has it; must equal `in_features` here.
+        act_layer: Activation between an expert's two layers.
+        norm_layer: Normalisation of the hidden features, shared by the experts; None for none.
+        bias: Whether the experts' layers have biases; a pair sets them apart.
+        drop: timm's projection dropout: after the activation and after the layer, in training.
+        num_experts: E.
+        top_k: K, 1 to E.
+        router: 'cosine' or 'linear'.
+        capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) tokens, by batch
+            prioritised routing; None is dropless.
+        normalize_weights: Let the combine weights of a token sum to 1; None means top_k > 1.
+        router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
+        expert_drop: Dropout rate of the experts' hidden activations in training, besides `drop`.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        RouterError: Unknown router, `top_k` outside 1..E, normalised weights with top_k = 1 (the router would get no
+            gradient from the task), a capacity factor that is not positive, or a negative noise.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        act_layer: type[nn.Module] = nn.GELU,
+        norm_layer: type[nn.Module] | None = None,
+        bias: bool | tuple[bool, bool] = True,
+        drop: float = 0.0,
+        num_experts: int = 6,
+        top_k: int = 2,
+        router: str = "cosine",
+        capacity_factor: float | None = None,
+        normalize_weights: bool | None = None,
+        router_noise: float | None = None,
+        expert_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if router not in ROUTERS:
+            raise RouterError.of("router", router, f"choose one of {sorted(ROUTERS)}")
+        if out_features not in (None, in_features):
+            raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
+        if capacity_factor is not None and capacity_factor <= 0:
+            raise RouterError.of("capacity_factor", capacity_factor, "give a positive factor, or None for dropless")
+        if top_k == 1 and normalize_weights:
+            remedy = "with top_k=1 the weight would be the constant 1 and the router learn nothing from the task"
+            raise RouterError.of("normalize_weights", normalize_weights, f"{remedy}; leave it None or False")
+        normalize = top_k > 1 if normalize_weights is None else normalize_weights
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.capacity_factor = capacity_factor
+        self.router = ROUTERS[router](in_features, num_experts, top_k, normalize, router_noise, **dd)
+        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
+        self.experts = StackedExperts(
+            num_experts, in_features, hidden_features or in_features, act_layer, norm_layer, bias, hidden_drop, **dd
+        )
+        self.drop = nn.Dropout(drop)
+
+    @classmethod
+    def from_dense(cls, mlp: Mlp, **kwargs: Any) -> Self:
+        """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
+
+        Args:
+            mlp: A module with timm's `fc1`, `act`, `fc2` (and `norm`), such as `timm.layers.Mlp`.
+            **kwargs: The layer's own options (`num_experts`, `top_k`, `router`, ...).
+
+        Returns:
+            A layer whose evaluation output equals the dense one where the combine weights sum to 1.
+
+        Raises:
+            RouterError: The module is not a plain two-layer feed-forward.
+        """
+        fc1, fc2 = getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)
+        plain = isinstance(fc1, nn.Linear) and isinstance(fc2, nn.Linear) and fc1.out_features == fc2.in_features
+        if not plain or not isinstance(mlp.norm, nn.Identity):
+            raise RouterError.of("mlp", type(mlp).__name__, "give a two-layer feed-forward such as timm.layers.Mlp")
+        moe = cls(
+            fc1.in_features,
+            fc1.out_features,
+            act_layer=type(mlp.act),
+            bias=(fc1.bias is not None, fc2.bias is not None),
+            device=fc1.weight.device,
+            dtype=fc1.weight.dtype,
+            **kwargs,
+        )
+        moe.fc1.load_linear(fc1)
+        moe.fc2.load_linear(fc2)
+        return moe.train(mlp.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) tokens -> (..., D)."""
+        tokens_TD = x.reshape(-1, x.shape[-1])
+        routing = self._limit(self.router(tokens_TD))
+        expert_indices = routing.expert_indices
+        dropped = routing.dropped
+        if dropped is not None:
+            expert_indices = expert_indices.masked_fill(dropped, self.experts.num_experts)
+        outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
+        if not torch.jit.is_scripting() and (self.training or self.record_routing):
+            self.routing = routing
+        return self.drop(outputs_TD.view(x.shape))
+
+    def _limit(self, routing: RouterOutput) -> RouterOutput:
+        """Drops the assignments over capacity, in training with a capacity factor."""
+        capacity_factor = self.capacity_factor
+        if capacity_factor is None or not self.training:
+            return routing
+        num_tokens, num_experts = routing.logits.shape
+        capacity = expert_capacity(num_tokens, num_experts, self.router.top_k, capacity_factor)
+        priority_T = routing.noisy_logits.softmax(dim=-1).amax(dim=-1)
+        dropped_TK = over_capacity(routing.expert_indices, priority_T, num_experts, capacity)
+        return RouterOutput(
+            routing.logits,
+            routing.noisy_logits,
+            routing.probabilities,
+            routing.expert_indices,
+            routing.combine_weights.masked_fill(dropped_TK, 0.0),
+            routing.noise_std,
+            dropped_TK,
+            None,
+        )

@@ -1,0 +1,248 @@
+"""Routers: from an item's features to the experts that it visits and the weights of their outputs.
+
+Axes: T items (tokens, or images in MoGE), D features, R projected features, E experts, K experts per item (top_k).
+"""
+
+import math
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from ..errors import RouterError
+
+_INIT_LOG_SCALE = math.log(1 / 0.5)
+
+
+class RouterOutput(NamedTuple):
+    """What a router decided for T items.
+
+    Attributes:
+        logits: (T, E) before noise, in natural units (they go into a softmax as they are).
+        noisy_logits: (T, E) the logits that the selection was made from; equal to `logits` without noise.
+        probabilities: (T, E) the noiseless routing mass that the importance loss balances.
+        expert_indices: (T, K) int64, the best expert first.
+        combine_weights: (T, K) weights of the experts' outputs; zero where `dropped`.
+        noise_std: standard deviation of the noise in `noisy_logits`, 0.0 without noise.
+        dropped: (T, K) bool, assignments over an expert's capacity; None where nothing can be dropped.
+        routed: (T,) bool, False for items that no router decided about (MoGE samples without metadata); None for all.
+    """
+
+    logits: Tensor
+    noisy_logits: Tensor
+    probabilities: Tensor
+    expert_indices: Tensor
+    combine_weights: Tensor
+    noise_std: float
+    dropped: Optional[Tensor] = None  # noqa: UP045 (TorchScript reads this annotation)
+    routed: Optional[Tensor] = None  # noqa: UP045
+
+
+def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
+    """(T, E) scores -> (T, K) int64 indices of the K largest, best first; the lowest index wins a tie.
+
+    `torch.topk` leaves ties open; repeated argmax does not, and it exports everywhere.
+    """
+    picked = [scores.argmax(dim=-1, keepdim=True)]
+    for _ in range(top_k - 1):
+        scores = scores.scatter(-1, picked[-1], -float("inf"))
+        picked.append(scores.argmax(dim=-1, keepdim=True))
+    return torch.cat(picked, dim=-1)
+
+
+def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tensor:
+    """(T, R) features and (E, R) codes -> (T, E): their cosine times exp(min(logit_scale, log 100))."""
+    cosine = F.linear(F.normalize(features, dim=-1), F.normalize(codes, dim=-1))
+    return cosine * logit_scale.clamp(max=math.log(100.0)).exp()
+
+
+class Router(nn.Module):
+    """Noisy top-k routing; subclasses say how features become logits.
+
+    Everything is computed in float32 or better, with autocast off: a logit rounded to bfloat16 sends
+    items to other experts.
+
+    Args:
+        num_experts: E.
+        top_k: K, 1 to E.
+        normalize_weights: Let the K combine weights of an item sum to 1; otherwise they are the raw probabilities.
+        noise_std: Standard deviation of the Gaussian noise on the logits in training; None means 1/E
+            (GMoE, appendix C.3), 0 means none.
+
+    Raises:
+        RouterError: `top_k` outside 1..E, or a negative `noise_std`.
+    """
+
+    def __init__(
+        self, num_experts: int, top_k: int, normalize_weights: bool = True, noise_std: float | None = None
+    ) -> None:
+        super().__init__()
+        if num_experts < 1:
+            raise RouterError.of("num_experts", num_experts, "a router needs at least one expert")
+        if not 1 <= top_k <= num_experts:
+            raise RouterError.of("top_k", top_k, f"choose 1 to num_experts={num_experts}")
+        if noise_std is not None and noise_std < 0:
+            raise RouterError.of("router_noise", noise_std, "give a standard deviation of 0 or more, or None for 1/E")
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.normalize_weights = normalize_weights
+        self.noise_std = float(1.0 / num_experts if noise_std is None else noise_std)
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """(T, D) features in float32 or better -> (T, E) logits."""
+        raise RuntimeError("a subclass computes the logits")
+
+    def importance(self, logits: Tensor) -> Tensor:
+        """(T, E) noiseless logits -> (T, E) routing mass per expert: the softmax over all experts."""
+        return logits.softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> RouterOutput:
+        """(T, D) features -> the routing of T items."""
+        if torch.jit.is_scripting():
+            return self._route(self.compute_logits(self._upcast(x)))
+        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
+            with torch.autocast(x.device.type, enabled=False):
+                return self._route(self.compute_logits(self._upcast(x)))
+
+    def _upcast(self, x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 else x.float()
+
+    def _route(self, logits: Tensor) -> RouterOutput:
+        noise_std = self.noise_std if self.training else 0.0
+        noisy_logits = logits + torch.randn_like(logits) * noise_std if noise_std > 0 else logits
+        scores = noisy_logits.softmax(dim=-1)
+        expert_indices = top_k_indices(scores, self.top_k)
+        combine_weights = scores.gather(-1, expert_indices)
+        if self.normalize_weights:
+            combine_weights = combine_weights / combine_weights.sum(dim=-1, keepdim=True)
+        mass = self.importance(logits)
+        return RouterOutput(logits, noisy_logits, mass, expert_indices, combine_weights, noise_std, None, None)
+
+
+class LinearRouter(Router):
+    """Logits are a linear map without bias (SF-MoE, section 2.2; V-MoE).
+
+    Args:
+        in_features: D.
+        num_experts: E.
+        top_k: K.
+        normalize_weights: See `Router`.
+        noise_std: See `Router`.
+        device: Where the parameters are made.
+        dtype: Their type; the computation is in float32 or better.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        top_k: int,
+        normalize_weights: bool = True,
+        noise_std: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k, normalize_weights, noise_std)
+        self.gate = nn.Linear(in_features, num_experts, bias=False, device=device, dtype=dtype)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal, standard deviation 0.02."""
+        trunc_normal_(self.gate.weight, std=0.02)
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """(T, D) -> (T, E)."""
+        return F.linear(x, self.gate.weight.to(x.dtype))
+
+
+class CosineRouter(Router):
+    """Logits are scaled cosines between a projection of the item and one code per expert (GMoE, section 4.3).
+
+    Args:
+        in_features: D.
+        num_experts: E.
+        top_k: K.
+        normalize_weights: See `Router`.
+        noise_std: See `Router`.
+        proj_features: R, width of the projection and the codes.
+        device: Where the parameters are made.
+        dtype: Their type; the computation is in float32 or better.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        top_k: int,
+        normalize_weights: bool = True,
+        noise_std: float | None = None,
+        proj_features: int = 256,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k, normalize_weights, noise_std)
+        self.proj = nn.Linear(in_features, proj_features, device=device, dtype=dtype)
+        self.codes = nn.Parameter(torch.empty(num_experts, proj_features, device=device, dtype=dtype))
+        self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Codes from N(0, 0.01), scale 2, projection from a truncated normal with standard deviation 0.02."""
+        trunc_normal_(self.proj.weight, std=0.02)
+        nn.init.zeros_(self.proj.bias)
+        nn.init.normal_(self.codes, std=0.01)
+        nn.init.constant_(self.logit_scale, _INIT_LOG_SCALE)
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """(T, D) -> (T, E)."""
+        projected = F.linear(x, self.proj.weight.to(x.dtype), self.proj.bias.to(x.dtype))
+        return cosine_logits(projected, self.codes.to(x.dtype), self.logit_scale.to(x.dtype))
+
+
+class MetadataRouter(Router):
+    """Logits are scaled cosines between a metadata embedding and one code per expert (MoGE, equation 1).
+
+    The combine weights are the softmax over the K best experts alone, so they always sum to 1; with K = 1 the weight is
+    the constant 1 and only the auxiliary loss teaches the router.
+
+    Args:
+        context_features: R, width of the metadata embedding and the codes.
+        num_experts: E.
+        top_k: K.
+        noise_std: See `Router`.
+        device: Where the parameters are made.
+        dtype: Their type; the computation is in float32 or better.
+    """
+
+    def __init__(
+        self,
+        context_features: int,
+        num_experts: int,
+        top_k: int,
+        noise_std: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k, True, noise_std)
+        self.codes = nn.Parameter(torch.empty(num_experts, context_features, device=device, dtype=dtype))
+        self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Codes from N(0, 0.01), scale 2."""
+        nn.init.normal_(self.codes, std=0.01)
+        nn.init.constant_(self.logit_scale, _INIT_LOG_SCALE)
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """(B, R) -> (B, E)."""
+        return cosine_logits(x, self.codes.to(x.dtype), self.logit_scale.to(x.dtype))
+
+    def importance(self, logits: Tensor) -> Tensor:
+        """(B, E) noiseless logits -> (B, E): the mixture weights alpha, zero outside the K best (MoGE, appendix A)."""
+        best = top_k_indices(logits, self.top_k)
+        return torch.zeros_like(logits).scatter(-1, best, logits.gather(-1, best).softmax(dim=-1))
+
+
+ROUTERS: dict[str, type[LinearRouter] | type[CosineRouter]] = {"cosine": CosineRouter, "linear": LinearRouter}

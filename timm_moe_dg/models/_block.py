@@ -1,0 +1,63 @@
+"""Which blocks of a ViT hold experts, and how timm's block is built there."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from timm.models.vision_transformer import Block
+from torch import nn
+
+from ..errors import MoeLayersError
+
+MoeLayers = str | Sequence[int]
+
+
+def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
+    """The 0-based blocks whose feed-forward becomes a mixture of experts.
+
+    Args:
+        moe_layers: 'every_two' (0, 2, 4, ...), 'last_two' (the last two of these: 8 and 10 of 12), one letter per block
+            ('S' sparse, 'F' fusion, that is dense: 'FFFFFFFFSFSF', SF-MoE section 2.3), or the indices themselves.
+        depth: Number of blocks.
+
+    Returns:
+        Sorted indices, without repetition.
+
+    Raises:
+        MoeLayersError: Not one of these forms, an index outside the depth, or no block at all.
+    """
+    every_two = tuple(range(0, depth, 2))
+    if isinstance(moe_layers, str):
+        named = {"every_two": every_two, "last_two": every_two[-2:]}
+        if moe_layers in named:
+            return named[moe_layers]
+        if set(moe_layers) - set("SF") or len(moe_layers) != depth:
+            remedy = f"choose one of {sorted(named)}, block indices, or one letter S or F for each of {depth} blocks"
+            raise MoeLayersError.of("moe_layers", moe_layers, remedy)
+        moe_layers = [index for index, letter in enumerate(moe_layers) if letter == "S"]
+    integers = all(isinstance(index, int) and not isinstance(index, bool) for index in moe_layers)
+    if not moe_layers or not integers or not all(0 <= index < depth for index in moe_layers):
+        raise MoeLayersError.of("moe_layers", moe_layers, f"name at least one block, from 0 to {depth - 1}")
+    return tuple(sorted(set(moe_layers)))
+
+
+def mixture_block(
+    block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: dict[str, Any]
+) -> Callable[..., Block]:
+    """A `block_fn` for timm's VisionTransformer: `block` with `moe_layer` as feed-forward where `moe_layers` says so.
+
+    Args:
+        block: timm's Block or a subclass.
+        moe_layers: What `resolve_moe_layers` returned.
+        moe_layer: The feed-forward of these blocks; takes timm's Mlp arguments besides `moe_args`.
+        moe_args: Its own options.
+
+    Returns:
+        A function that builds the block of a given depth.
+    """
+
+    def build(depth: int, mlp_layer: type[nn.Module], **kwargs: Any) -> Block:
+        layer = partial(moe_layer, **moe_args) if depth in moe_layers else mlp_layer
+        return block(depth=depth, mlp_layer=layer, **kwargs)
+
+    return build

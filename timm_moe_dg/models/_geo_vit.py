@@ -1,0 +1,190 @@
+"""timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
+
+from typing import Any, Final, Optional
+
+import torch
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from ..errors import MetadataError
+from ..layers import LOCATION_ENCODERS, GeoMoeMlp, LocationEncoder, LocationIdEmbedding, MetadataEncoder
+from ._block import MoeLayers, mixture_block, resolve_moe_layers
+from ._moe_vit import undecayed_parameters
+
+# ruff: noqa: UP045 (TorchScript reads Optional[...] here)
+
+
+class GeoBlock(Block):
+    """timm's Block that hands the metadata embedding to its feed-forward where that is a `GeoMoeMlp`."""
+
+    routed: Final[bool]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.routed = isinstance(self.mlp, GeoMoeMlp)
+
+    def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:
+        """(B, N, D) tokens, (B, R) metadata embedding, (B,) presence -> (B, N, D)."""
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
+        if self.routed:
+            return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), context, present)))
+        else:  # noqa: RET505 (TorchScript compiles only the branch that `routed` chooses)
+            return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+def build_metadata_encoder(
+    encoder: str | nn.Module, num_locations: int, width: int | None, device: Any, dtype: Any
+) -> MetadataEncoder:
+    """The encoder of a MoGE model, by name or as a module of the user's own.
+
+    Raises:
+        MetadataError: Unknown name, or a module of unknown width.
+    """
+    if isinstance(encoder, nn.Module):
+        return MetadataEncoder(encoder, width)
+    dd = {"device": device, "dtype": dtype}
+    if encoder == "spherical_harmonics":
+        return MetadataEncoder(LocationEncoder(width or 256, **dd))
+    if encoder == "location_id":
+        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, **dd))
+    raise MetadataError.of("metadata_encoder", encoder, f"choose one of {LOCATION_ENCODERS}, or give an nn.Module")
+
+
+class GeoMoeVisionTransformer(VisionTransformer):
+    """Vision transformer whose feed-forward is a `GeoMoeMlp` in some blocks (MoGE, section 2.1).
+
+    `model(images, metadata)` routes; `model(images)` and images whose metadata is missing use the shared expert.
+    Everything else is timm's VisionTransformer, arguments included; attention masks are not taken.
+
+    Args:
+        *args: As timm's VisionTransformer.
+        moe_layers: Which blocks, see `resolve_moe_layers`.
+        num_experts: E, beside the shared one.
+        top_k: Experts per image.
+        router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
+        expert_drop: Dropout rate of the routed experts' hidden activations in training.
+        metadata_encoder: 'spherical_harmonics' (longitude and latitude in degrees, float (B, 2)), 'location_id'
+            (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
+        metadata_features: R; None means 256, or the module's `out_features`.
+        num_locations: Number of known locations of 'location_id'.
+        **kwargs: As timm's VisionTransformer.
+
+    Raises:
+        MetadataError: Unknown encoder, or a module of unknown width.
+        MoeLayersError: See `resolve_moe_layers`.
+        RouterError: See `GeoMoeMlp`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        moe_layers: MoeLayers = "last_two",
+        num_experts: int = 6,
+        top_k: int = 3,
+        router_noise: float | None = None,
+        expert_drop: float = 0.0,
+        metadata_encoder: str | nn.Module = "spherical_harmonics",
+        metadata_features: int | None = None,
+        num_locations: int = 323,
+        **kwargs: Any,
+    ) -> None:
+        dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
+        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, **dd)
+        moe_args = {
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "context_features": encoder.out_features,
+            "router_noise": router_noise,
+            "expert_drop": expert_drop,
+        }
+        layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
+        super().__init__(*args, block_fn=mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args), **kwargs)
+        self.blocks = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
+        self.metadata_encoder = encoder  # after timm's initialisation, which would draw a given module anew
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """timm's, and the experts' biases and codes."""
+        return super().no_weight_decay() | undecayed_parameters(self)
+
+    @torch.jit.ignore
+    def set_expert_mode(self, mode: str | int) -> None:
+        """Which experts answer: 'routed' by metadata, 'shared' alone, or an index to send every image to that expert.
+
+        Raises:
+            RouterError: Neither of these.
+        """
+        for module in self.modules():
+            if isinstance(module, GeoMoeMlp):
+                module.set_expert_mode(mode)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+
+    def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:
+        """(B, C, height, width) images and their metadata -> (B, N, D) normalised tokens.
+
+        Raises:
+            MetadataError: Metadata of the wrong shape, type or range.
+        """
+        context, present = self.metadata_encoder(x, metadata)
+        x = self._embed(x)
+        for block in self.blocks:
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(block, x, context, present)
+            else:
+                x = block(x, context, present)
+        return self.norm(x)
+
+    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:
+        """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
+
+        Raises:
+            MetadataError: Metadata of the wrong shape, type or range.
+        """
+        return self.forward_head(self.forward_features(x, metadata))
+
+    @torch.jit.ignore
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        metadata: Optional[Tensor] = None,
+    ) -> Any:
+        """Features after chosen blocks; arguments and returns as timm's, with the images' metadata besides.
+
+        Raises:
+            MetadataError: Metadata of the wrong shape, type or range.
+            ValueError: Unknown `output_fmt`.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt={output_fmt!r}: choose NCHW or NLC")
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
+        context, present = self.metadata_encoder(x, metadata)
+        x = self._embed(x)
+        taken = []
+        for index, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
+            if index in take_indices:
+                taken.append(self.norm(x) if norm else x)
+        prefixes = [tokens[:, : self.num_prefix_tokens] for tokens in taken]
+        spatial = [tokens[:, self.num_prefix_tokens :] for tokens in taken]
+        if output_fmt == "NCHW":
+            spatial = [tokens.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for tokens in spatial]
+        with_prefixes = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            named: dict[str, Any] = {"image_intermediates": spatial}
+            if with_prefixes:
+                named["image_intermediates_prefix"] = prefixes
+            return named if intermediates_only else {**named, "image_features": self.norm(x)}
+        intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
+        return intermediates if intermediates_only else (self.norm(x), intermediates)

@@ -1,0 +1,54 @@
+"""MoGE: vision transformers with a shared expert and experts routed by metadata, such as where an image was taken.
+
+Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
+"""
+
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import generate_default_cfgs, register_model
+
+from ._geo_vit import GeoMoeVisionTransformer
+from ._moe_vit import IMAGENET_CFG, create_moe_vit
+
+__all__ = ["moge_small_patch32_384", "moge_tiny"]
+
+default_cfgs = generate_default_cfgs(
+    {
+        "moge_tiny.deit_in1k": {
+            **IMAGENET_CFG,
+            "hf_hub_id": "timm/deit_tiny_patch16_224.fb_in1k",
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+        },
+        "moge_small_patch32_384.augreg_in21k_ft_in1k": {
+            **IMAGENET_CFG,
+            "hf_hub_id": "timm/vit_small_patch32_384.augreg_in21k_ft_in1k",
+            "input_size": (3, 384, 384),
+            "crop_pct": 1.0,
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+        },
+    }
+)
+
+
+def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:
+    # Written out because checkpoints do not record defaults: these numbers are frozen
+    frozen = {"moe_layers": "last_two", "num_experts": 6, "top_k": 3, "expert_drop": 0.0}
+    return create_moe_vit(GeoMoeVisionTransformer, variant, pretrained, **{**frozen, **kwargs})
+
+
+@register_model
+def moge_tiny(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
+    """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model."""
+    model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
+    return _create_moge("moge_tiny", pretrained, **{"metadata_encoder": "spherical_harmonics", **model_args})
+
+
+@register_model
+def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
+    """MoGE on ViT-S/32 with iWildCam's 323 location ids; the paper runs it at 448 px (`img_size=448`)."""
+    model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    ids = {"metadata_encoder": "location_id", "num_locations": 323}
+    return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})
