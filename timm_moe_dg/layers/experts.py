@@ -63,9 +63,7 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """(..., in_features) through one expert -> (..., out_features)."""
         bias = self.bias
-        if bias is not None:
-            bias = bias[expert]
-        return F.linear(x, self.weight[expert], bias)
+        return F.linear(x, self.weight[expert], None if bias is None else bias[expert])
 
 
 class StackedExperts(nn.Module):
@@ -115,12 +113,10 @@ class StackedExperts(nn.Module):
         Returns:
             (T, ..., D); zeros for an item that went nowhere.
         """
-        if torch.jit.is_scripting():
-            return self.forward_loop(x, expert_indices, combine_weights)
-        elif portable_path():  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            return self.forward_loop(x, expert_indices, combine_weights)
-        else:
-            return self.forward_sorted(x, expert_indices, combine_weights)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the body of this very test only)
+            if not portable_path():
+                return self.forward_sorted(x, expert_indices, combine_weights)
+        return self.forward_loop(x, expert_indices, combine_weights)
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""

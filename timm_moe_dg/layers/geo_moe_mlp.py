@@ -29,7 +29,7 @@ class GeoMoeMlp(RoutedMlp):
         in_features: D.
         hidden_features: Hidden width of each expert; None means `in_features`.
         act_layer: Activation between an expert's two layers.
-        norm_layer: Normalisation of the hidden features, one for the routed experts and one for the shared; None for none.
+        norm_layer: Normalisation of the hidden features, one for the routed experts and one for the shared.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         num_experts: E, beside the shared one.
@@ -62,17 +62,16 @@ class GeoMoeMlp(RoutedMlp):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden_features = hidden_features or in_features
         hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
+        super().__init__(
+            StackedExperts(num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd)
+        )
         self.shared = Mlp(
             in_features, hidden_features, act_layer=act_layer, norm_layer=norm_layer, bias=bias, drop=(drop, 0.0), **dd
         )
         self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, **dd)
-        self.experts = StackedExperts(
-            num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd
-        )
         self.gamma = nn.Parameter(torch.zeros((), **dd))
         self.drop = nn.Dropout(drop)
         self.shared_only = False
@@ -90,11 +89,11 @@ class GeoMoeMlp(RoutedMlp):
             RouterError: Neither of these.
         """
         num_experts = self.experts.num_experts
-        is_index = isinstance(mode, int) and not isinstance(mode, bool) and 0 <= mode < num_experts
-        if not is_index and mode not in ("routed", "shared"):
+        index = mode if isinstance(mode, int) and not isinstance(mode, bool) else None
+        if mode not in ("routed", "shared") and (index is None or not 0 <= index < num_experts):
             raise RouterError.of("expert mode", mode, f"choose 'routed', 'shared' or an index 0..{num_experts - 1}")
         self.shared_only = mode == "shared"
-        self.forced_expert = mode if is_index else None
+        self.forced_expert = index
 
     def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:
         """Mixes the shared and the routed experts.

@@ -3,7 +3,7 @@
 Axes: B samples, R embedding features.
 """
 
-from typing import Final, Optional
+from typing import Any, Final, Optional
 
 import torch
 from timm.models import register_notrace_module
@@ -33,7 +33,7 @@ class MetadataEncoder(nn.Module):
         out_features = out_features or getattr(encoder, "out_features", None)
         if out_features is None:
             raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
-        self.encoder = encoder
+        self.encoder: Any = encoder
         self.out_features = out_features
         self.knows_presence: Final[bool] = hasattr(encoder, "present")
         self.checks: Final[bool] = hasattr(encoder, "check")

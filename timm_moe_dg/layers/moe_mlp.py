@@ -6,7 +6,6 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 from typing import Any, Self
 
 import torch
-from timm.layers import Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -25,8 +24,9 @@ class RoutedMlp(nn.Module):
 
     __jit_unused_properties__ = ["fc1", "fc2"]  # noqa: RUF012 (TorchScript reads the list from the class)
 
-    def __init__(self) -> None:
+    def __init__(self, experts: StackedExperts) -> None:
         super().__init__()
+        self.experts = experts
         self.record_routing = False
         self.routing: RouterOutput | None = None
 
@@ -98,7 +98,6 @@ class MoeMlp(RoutedMlp):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if router not in ROUTERS:
             raise RouterError.of("router", router, f"choose one of {sorted(ROUTERS)}")
         if out_features not in (None, in_features):
@@ -110,16 +109,17 @@ class MoeMlp(RoutedMlp):
             raise RouterError.of("normalize_weights", normalize_weights, f"{remedy}; leave it None or False")
         normalize = top_k > 1 if normalize_weights is None else normalize_weights
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
+        hidden_features = hidden_features or in_features
+        super().__init__(
+            StackedExperts(num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd)
+        )
         self.capacity_factor = capacity_factor
         self.router = ROUTERS[router](in_features, num_experts, top_k, normalize, router_noise, **dd)
-        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
-        self.experts = StackedExperts(
-            num_experts, in_features, hidden_features or in_features, act_layer, norm_layer, bias, hidden_drop, **dd
-        )
         self.drop = nn.Dropout(drop)
 
     @classmethod
-    def from_dense(cls, mlp: Mlp, **kwargs: Any) -> Self:
+    def from_dense(cls, mlp: Any, **kwargs: Any) -> Self:
         """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
 
         Args:
@@ -133,9 +133,12 @@ class MoeMlp(RoutedMlp):
             RouterError: The module is not a plain two-layer feed-forward.
         """
         fc1, fc2 = getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)
-        plain = isinstance(fc1, nn.Linear) and isinstance(fc2, nn.Linear) and fc1.out_features == fc2.in_features
-        if not plain or not isinstance(mlp.norm, nn.Identity):
+        if not isinstance(fc1, nn.Linear) or not isinstance(fc2, nn.Linear) or fc1.out_features != fc2.in_features:
             raise RouterError.of("mlp", type(mlp).__name__, "give a two-layer feed-forward such as timm.layers.Mlp")
+        if not isinstance(getattr(mlp, "norm", nn.Identity()), nn.Identity):
+            raise RouterError.of(
+                "mlp.norm", type(mlp.norm).__name__, "give a feed-forward without hidden normalisation"
+            )
         moe = cls(
             fc1.in_features,
             fc1.out_features,

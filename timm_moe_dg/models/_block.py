@@ -1,6 +1,6 @@
 """Which blocks of a ViT hold experts, and how timm's block is built there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
 
 def mixture_block(
     block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: dict[str, Any]
-) -> Callable[..., Block]:
+) -> Any:
     """A `block_fn` for timm's VisionTransformer: `block` with `moe_layer` as feed-forward where `moe_layers` says so.
 
     Args:
@@ -57,7 +57,7 @@ def mixture_block(
     """
 
     def build(depth: int, mlp_layer: type[nn.Module], **kwargs: Any) -> Block:
-        layer = partial(moe_layer, **moe_args) if depth in moe_layers else mlp_layer
+        layer: Any = partial(moe_layer, **moe_args) if depth in moe_layers else mlp_layer
         return block(depth=depth, mlp_layer=layer, **kwargs)
 
     return build

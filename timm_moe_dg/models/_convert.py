@@ -1,9 +1,10 @@
 """Checkpoints of the GMoE authors' released code (Tutel layout) to this package's names.
 
 There a mixture layer holds, under the block's `mlp`, the stacked matrices `experts.batched_fc1_w` (E, H, D) and
-`experts.batched_fc2_w` (E, H, D; the second transposed with respect to a linear layer), biases `experts.batched_fc1_bias`
-(E, H) and `experts.batched_fc2_bias` (E, D), sometimes with an axis of length 1 between, and the router `gates.0`: a
-linear `wg`, or `cosine_projector`, `sim_matrix` (R, E) and `temperature` (1,), the logarithm of the scale.
+`experts.batched_fc2_w` (E, H, D; the second transposed with respect to a linear layer), biases
+`experts.batched_fc1_bias` (E, H) and `experts.batched_fc2_bias` (E, D), sometimes with an axis of length 1 between, and
+the router `gates.0`: a linear `wg`, or `cosine_projector`, `sim_matrix` (R, E) and `temperature` (1,), the logarithm of
+the scale.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ class GeoBlock(Block):
         super().__init__(*args, **kwargs)
         self.routed = isinstance(self.mlp, GeoMoeMlp)
 
-    def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:  # type: ignore[override]
         """(B, N, D) tokens, (B, R) metadata embedding, (B,) presence -> (B, N, D)."""
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
         if self.routed:
@@ -100,8 +100,9 @@ class GeoMoeVisionTransformer(VisionTransformer):
             "expert_drop": expert_drop,
         }
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
-        super().__init__(*args, block_fn=mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args), **kwargs)
-        self.blocks = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
+        kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
+        super().__init__(*args, **kwargs)
+        self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
         self.metadata_encoder = encoder  # after timm's initialisation, which would draw a given module anew
 
     @torch.jit.ignore
@@ -123,7 +124,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
-    def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:
+    def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, N, D) normalised tokens.
 
         Raises:
@@ -138,7 +139,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
                 x = block(x, context, present)
         return self.norm(x)
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
 
         Raises:

@@ -1,6 +1,6 @@
 """timm's VisionTransformer with token-routed experts in some blocks: the class behind GMoE and SF-MoE."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from timm.models import build_model_with_cfg
@@ -10,6 +10,8 @@ from torch import nn
 from ..layers import MoeMlp, RoutedMlp
 from ._block import MoeLayers, mixture_block, resolve_moe_layers
 from ._upcycle import upcycle_filter_fn
+
+ModelT = TypeVar("ModelT", bound=VisionTransformer)
 
 IMAGENET_CFG: dict[str, Any] = {
     "num_classes": 1000,
@@ -84,7 +86,8 @@ class MoeVisionTransformer(VisionTransformer):
             "expert_drop": expert_drop,
         }
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
-        super().__init__(*args, block_fn=mixture_block(Block, layers, MoeMlp, moe_args), **kwargs)
+        kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, moe_args)
+        super().__init__(*args, **kwargs)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -92,9 +95,7 @@ class MoeVisionTransformer(VisionTransformer):
         return super().no_weight_decay() | undecayed_parameters(self)
 
 
-def create_moe_vit(
-    model_cls: type[VisionTransformer], variant: str, pretrained: bool = False, **kwargs: Any
-) -> VisionTransformer:
+def create_moe_vit(model_cls: type[ModelT], variant: str, pretrained: bool = False, **kwargs: Any) -> ModelT:
     """Builds a registered model through timm's builder, upcycling what it loads.
 
     Args:

@@ -5,7 +5,7 @@ itself compares the checkpoint with the model and refuses what does not fit.
 """
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
@@ -22,7 +22,7 @@ METADATA_PREFIX = "metadata_encoder."
 
 
 def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> dict[str, Tensor]:
-    """timm's `pretrained_filter_fn` for every model of this package.
+    """The `pretrained_filter_fn` for every model of this package.
 
     A mixture layer that the checkpoint knows only as a dense feed-forward gets a copy of it in each expert (and in the
     shared expert of MoGE) and keeps its freshly drawn router. A checkpoint of a mixture model passes through, also one
@@ -43,7 +43,7 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
     _rename_final_norm(loaded, own)
-    upcycled = [
+    upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
         if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, own)
@@ -81,7 +81,7 @@ def _rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> Non
 
 
 def _check_complete(loaded: dict[str, Tensor], own: dict[str, Tensor], model: VisionTransformer) -> None:
-    classifier, first_conv = (f"{model.pretrained_cfg[key]}." for key in ("classifier", "first_conv"))
+    classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
     expected = [key for key in own if not key.startswith(classifier)]
     missing = [key for key in expected if key not in loaded]
     # timm sums or repeats the first convolution's input channels after this filter
@@ -99,7 +99,7 @@ def _check_complete(loaded: dict[str, Tensor], own: dict[str, Tensor], model: Vi
 
 
 def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
-    cfg = model.pretrained_cfg
+    cfg = _cfg(model)
     given = "the given state dict" if cfg.get("state_dict") else None
     source = given or cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
     filled = sum(module.experts.num_experts for module in upcycled)
@@ -107,3 +107,8 @@ def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
         _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers.")
     else:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")
+
+
+def _cfg(model: VisionTransformer) -> dict[str, Any]:
+    """The pretrained cfg, which timm's builder sets once the model is made."""
+    return cast(dict[str, Any], model.pretrained_cfg)

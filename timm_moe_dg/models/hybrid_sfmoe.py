@@ -48,7 +48,7 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
     ) -> None:
         dd = {"device": device, "dtype": dtype}
         backbone = ResNetV2(
-            layers=(2, 2, 2, 2),
+            layers=[2, 2, 2, 2],
             num_classes=0,
             global_pool="",
             in_chans=in_chans,
@@ -64,7 +64,7 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
 
 @register_model
 def hybrid_sfmoe_r26_s16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """Hybrid SF-MoE: R26 stem, stride 32, then [S, F] x 6, six experts, top-2; `output_stride=16` for the finer grid."""
+    """Hybrid SF-MoE: R26 stem, stride 32 (`output_stride=16` for 16), then [S, F] x 6, six experts, top-2."""
     # Written out because checkpoints do not record defaults: these numbers are frozen
     frozen = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
     model_args = {**frozen, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
