@@ -1,0 +1,82 @@
+"""The MoGE layer against its equation, and the images that have no metadata."""
+
+import pytest
+import torch
+
+from tests.references.naive_moe import naive_mixture
+from timm_moe_dg.errors import RouterError
+from timm_moe_dg.layers import GeoMoeMlp
+
+
+def make_layer(**kwargs) -> GeoMoeMlp:
+    torch.manual_seed(0)
+    layer = GeoMoeMlp(8, 16, context_features=12, num_experts=5, **kwargs)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return layer.eval()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    present = torch.tensor([True, False, True, True, False, True])
+    return torch.randn(6, 4, 8, generator=generator), torch.randn(6, 12, generator=generator), present
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 5])
+def test_output_is_the_gated_sum_of_shared_and_routed_experts(top_k):
+    layer = make_layer(top_k=top_k)
+    x, context, _ = batch()
+    actual = layer(x, context, torch.ones(6, dtype=torch.bool))
+    gate = torch.sigmoid(layer.gamma)
+    for image, row, output in zip(x, context, actual, strict=True):
+        scores = torch.stack([torch.cosine_similarity(row, code, dim=0) for code in layer.router.codes])
+        best = (scores * layer.router.logit_scale.exp()).topk(top_k)
+        indices, weights = best.indices.expand(4, -1), best.values.softmax(0).expand(4, -1)
+        expected = gate * layer.shared(image) + (1 - gate) * naive_mixture(layer.experts, image, indices, weights)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_images_without_metadata_get_exactly_the_shared_expert():
+    layer = make_layer()
+    x, context, present = batch()
+    output = layer(x, context, present)
+    everywhere = layer(x, context, torch.ones_like(present))
+    assert torch.equal(output[~present], layer.shared(x)[~present])
+    torch.testing.assert_close(output[present], everywhere[present], rtol=1e-6, atol=1e-6)
+
+
+def test_expert_modes():
+    layer = make_layer()
+    x, context, present = batch()
+    routed = layer(x, context, present)
+    layer.set_expert_mode("shared")
+    assert torch.equal(layer(x, context, present), layer.shared(x))
+    layer.set_expert_mode(3)
+    gate = torch.sigmoid(layer.gamma)
+    alone = naive_mixture(layer.experts, x.view(-1, 8), torch.full((24, 1), 3), torch.ones(24, 1)).view_as(x)
+    torch.testing.assert_close(layer(x, context, present), gate * layer.shared(x) + (1 - gate) * alone)
+    layer.set_expert_mode("routed")
+    assert torch.equal(layer(x, context, present), routed)
+
+
+@pytest.mark.parametrize("mode", ["all", 5, -1, True, None])
+def test_unknown_expert_modes_are_named(mode):
+    with pytest.raises(RouterError, match=r"expert mode=.*choose 'routed', 'shared' or an index 0\.\.4"):
+        make_layer().set_expert_mode(mode)
+
+
+def test_routing_record_says_which_images_were_routed():
+    layer = make_layer().train()
+    x, context, present = batch()
+    layer(x, context, present)
+    assert torch.equal(layer.routing.routed, present)
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_every_parameter_gets_a_gradient_with_and_without_metadata(share):
+    layer = make_layer().train()
+    x, context, present = batch()
+    layer(x, context, present & bool(share)).sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    # the codes move only when somebody is routed
+    assert bool(layer.router.codes.grad.any()) == bool(share)

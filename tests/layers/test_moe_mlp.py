@@ -1,0 +1,171 @@
+"""The mixture layer as a whole: against timm's Mlp, the naive mixture, and everything that may be done to a module."""
+
+import copy
+import io
+
+import pytest
+import torch
+from timm.layers import GluMlp, Mlp
+
+from tests.references.naive_moe import naive_mixture
+from timm_moe_dg.errors import RouterError
+from timm_moe_dg.layers import MoeMlp
+
+
+def make_layer(**kwargs) -> MoeMlp:
+    torch.manual_seed(0)
+    layer = MoeMlp(8, 16, **kwargs)
+    for parameter in layer.parameters():
+        if parameter.ndim:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def images(batch: int = 3, length: int = 5) -> torch.Tensor:
+    return torch.randn(batch, length, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("router", ["cosine", "linear"])
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_evaluation_equals_the_naive_mixture_of_its_own_routing(router, top_k):
+    layer = make_layer(router=router, num_experts=4, top_k=top_k).eval()
+    flat = images().reshape(-1, 8)
+    routing = layer.router(flat)
+    expected = naive_mixture(layer.experts, flat, routing.expert_indices, routing.combine_weights)
+    torch.testing.assert_close(layer(images()).reshape(-1, 8), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [None, False])
+def test_one_expert_with_top_1_is_the_dense_feed_forward(normalize):
+    dense = Mlp(8, 16)
+    layer = MoeMlp.from_dense(dense, num_experts=1, top_k=1, normalize_weights=normalize)
+    torch.testing.assert_close(layer.eval()(images()), dense.eval()(images()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("router", ["cosine", "linear"])
+@pytest.mark.parametrize("bias", [True, False, (False, True)])
+def test_upcycled_layer_equals_its_dense_source(router, bias):
+    dense = Mlp(8, 16, act_layer=torch.nn.SiLU, bias=bias)
+    layer = MoeMlp.from_dense(dense, num_experts=5, top_k=3, router=router).eval()
+    torch.testing.assert_close(layer(images()), dense(images()), rtol=1e-6, atol=1e-6)
+
+
+def test_upcycled_experts_do_not_share_storage():
+    dense = Mlp(8, 16)
+    layer = MoeMlp.from_dense(dense, num_experts=3)
+    with torch.no_grad():
+        layer.experts.fc1.weight[0].zero_()
+    assert torch.equal(layer.experts.fc1.weight[1], dense.fc1.weight)
+    assert dense.fc1.weight.any()
+
+
+def test_with_top_1_the_output_is_scaled_by_the_probability():
+    dense = Mlp(8, 16)
+    layer = MoeMlp.from_dense(dense, num_experts=4, top_k=1).eval()
+    probability = layer.router(images().reshape(-1, 8)).probabilities.amax(1).view(3, 5, 1)
+    torch.testing.assert_close(layer(images()), probability * dense(images()), rtol=1e-5, atol=1e-6)
+
+
+def test_permuting_tokens_permutes_outputs():
+    layer = make_layer().eval()
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(2))
+    flat = images().reshape(-1, 8)
+    torch.testing.assert_close(layer(flat[order]), layer(flat)[order], rtol=1e-6, atol=1e-6)
+
+
+def test_renaming_experts_changes_nothing():
+    layer = make_layer(num_experts=4).eval()
+    renamed = copy.deepcopy(layer)
+    order = torch.tensor([2, 0, 3, 1])
+    with torch.no_grad():
+        for parameter in (*renamed.experts.parameters(), renamed.router.codes):
+            parameter.copy_(parameter[order])
+    torch.testing.assert_close(renamed(images()), layer(images()), rtol=1e-6, atol=1e-6)
+
+
+def test_capacity_drops_in_training_only():
+    layer = make_layer(num_experts=4, capacity_factor=0.5, router_noise=0.0)
+    output = layer(images())
+    dropped = layer.routing.dropped
+    # 15 tokens, 4 experts: 2 * floor(0.5 * 4) = 4 places an expert
+    kept = torch.bincount(layer.routing.expert_indices[~dropped], minlength=4)
+    assert dropped.any()
+    assert kept.max() == 4
+    indices = layer.routing.expert_indices.masked_fill(dropped, 4)
+    expected = naive_mixture(layer.experts, images().reshape(-1, 8), indices, layer.routing.combine_weights)
+    torch.testing.assert_close(output.reshape(-1, 8), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(layer.eval()(images()), output)
+    torch.testing.assert_close(layer(images()[:1]), layer(images())[:1], rtol=1e-6, atol=1e-6)
+
+
+def test_a_recorded_routing_is_neither_copied_nor_pickled():
+    layer = make_layer()
+    layer(images())
+    assert layer.routing is not None
+    assert copy.deepcopy(layer).routing is None
+    torch.save(layer, io.BytesIO())  # raises on a tensor that belongs to a graph
+    assert layer.routing is not None
+
+
+def test_evaluation_records_nothing_unless_asked():
+    layer = make_layer().eval()
+    layer(images())
+    assert layer.routing is None
+    layer.record_routing = True
+    layer(images())
+    assert layer.routing.expert_indices.shape == (15, 2)
+
+
+def test_dropout_acts_on_the_experts_in_training_only():
+    layer = make_layer(expert_drop=0.5, router_noise=0.0)
+    still = layer.eval()(images())
+    assert torch.equal(still, layer(images()))
+    assert not torch.allclose(layer.train()(images()), still)
+
+
+def test_hidden_dropout_keeps_both_rates():
+    # an activation survives timm's dropout and the experts' own: 0.9 * 0.8
+    assert make_layer(drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
+
+
+def test_under_autocast_the_experts_compute_in_the_lower_precision():
+    layer = make_layer().eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        lower = layer(images())
+    assert lower.dtype == torch.bfloat16
+    # bfloat16 keeps 8 bits; outputs are of size 1 to 5
+    torch.testing.assert_close(lower.float(), layer(images()), rtol=0.05, atol=0.05)
+
+
+def test_zero_tokens():
+    layer = make_layer()
+    output = layer(images()[:, :0])
+    assert output.shape == (3, 0, 8)
+    output.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_double_precision_gradients_equal_finite_differences():
+    layer = make_layer(router_noise=0.0).double().eval()
+    x = images().double().reshape(-1, 8)[:4].requires_grad_()
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"router": "random"}, r"router='random': choose one of \['cosine', 'linear'\]"),
+        ({"top_k": 7}, r"top_k=7: choose 1 to num_experts=6"),
+        ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1"),
+        ({"capacity_factor": 0.0}, r"capacity_factor=0.0: give a positive factor"),
+        ({"out_features": 9}, r"out_features=9: experts return in_features=8"),
+    ],
+)
+def test_impossible_settings_are_named(kwargs, message):
+    with pytest.raises(RouterError, match=message):
+        MoeMlp(8, 16, **kwargs)
+
+
+def test_a_gated_feed_forward_is_refused_not_miscopied():
+    with pytest.raises(RouterError, match="mlp='GluMlp'"):
+        MoeMlp.from_dense(GluMlp(8, 16))

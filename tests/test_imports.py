@@ -1,0 +1,67 @@
+"""Imports run one way: errors, then layers/losses/metrics/data, then models/algorithms/protocols, then analysis/hub."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
+LEVELS = {
+    "errors": 0,
+    **dict.fromkeys(("layers", "losses", "metrics", "data"), 1),
+    **dict.fromkeys(("models", "algorithms", "protocols"), 2),
+    **dict.fromkeys(("analysis", "hub"), 3),
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of the package that a file imports from, its own left out."""
+    here = path.relative_to(PACKAGE).parts
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = ("timm_moe_dg", *here[: len(here) - node.level]) if node.level else ()
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        rooms |= {name.split(".")[1] for name in names if name.startswith("timm_moe_dg.")}
+    return (rooms & LEVELS.keys()) - {here[0].removesuffix(".py")}
+
+
+def test_every_room_imports_only_from_rooms_below_it():
+    seen = 0
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        for other in imported_rooms(path):
+            seen += 1
+            assert LEVELS[other] < LEVELS[room], f"{path.relative_to(PACKAGE)} imports from {other}"
+    assert seen > 20
+
+
+def test_the_walk_finds_relative_and_absolute_imports():
+    assert "layers" in imported_rooms(PACKAGE / "models" / "_moe_vit.py")
+    assert "errors" in imported_rooms(PACKAGE / "losses" / "router.py")
+
+
+def test_importing_the_package_is_cheap():
+    heavy = ("accelerate", "matplotlib", "sklearn", "scipy", "pandas", "onnx")
+    # timm and torch import what they import; only what comes on top of them counts
+    ours, theirs = (
+        subprocess.run(
+            [sys.executable, "-c", f"import sys, {package}; print([name for name in {heavy} if name in sys.modules])"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for package in ("timm_moe_dg", "timm")
+    )
+    assert ours == theirs
+
+
+def test_no_tool_is_imported_by_the_package():
+    assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]
