@@ -34,11 +34,14 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
         if set(moe_layers) - set("SF") or len(moe_layers) != depth:
             remedy = f"choose one of {sorted(named)}, block indices, or one letter S or F for each of {depth} blocks"
             raise MoeLayersError.of("moe_layers", moe_layers, remedy)
-        moe_layers = [index for index, letter in enumerate(moe_layers) if letter == "S"]
-    integers = all(isinstance(index, int) and not isinstance(index, bool) for index in moe_layers)
-    if not moe_layers or not integers or not all(0 <= index < depth for index in moe_layers):
-        raise MoeLayersError.of("moe_layers", moe_layers, f"name at least one block, from 0 to {depth - 1}")
-    return tuple(sorted(set(moe_layers)))
+        indices = [index for index, letter in enumerate(moe_layers) if letter == "S"]
+    else:
+        indices = list(moe_layers) if isinstance(moe_layers, list | tuple | range) else []
+    integers = all(isinstance(index, int) and not isinstance(index, bool) for index in indices)
+    if not indices or not integers or not all(0 <= index < depth for index in indices):
+        remedy = f"name at least one block, in a tuple of indices from 0 to {depth - 1}"
+        raise MoeLayersError.of("moe_layers", moe_layers, remedy)
+    return tuple(sorted(set(indices)))
 
 
 def mixture_block(

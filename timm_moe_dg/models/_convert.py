@@ -4,7 +4,7 @@ There a mixture layer holds, under the block's `mlp`, the stacked matrices `expe
 `experts.batched_fc2_w` (E, H, D; the second transposed with respect to a linear layer), biases
 `experts.batched_fc1_bias` (E, H) and `experts.batched_fc2_bias` (E, D), sometimes with an axis of length 1 between, and
 the router `gates.0`: a linear `wg`, or `cosine_projector`, `sim_matrix` (R, E) and `temperature` (1,), the logarithm of
-the scale.
+the scale. Later releases of Tutel add a buffer `_num_global_experts`, which the shapes make redundant.
 """
 
 from collections.abc import Callable
@@ -39,6 +39,7 @@ _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gates.0.sim_matrix": ("router.codes", _transpose),
     "gates.0.temperature": ("router.logit_scale", _scalar),
 }
+_COUNTER = ".mlp._num_global_experts"
 
 
 def is_tutel_state_dict(state_dict: dict[str, Tensor]) -> bool:
@@ -59,6 +60,8 @@ def convert_tutel_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]
     converted = {}
     for key, value in _unwrap(state_dict).items():
         key = key.removeprefix("model.")
+        if key.endswith(_COUNTER):
+            continue
         source = next((old for old in _RENAMES if key.endswith(f".mlp.{old}")), None)
         if source is None:
             converted[key] = value

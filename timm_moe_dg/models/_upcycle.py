@@ -7,8 +7,9 @@ itself compares the checkpoint with the model and refuses what does not fit.
 import logging
 from typing import Any, cast
 
+import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..layers import RoutedMlp
@@ -46,7 +47,7 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, own)
+        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, own, _perturbation(module))
     ]
     if upcycled:
         loaded |= {key: own[key] for key in own if key.startswith(METADATA_PREFIX) and key not in loaded}
@@ -55,9 +56,14 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
     return loaded
 
 
-def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor]) -> bool:
+def _perturbation(module: nn.Module) -> float:
+    """How much noise upcycling adds to a layer's experts, relative to the standard deviation of each matrix."""
+    return getattr(module, "expert_perturbation", 0.0)
+
+
+def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor], perturbation: float) -> bool:
     """Fills one mixture layer from its dense counterpart, in place; False if the checkpoint has the layer itself."""
-    if any(key.startswith(f"{prefix}router.") for key in loaded):
+    if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
     for key in [key for key in own if key.startswith(prefix)]:
@@ -69,6 +75,8 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor
             stacked = room == "experts" and own[key].ndim == dense[source].ndim + 1
             value = dense[source].expand(own[key].shape[0], *dense[source].shape) if stacked else dense[source]
             loaded[key] = value.clone()  # own storage for every expert: an expanded view could not be saved
+            if stacked and value.ndim == 3 and perturbation > 0:
+                loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
     return True
 
 
@@ -104,7 +112,9 @@ def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
     source = given or cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
     filled = sum(module.experts.num_experts for module in upcycled)
     if upcycled:
-        _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers.")
+        noise = max(_perturbation(module) for module in upcycled)
+        note = f", weights perturbed by {noise:g} of their standard deviation" if noise else ""
+        _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers{note}.")
     else:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")
 

@@ -1,0 +1,34 @@
+"""Fixtures of the model tests."""
+
+import pytest
+import torch
+
+from tests.models.cases import CASES, FAMILIES, MOGE, Case
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same weights for a test wherever and in whatever order it runs."""
+    torch.manual_seed(0)
+
+
+def _name(case: Case) -> str:
+    return case.name
+
+
+@pytest.fixture(params=CASES, ids=_name)
+def case(request) -> Case:
+    """Each registered model."""
+    return request.param
+
+
+@pytest.fixture(params=FAMILIES, ids=_name)
+def family(request) -> Case:
+    """One model of each family: GMoE, SF-MoE, hybrid SF-MoE, MoGE."""
+    return request.param
+
+
+@pytest.fixture(params=MOGE, ids=_name)
+def moge(request) -> Case:
+    """Each model that takes metadata."""
+    return request.param

@@ -1,0 +1,95 @@
+"""Options that no model can have: a named error with the option, its value and what to do."""
+
+import pytest
+
+from tests.models.cases import BY_NAME, mixture_layers
+from timm_moe_dg.errors import MoeDgError, MoeLayersError, RouterError
+from timm_moe_dg.models._block import resolve_moe_layers
+
+TOKEN_ROUTED = [BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "hybrid_sfmoe_r26_s16")]
+
+
+@pytest.mark.parametrize(
+    ("moe_layers", "message"),
+    [
+        ([4], r"moe_layers=\[4\].*from 0 to 3"),
+        ([-1], r"moe_layers=\[-1\].*from 0 to 3"),
+        ([], r"moe_layers=\[\].*at least one block"),
+        ([True], r"moe_layers=\[True\].*from 0 to 3"),
+        ([1.0], r"moe_layers=\[1\.0\].*from 0 to 3"),
+        (["0"], r"moe_layers=\['0'\].*from 0 to 3"),
+        (2, r"moe_layers=2: .*tuple of indices"),
+        ({"first": 0}, r"moe_layers=\{'first': 0\}: .*tuple of indices"),
+        ("first_two", r"moe_layers='first_two': choose one of \['every_two', 'last_two'\]"),
+        ("FFFFFFFFSFSF", r"moe_layers='FFFFFFFFSFSF'.*each of 4 blocks"),
+        ("FFFF", r"moe_layers='FFFF'.*at least one block"),
+        ("ssff", r"moe_layers='ssff'.*S or F"),
+    ],
+)
+def test_moe_layers(case, moe_layers, message):
+    with pytest.raises(MoeLayersError, match=message):
+        case.small(moe_layers=moe_layers, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 7}, r"top_k=7: choose 1 to num_experts=6"),
+        ({"top_k": 0}, r"top_k=0: choose 1 to num_experts=6"),
+        ({"num_experts": 2, "top_k": 3}, r"top_k=3: choose 1 to num_experts=2"),
+        ({"num_experts": 0}, r"num_experts=0: .*at least one expert"),
+        ({"router_noise": -1.0}, r"router_noise=-1\.0: .*0 or more"),
+    ],
+)
+def test_routing_of_every_model(case, options, message):
+    with pytest.raises(RouterError, match=message):
+        case.small(device="meta", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"router": "euclidean"}, r"router='euclidean': choose one of \['cosine', 'linear'\]"),
+        ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1 .*leave it None or False"),
+        ({"capacity_factor": 0.0}, r"capacity_factor=0\.0: .*positive.*None"),
+        ({"capacity_factor": -1.5}, r"capacity_factor=-1\.5"),
+    ],
+)
+@pytest.mark.parametrize("case", TOKEN_ROUTED, ids=lambda case: case.name)
+def test_routing_of_tokens(case, options, message):
+    with pytest.raises(RouterError, match=message):
+        case.small(device="meta", **options)
+
+
+@pytest.mark.parametrize("options", [{"router": "linear"}, {"capacity_factor": 1.0}])
+def test_moge_has_no_token_routing_options(moge, options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        moge.small(device="meta", **options)
+
+
+def test_every_named_error_is_one_of_ours_and_a_value_error():
+    for error in (MoeLayersError, RouterError):
+        assert issubclass(error, MoeDgError)
+        assert issubclass(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("moe_layers", "expected"),
+    [
+        ("last_two", (8, 10)),
+        ("every_two", (0, 2, 4, 6, 8, 10)),
+        ("FFFFFFFFSFSF", (8, 10)),
+        ("SFSFSFSFSFSF", (0, 2, 4, 6, 8, 10)),
+        ([5, 11], (5, 11)),
+        ((11, 5, 5), (5, 11)),
+        (range(3), (0, 1, 2)),
+    ],
+)
+def test_forms_of_moe_layers(moe_layers, expected):
+    assert resolve_moe_layers(moe_layers, 12) == expected
+
+
+@pytest.mark.parametrize("moe_layers", ["every_two", "SFSF", [0, 2], (2, 0)])
+def test_every_form_builds_the_same_blocks(case, moe_layers):
+    layers = mixture_layers(case.small(moe_layers=moe_layers, device="meta"))
+    assert list(layers) == ["blocks.0.mlp", "blocks.2.mlp"]

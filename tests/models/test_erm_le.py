@@ -1,0 +1,55 @@
+"""The ERM+LE baseline: its formula, its fallback, its weights."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.errors import CheckpointError
+
+SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 4}
+PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [float("nan"), 0.0]])
+
+
+def test_the_location_joins_the_feature_before_two_layers() -> None:
+    torch.manual_seed(0)
+    model, images = timm.create_model("erm_le_tiny_patch16", **SIZES).eval(), torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        features = model.forward_features(images)[:, 0]
+        encoded = torch.cat([model.metadata_encoder.encoder(PLACES[:2]), torch.zeros(1, 256)])
+        hidden = torch.nn.functional.gelu(model.fuse(torch.cat([features, encoded], dim=1)))
+        torch.testing.assert_close(model(images, PLACES), model.head(hidden))
+        assert torch.equal(model(images)[2], model(images, PLACES)[2])
+        assert not torch.equal(model(images)[0], model(images, PLACES)[0])
+
+
+def test_every_parameter_learns_with_and_without_places() -> None:
+    for places in (PLACES, None):
+        model = timm.create_model("erm_le_tiny_patch16", **SIZES).train()
+        model(torch.randn(3, 3, 16, 16), places).sum().backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_it_starts_from_the_dense_weights_and_comes_back_from_its_own(tmp_path: Path) -> None:
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    weights = {"state_dict": dense.state_dict(), "num_classes": 4}
+    model = timm.create_model(
+        "erm_le_tiny_patch16", pretrained=True, pretrained_cfg_overlay=weights, metadata_drop=0.1, **SIZES
+    ).eval()
+    for name, value in dense.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    save_for_hf(model, str(tmp_path), safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(again(images, PLACES), model(images, PLACES))
+
+
+def test_a_checkpoint_that_lacks_blocks_is_refused() -> None:
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES).state_dict()
+    weights = {"state_dict": {key: dense[key] for key in dense if not key.startswith("blocks.1.mlp")}}
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.weight"):
+        timm.create_model("erm_le_tiny_patch16", pretrained=True, pretrained_cfg_overlay=weights, **SIZES)

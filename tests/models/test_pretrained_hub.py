@@ -1,0 +1,129 @@
+"""`pretrained=True` through timm's builder and the Hub's own client: from an offline cache, and over HTTP."""
+
+import pytest
+import safetensors.torch
+import torch
+from timm.models import save_for_hf
+
+from tests.hub_server import COMMIT, serve
+from tests.models.cases import BY_NAME, CASES, randomise
+from tests.models.hub_client import ask, small_request
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def dense_models():
+    """One small dense model for each Hub repository that a registered model is upcycled from."""
+    sources = {case.dense: case for case in CASES}
+    models = {}
+    for seed, (source, case) in enumerate(sources.items()):
+        torch.manual_seed(seed)
+        models[source] = randomise(case.small_dense(num_classes=1000), seed=seed).eval()
+    return models
+
+
+@pytest.fixture(scope="module")
+def offline_cache(dense_models, tmp_path_factory):
+    """The folder that the Hub's client would have left behind after downloading every source."""
+    cache = tmp_path_factory.mktemp("hub")
+    for source, model in dense_models.items():
+        repository = cache / f"models--timm--{source}"
+        snapshot = repository / "snapshots" / COMMIT
+        snapshot.mkdir(parents=True)
+        (repository / "refs").mkdir()
+        (repository / "blobs").mkdir()
+        (repository / "refs" / "main").write_text(COMMIT)
+        safetensors.torch.save_file(model.state_dict(), snapshot / "model.safetensors")
+    return cache
+
+
+@pytest.fixture(scope="module")
+def offline_answers(offline_cache):
+    """What each model computes after loading from the cache: with the source's classes, and with 7 of its own."""
+    requests = [small_request(case.name, num_classes=classes) for classes in (1000, 7) for case in CASES]
+    answers = ask(requests, offline_cache, HF_HUB_OFFLINE="1")
+    names = [(request["case"], request["options"]["num_classes"]) for request in requests]
+    return dict(zip(names, answers, strict=True))
+
+
+@torch.no_grad()
+def expected(case, dense_models):
+    dense = dense_models[case.dense]
+    tokens = dense.forward_features(case.images())
+    return dense.forward_head(tokens, pre_logits=True), dense.forward_head(tokens)
+
+
+def test_from_the_cache_every_model_computes_what_its_dense_source_computes(case, dense_models, offline_answers):
+    _, logits = expected(case, dense_models)
+    ours = torch.tensor(offline_answers[case.name, 1000]["logits"])
+    torch.testing.assert_close(ours, logits, rtol=0, atol=TOLERANCE)
+
+
+def test_with_other_classes_only_the_classifier_is_new(case, dense_models, offline_answers):
+    features, _ = expected(case, dense_models)
+    answer = offline_answers[case.name, 7]
+    torch.testing.assert_close(torch.tensor(answer["features"]), features, rtol=0, atol=TOLERANCE)
+    assert torch.tensor(answer["logits"]).shape == (3, 7)
+
+
+def test_the_log_says_which_source_filled_how_many_experts(case, offline_answers):
+    expected_line = f"Upcycled from timm/{case.dense}: 12 experts filled in 2 mixture layers."
+    assert offline_answers[case.name, 1000]["log"] == [expected_line]
+    assert offline_answers[case.name, 7]["log"] == [expected_line]
+
+
+def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
+    (answer,) = ask([small_request("gmoe_tiny_patch16")], tmp_path, HF_HUB_OFFLINE="1")
+    assert "LocalEntryNotFoundError" in answer["error"]
+
+
+@pytest.fixture(scope="module")
+def http_session(dense_models, tmp_path_factory):
+    """A dense source, an incomplete copy of it, and a trained mixture, served over HTTP; the client's answers."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("dense", "trained", "broken", "cache")}
+    source = BY_NAME["gmoe_tiny_patch16"].dense
+    weights = dense_models[source].state_dict()
+    safetensors.torch.save_file(weights, folders["dense"] / "model.safetensors")
+    incomplete = {key: value for key, value in weights.items() if key != "blocks.1.mlp.fc1.weight"}
+    safetensors.torch.save_file(incomplete, folders["broken"] / "model.safetensors")
+    torch.manual_seed(0)
+    trained = randomise(BY_NAME["moge_tiny"].small(num_classes=5, moe_layers=[1, 3], num_experts=4)).eval()
+    save_for_hf(trained, folders["trained"], safe_serialization=True)
+    repositories = {
+        f"timm/{source}": folders["dense"],
+        f"timm/{BY_NAME['sfmoe_small'].dense}": folders["broken"],
+        "someone/moge": folders["trained"],
+    }
+    requests = [
+        small_request("gmoe_tiny_patch16"),
+        {"case": "moge_tiny", "model": "hf-hub:someone/moge", "options": {}},
+        small_request("sfmoe_small", num_classes=7),
+    ]
+    with serve(repositories) as hub:
+        answers = ask(requests, folders["cache"], HF_ENDPOINT=hub.endpoint, HF_HUB_DISABLE_XET="1")
+    return answers, hub.requests, trained
+
+
+def test_over_http_the_dense_source_is_downloaded_and_upcycled(http_session, dense_models):
+    (answer, *_), requests, _ = http_session
+    case = BY_NAME["gmoe_tiny_patch16"]
+    _, logits = expected(case, dense_models)
+    torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=TOLERANCE)
+    address = f"/timm/{case.dense}/resolve/main/model.safetensors"
+    assert requests[0] == f"HEAD {address}"
+    assert any(request.startswith(f"GET /timm/{case.dense}/resolve/") for request in requests)
+
+
+@torch.no_grad()
+def test_over_http_a_trained_mixture_comes_back_bit_by_bit(http_session):
+    (_, answer, _), _, trained = http_session
+    expected_logits = trained(BY_NAME["moge_tiny"].images())
+    assert torch.equal(torch.tensor(answer["logits"]), expected_logits)
+    assert answer["log"] == ["Loaded a mixture-of-experts checkpoint from someone/moge: no expert upcycled."]
+
+
+def test_over_http_an_incomplete_source_is_refused_although_the_classes_differ(http_session):
+    (*_, answer), _, _ = http_session
+    assert answer["error"].startswith("CheckpointError")
+    assert "missing from the checkpoint (1): blocks.1.mlp.fc1.weight" in answer["error"]

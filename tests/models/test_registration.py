@@ -1,0 +1,122 @@
+"""What timm knows about the models without building their weights."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_model_data_config
+
+from tests.models.cases import BY_NAME, CASES
+
+MODULES = {
+    "gmoe": {"gmoe_tiny_patch16", "gmoe_small_patch16", "gmoe_base_patch16"},
+    "sfmoe": {"sfmoe_small"},
+    "hybrid_sfmoe": {"hybrid_sfmoe_r26_s16"},
+    "moge": {"moge_tiny", "moge_small_patch32_384"},
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_name_lists_our_models_and_none_of_timms(module):
+    assert set(timm.list_models(module=module)) == MODULES[module]
+
+
+def test_every_model_belongs_to_one_module():
+    assert set.union(*MODULES.values()) == set(BY_NAME)
+    assert len(BY_NAME) == 7
+
+
+def test_listed_as_pretrained_under_its_tag(case):
+    assert timm.list_models(f"{case.name}*", pretrained=True) == [f"{case.name}.{case.tag}"]
+
+
+def test_the_tag_is_the_default_configuration(case):
+    assert timm.get_pretrained_cfg(case.name) == timm.get_pretrained_cfg(f"{case.name}.{case.tag}")
+    assert timm.get_pretrained_cfg(case.name).architecture == case.name
+
+
+def test_weights_come_from_the_dense_source_on_the_hub_and_nowhere_else(case):
+    cfg = timm.get_pretrained_cfg(case.name)
+    assert cfg.hf_hub_id == f"timm/{case.dense}"
+    assert not cfg.url
+    assert not cfg.custom_load  # it would go past the filter that upcycles
+
+
+@pytest.mark.parametrize(
+    "key", ["num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier", "license"]
+)
+def test_configuration_describes_the_dense_weights_as_timm_does(case, key):
+    ours, theirs = timm.get_pretrained_cfg(case.name), timm.get_pretrained_cfg(case.dense)
+    assert getattr(ours, key) == getattr(theirs, key)
+
+
+def test_every_licence_is_apache():
+    assert {timm.get_pretrained_cfg(case.name).license for case in CASES} == {"apache-2.0"}
+
+
+def test_preprocessing_is_that_of_the_dense_model(case):
+    mixture = case.build(device="meta", weight_init="skip")
+    dense = case.build_dense(device="meta", weight_init="skip")
+    assert resolve_model_data_config(mixture) == resolve_model_data_config(dense)
+
+
+def test_the_registered_image_size_is_built(case):
+    assert case.build(device="meta", weight_init="skip").patch_embed.img_size == (case.img_size, case.img_size)
+
+
+def test_a_misspelt_option_is_refused(case):
+    with pytest.raises(TypeError, match="num_expert"):
+        case.small(num_expert=3)
+
+
+@pytest.fixture(scope="module")
+def import_report() -> list[set[str]]:
+    """Modules loaded by timm and torchvision, and those loaded once this package is imported too."""
+    code = "import sys, timm, torchvision; print(*sys.modules); import timm_moe_dg; print(*sys.modules)"
+    refuse_overwriting = ["-W", "error:Overwriting:UserWarning"]
+    command = [sys.executable, *refuse_overwriting, "-c", code]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [set(line.split()) for line in output.splitlines()]
+
+
+def test_importing_adds_nothing_beyond_timm_and_torchvision_and_overwrites_no_model(import_report):
+    before, after = import_report
+    assert "timm_moe_dg.models.gmoe" in after
+    assert {name.partition(".")[0] for name in after - before} == {"timm_moe_dg"}
+
+
+def test_importing_loads_neither_plots_nor_training_nor_export(import_report):
+    assert not {"matplotlib", "accelerate", "sklearn", "scipy", "onnx"} & import_report[1]
+
+
+def test_expert_options_are_frozen_per_name():
+    # Saved checkpoints do not record these defaults, so a change would make them unloadable
+    layers = {case.name: case.build(device="meta", weight_init="skip").blocks for case in CASES}
+    frozen = {
+        name: (
+            [index for index, block in enumerate(blocks) if hasattr(block.mlp, "router")],
+            type(blocks[8].mlp.router).__name__,
+            blocks[8].mlp.experts.num_experts,
+            blocks[8].mlp.router.top_k,
+            blocks[8].mlp.experts.drop.p,
+        )
+        for name, blocks in layers.items()
+    }
+    gmoe, every_two = ([8, 10], "CosineRouter", 6, 2, 0.1), ([0, 2, 4, 6, 8, 10], "LinearRouter", 6, 2, 0.1)
+    assert {name: (*value[:4], pytest.approx(value[4])) for name, value in frozen.items()} == {
+        "gmoe_tiny_patch16": gmoe,
+        "gmoe_small_patch16": gmoe,
+        "gmoe_base_patch16": gmoe,
+        "sfmoe_small": every_two,
+        "hybrid_sfmoe_r26_s16": every_two,
+        "moge_tiny": ([8, 10], "MetadataRouter", 6, 3, 0.0),
+        "moge_small_patch32_384": ([8, 10], "MetadataRouter", 6, 3, 0.0),
+    }
+
+
+def test_no_stochastic_depth_unless_asked_for():
+    assert not any(hasattr(block.drop_path2, "drop_prob") for block in BY_NAME["gmoe_tiny_patch16"].small().blocks)
+    dropping = BY_NAME["gmoe_tiny_patch16"].small(drop_path_rate=0.1)
+    torch.testing.assert_close(dropping.blocks[-1].drop_path2.drop_prob, 0.1)

@@ -1,0 +1,161 @@
+"""Parameters and multiply-accumulates against the figures of the specification and against closed forms.
+
+Axes: D width, H = 4 D hidden width, E experts, R = 256 width of a router's projection and of a metadata embedding.
+"""
+
+import pytest
+import timm
+import torch
+from timm.layers import GroupNormAct, LayerNorm, StdConv2dSame
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.models.cases import BY_NAME
+
+R = 256
+LOCATION_ENCODER = 100 * 256 + 256 + 2 * (256 * 256 + 256)
+
+
+def count(name: str, **kwargs) -> int:
+    return sum(parameter.numel() for parameter in timm.create_model(name, device="meta", **kwargs).parameters())
+
+
+def feed_forward(width: int) -> int:
+    return 2 * width * 4 * width + 5 * width
+
+
+def plain_vit(width: int, patch: int, tokens: int, classes: int, depth: int = 12) -> int:
+    attention = 4 * width * width + 4 * width
+    blocks = depth * (attention + feed_forward(width) + 4 * width)
+    embeddings = (3 * patch * patch + 1) * width + (tokens + 2) * width  # class token and its position are the 2
+    return embeddings + blocks + 2 * width + (width + 1) * classes
+
+
+def cosine_router(width: int, experts: int = 6) -> int:
+    return R * width + R + R * experts + 1
+
+
+def gmoe(width: int, classes: int) -> int:
+    return plain_vit(width, 16, 196, classes) + 2 * (5 * feed_forward(width) + cosine_router(width))
+
+
+def moge(width: int, patch: int, tokens: int, classes: int, encoder: int) -> int:
+    # six experts beside the shared one, six codes, the scale and gamma
+    return plain_vit(width, patch, tokens, classes) + 2 * (6 * feed_forward(width) + 6 * R + 2) + encoder
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(1000, 34_066_538), (345, 33_814_363), (7, 33_684_233)])
+def test_gmoe_small_parameters_are_those_of_the_specification(classes, expected):
+    assert count("gmoe_small_patch16", num_classes=classes) == expected
+    assert expected == 21_665_664 + 385 * classes + 12_015_874
+
+
+def test_cosine_router_has_the_parameters_of_the_specification():
+    router = BY_NAME["gmoe_small_patch16"].build(device="meta").blocks[8].mlp.router
+    assert sum(parameter.numel() for parameter in router.parameters()) == 100_097 == cosine_router(384)
+
+
+@pytest.mark.parametrize(("name", "width"), [("gmoe_tiny_patch16", 192), ("gmoe_small_patch16", 384), ("gmoe_base_patch16", 768)])
+def test_gmoe_parameters_are_the_dense_models_with_five_more_experts_and_a_router(name, width):
+    assert count(name) == gmoe(width, 1000)
+
+
+def test_gmoe_base_rounds_to_the_specification():
+    assert round(count("gmoe_base_patch16") / 1e6, 2) == 134.19
+
+
+def test_a_linear_router_has_one_row_per_expert_and_no_bias():
+    # The paper's 33.8 M at 345 classes holds for the cosine router; the linear one gives 33.62 M
+    linear = count("gmoe_small_patch16", num_classes=345, router="linear")
+    assert linear == gmoe(384, 345) - 2 * cosine_router(384) + 2 * 6 * 384
+    assert round(linear / 1e6, 2) == 33.62
+
+
+def test_sfmoe_parameters():
+    assert count("sfmoe_small") == plain_vit(384, 16, 196, 1000) + 6 * (5 * feed_forward(384) + 6 * 384)
+    assert round(count("sfmoe_small") / 1e6, 2) == 57.51
+
+
+def test_hybrid_parameters_are_the_dense_hybrids_with_five_more_experts_and_a_router():
+    extra = 6 * (5 * feed_forward(384) + 6 * 384)
+    assert count("hybrid_sfmoe_r26_s16") == count("vit_small_r26_s32_224") + extra
+    assert round(count("hybrid_sfmoe_r26_s16") / 1e6, 2) == 71.89
+
+
+def test_moge_tiny_parameters():
+    assert LOCATION_ENCODER == 157_440
+    assert count("moge_tiny", num_classes=62) == moge(192, 16, 196, 62, LOCATION_ENCODER)
+    assert round((count("moge_tiny", num_classes=62) - LOCATION_ENCODER) / 1e6, 2) == 9.09
+
+
+def test_moge_small_parameters():
+    table = 323 * R
+    at_448 = count("moge_small_patch32_384", num_classes=182, img_size=448)
+    assert at_448 == moge(384, 32, 14 * 14, 182, table)
+    assert round((at_448 - table) / 1e6, 1) == 36.8
+    assert count("moge_small_patch32_384", num_classes=182) == moge(384, 32, 12 * 12, 182, table)
+
+
+def gmacs(model: torch.nn.Module, *inputs: torch.Tensor) -> float:
+    """Convolutions, matrix products and attention, which are all that torch's counter knows."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(*inputs)
+    return counter.get_total_flops() / 2e9
+
+
+def image(size: int = 224) -> torch.Tensor:
+    return torch.zeros(1, 3, size, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("gmoe_small_patch16", {}, 5.10),
+        ("gmoe_small_patch16", {"top_k": 1}, 4.64),
+        ("gmoe_base_patch16", {}, 19.50),
+        ("sfmoe_small", {}, 6.00),
+    ],
+)
+def test_macs_of_token_routed_models(name, options, expected):
+    assert round(gmacs(timm.create_model(name, weight_init="skip", **options), image()), 2) == expected
+
+
+def test_macs_of_moge_tiny_with_metadata_and_on_the_shared_expert_alone():
+    model = timm.create_model("moge_tiny", num_classes=62)
+    assert round(gmacs(model, image(), torch.tensor([[10.0, 20.0]])), 2) == 1.60
+    assert round(gmacs(model, image()), 2) == 1.25
+
+
+def test_macs_of_moge_small_at_448_pixels():
+    model = timm.create_model("moge_small_patch32_384", num_classes=182, img_size=448)
+    assert round(gmacs(model, image(448), torch.tensor([3])), 2) == 6.17
+
+
+def test_macs_of_the_hybrid_with_and_without_its_normalisations():
+    """The specification's 3.91 counts normalisations as fvcore does; convolutions and products alone are 3.82.
+
+    fvcore's rule: 5 operations for each input of a normalisation with scale and shift, 4 for one without. The
+    stem's standardised convolutions normalise their weights, without scale and shift, in every forward.
+    """
+    model = timm.create_model("hybrid_sfmoe_r26_s16", weight_init="skip")
+    operations = []
+    for module in model.modules():
+        if isinstance(module, GroupNormAct | LayerNorm):
+            module.register_forward_hook(lambda _module, inputs, _output: operations.append(5 * inputs[0].numel()))
+        elif isinstance(module, StdConv2dSame):
+            module.register_forward_hook(lambda module, _inputs, _output: operations.append(4 * module.weight.numel()))
+    products = gmacs(model, image())
+    assert round(products, 2) == 3.82
+    assert round(products + sum(operations) / 1e9, 2) == 3.91
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_cost_grows_with_top_k_by_one_feed_forward_per_mixture_layer_and_token(top_k):
+    tokens, width = 5, 32
+    costs = [gmacs(BY_NAME["gmoe_tiny_patch16"].small(top_k=k), image(32)) for k in (top_k, top_k + 1)]
+    assert costs[1] - costs[0] == pytest.approx(2 * tokens * 2 * width * 4 * width / 1e9)
+
+
+def test_cost_does_not_grow_with_the_number_of_experts_but_for_the_gate():
+    tokens, width = 5, 32
+    few, many = (gmacs(BY_NAME["sfmoe_small"].small(num_experts=experts), image(32)) for experts in (4, 16))
+    assert many - few == pytest.approx(2 * tokens * width * 12 / 1e9)

@@ -1,0 +1,154 @@
+"""What training does to a model: gradients, checkpointing, copies."""
+
+import copy
+import io
+
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+
+import timm_moe_dg
+from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomise
+
+COEFFICIENT = 0.01
+
+
+def loss_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    targets = torch.arange(len(inputs[0])) % 10
+    task = torch.nn.functional.cross_entropy(model(*inputs), targets)
+    return task + COEFFICIENT * timm_moe_dg.auxiliary_loss(model)
+
+
+def gradients(case: Case, inputs: tuple[torch.Tensor, ...], checkpointing: bool, **options) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = randomise(case.small(**options)).train()
+    model.set_grad_checkpointing(checkpointing)
+    torch.manual_seed(1)
+    loss = loss_of(model, inputs)
+    loss.backward()
+    return {"loss": loss.detach()} | {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_every_parameter_gets_a_gradient_from_two_images(case):
+    model = case.small().train()
+    loss_of(model, case.inputs(2)).backward()
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not missing
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("with_metadata", [True, False], ids=["metadata", "images alone"])
+def test_every_parameter_of_moge_gets_a_gradient_from_the_task_alone(moge, with_metadata):
+    # Without metadata, routers and encoder must still have gradients, if only zeros, for distributed training
+    model = randomise(moge.small()).train()
+    inputs = moge.inputs(2) if with_metadata else (moge.images(2),)
+    model(*inputs).sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    routed = [name for name, parameter in model.named_parameters() if ".experts." in name and parameter.grad.any()]
+    assert bool(routed) == with_metadata
+
+
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "sfmoe_small"])
+def test_the_router_learns_from_the_task_through_the_combine_weights(name):
+    for top_k in (1, 2):
+        model = randomise(BY_NAME[name].small(top_k=top_k)).train()
+        model(BY_NAME[name].images()).square().sum().backward()
+        for layer in mixture_layers(model).values():
+            assert all(parameter.grad.any() for parameter in layer.router.parameters() if parameter.ndim == 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"expert_drop": 0.3, "drop_path_rate": 0.3, "proj_drop_rate": 0.2}])
+def test_gradient_checkpointing_changes_no_gradient(family, options):
+    plain, recomputed = (gradients(family, family.inputs(), on, **options) for on in (False, True))
+    assert plain.keys() == recomputed.keys()
+    for name in plain:
+        torch.testing.assert_close(recomputed[name], plain[name], rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_gradient_checkpointing_with_a_capacity_changes_no_gradient():
+    case = BY_NAME["gmoe_tiny_patch16"]
+    plain, recomputed = (gradients(case, case.inputs(), on, capacity_factor=1.0) for on in (False, True))
+    for name in plain:
+        torch.testing.assert_close(recomputed[name], plain[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_auxiliary_loss_alone_has_equal_gradients_under_checkpointing(family):
+    found = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = randomise(family.small()).train()
+        model.set_grad_checkpointing(checkpointing)
+        torch.manual_seed(1)
+        logits = model(*family.inputs())
+        (timm_moe_dg.auxiliary_loss(model) + 0 * logits.sum()).backward()
+        found.append([p.grad for layer in mixture_layers(model).values() for p in layer.router.parameters()])
+    assert all(gradient.any() for gradient in found[0] if gradient.ndim == 2)
+    for plain, recomputed in zip(*found, strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-8)
+
+
+@torch.no_grad()
+def test_evaluation_is_the_same_with_checkpointing_on(family):
+    model, inputs = randomise(family.small()).eval(), family.inputs()
+    plain = model(*inputs)
+    model.set_grad_checkpointing()
+    assert torch.equal(model(*inputs), plain)
+
+
+def test_noise_and_expert_dropout_act_in_training_only(family):
+    for options in ({"expert_drop": 0.5, "router_noise": 0.0}, {"expert_drop": 0.0, "router_noise": 5.0}):
+        model, inputs = randomise(family.small(**options)), family.inputs()
+        if family.name == "moge_tiny":
+            model.metadata_encoder.encoder.drop.p = 0.0
+        assert not torch.equal(model(*inputs), model(*inputs))
+        model.eval()
+        assert torch.equal(model(*inputs), model(*inputs))
+
+
+@torch.no_grad()
+def test_training_without_noise_or_dropout_computes_what_evaluation_computes(family):
+    model, inputs = randomise(family.small(expert_drop=0.0, router_noise=0.0)), family.inputs()
+    if family.name == "moge_tiny":
+        model.metadata_encoder.encoder.drop.p = 0.0
+    torch.testing.assert_close(model(*inputs), model.eval()(*inputs), rtol=0, atol=1e-6)
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda case: case.name)
+def trained(request):
+    """A model right after a training forward, with routing records that belong to a graph; and its case."""
+    case: Case = request.param
+    model = randomise(case.small()).train()
+    loss_of(model, case.inputs())
+    assert all(layer.routing.logits.grad_fn is not None for layer in mixture_layers(model).values())
+    return case, model
+
+
+@torch.no_grad()
+def test_a_copy_made_after_a_training_forward_computes_the_same(trained):
+    case, model = trained
+    copied = copy.deepcopy(model).eval()
+    assert torch.equal(copied(*case.inputs()), model.eval()(*case.inputs()))
+    for layer in mixture_layers(copied).values():
+        assert layer.routing is None
+
+
+@torch.no_grad()
+def test_a_pickled_model_computes_the_same(trained):
+    case, model = trained
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    restored = torch.load(buffer, weights_only=False).eval()
+    assert torch.equal(restored(*case.inputs()), model.eval()(*case.inputs()))
+
+
+@torch.no_grad()
+def test_the_moving_average_of_weights_is_the_average(trained):
+    case, model = trained
+    average = ModelEmaV3(model, decay=0.75)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    randomise(model, std=0.1, seed=5)
+    average.update(model)
+    for key, value in average.module.state_dict().items():
+        torch.testing.assert_close(value, 0.75 * before[key] + 0.25 * model.state_dict()[key], rtol=0, atol=1e-6)
+    assert average.module.eval()(*case.inputs()).isfinite().all()
