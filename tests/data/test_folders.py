@@ -1,0 +1,102 @@
+"""Folders DOMAIN/CLASS/IMAGE against torchvision's ImageFolder, and what is wrong with bad ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from timm_moe_dg.data import read_folder
+from timm_moe_dg.errors import DataError, ImageReadError
+
+
+def write_image(path, value=0, mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (6, 4), (value, 10, 20)).convert(mode).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for domain in ("sketch", "Photo", "art"):
+        for name in ("dog", "Cat"):
+            for image in ("10.png", "9.png", "b.JPG", "nested/0.png"):
+                write_image(tmp_path / domain / name / image)
+    (tmp_path / "art" / "dog" / "notes.txt").write_text("not an image")
+    (tmp_path / "README.md").write_text("not a domain")
+    return tmp_path
+
+
+def test_order_is_that_of_image_folder(root):
+    domains = read_folder(root)
+    assert [domain.name for domain in domains] == ["Photo", "art", "sketch"]
+    for domain in domains:
+        reference = ImageFolder(str(root / domain.name))
+        assert list(zip(domain.paths, domain.targets, strict=True)) == reference.samples
+        assert list(domain.classes) == reference.classes
+        assert len(domain) == 8
+
+
+def test_a_class_may_be_empty_in_one_domain(root):
+    for image in (root / "art" / "Cat").rglob("*.*"):
+        image.unlink()
+    art = read_folder(root)[1]
+    assert set(art.targets) == {1}
+    assert art.classes == ("Cat", "dog")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1", "LA"])
+def test_every_mode_becomes_rgb(tmp_path, mode):
+    write_image(tmp_path / "a" / "x" / "0.png", 200, mode)
+    image = read_folder(tmp_path)[0].image(0)
+    assert (image.mode, image.size) == ("RGB", (6, 4))
+    if mode in ("RGB", "RGBA"):
+        assert np.asarray(image)[0, 0].tolist() == [200, 10, 20]
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(DataError, match=r"data_dir='.*nowhere': no such folder"):
+        read_folder(tmp_path / "nowhere")
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(DataError, match="holds no domain folders; expected DOMAIN/CLASS/IMAGE"):
+        read_folder(tmp_path)
+
+
+def test_domains_without_classes(tmp_path):
+    (tmp_path / "art").mkdir()
+    with pytest.raises(DataError, match="no class folders in art"):
+        read_folder(tmp_path)
+
+
+def test_domain_without_images(root):
+    for folder in ("dog", "Cat"):
+        (root / "zebra" / folder).mkdir(parents=True)
+    with pytest.raises(DataError, match="domain 'zebra' holds no images"):
+        read_folder(root)
+
+
+def test_differing_classes_are_named_by_domain(root):
+    write_image(root / "art" / "elephant" / "0.png")
+    write_image(root / "sketch" / "giraffe" / "0.png")
+    with pytest.raises(DataError) as caught:
+        read_folder(root)
+    message = str(caught.value)
+    assert "'Photo' lacks elephant, giraffe" in message
+    assert "'art' lacks giraffe" in message
+    assert "'sketch' lacks elephant" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
+def test_unreadable_image_is_named(root, content):
+    domain = read_folder(root)[0]
+    path = domain.paths[2]
+    whole = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    if content is None:
+        Image.fromarray(whole).save(path, format="PNG")
+        content = Path(path).read_bytes()[:2000]
+    Path(path).write_bytes(content)
+    with pytest.raises(ImageReadError) as caught:
+        domain.image(2)
+    assert path in str(caught.value)

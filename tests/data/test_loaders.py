@@ -1,0 +1,192 @@
+"""Loaders: what is drawn depends on seed, domain and draw; evaluation sees everything once."""
+
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import PILToTensor
+
+from timm_moe_dg.data import (
+    EvaluationImages,
+    Split,
+    StepSampler,
+    TrainingDraws,
+    evaluation_loader,
+    split_domains,
+    training_loader,
+    training_transform,
+)
+from timm_moe_dg.errors import ImageReadError, ProtocolError
+
+SIZES = (30, 50, 41)
+NEUTRAL = {"size": (8, 8), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+class Numbered:
+    """A domain whose images say, in their red and green channel, which domain and which image they are."""
+
+    classes = tuple("abcdefg")
+
+    def __init__(self, number, size):
+        self.number, self.name = number, f"domain {number}"
+        self.targets = [index % 7 for index in range(size)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def image(self, index):
+        return Image.new("RGB", (4, 4), (self.number, index, 0))
+
+
+class Noisy(Numbered):
+    """Images with structure, so that a crop shows."""
+
+    def image(self, index):
+        pixels = np.random.default_rng((self.number, index)).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        return Image.fromarray(pixels)
+
+
+class Broken(Numbered):
+    """Images that cannot be read."""
+
+    def image(self, index):
+        raise ImageReadError(f"image='{self.number}/{index}.png': cannot be decoded")
+
+
+def make_draws(kind=Numbered, transform=None, seed=3):
+    domains = [kind(number, size) for number, size in enumerate(SIZES)]
+    splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
+    return TrainingDraws(domains, splits, transform or PILToTensor(), seed)
+
+
+def take(draws, steps, workers=0, **sampler):
+    loader = training_loader(draws, StepSampler(**{"domains": [0, 2], "batch_size": 6, **sampler}), workers=workers)
+    return list(islice(loader, steps))
+
+
+def identities(images):
+    return [(int(image[0, 0, 0]), int(image[1, 0, 0])) for image in images]
+
+
+def assert_same(steps, expected):
+    for minibatches, others in zip(steps, expected, strict=True):
+        for (images, targets), (other_images, other_targets) in zip(minibatches, others, strict=True):
+            assert torch.equal(images, other_images)
+            assert torch.equal(targets, other_targets)
+
+
+def test_one_minibatch_per_training_domain_with_matching_targets():
+    draws = make_draws()
+    for minibatches in take(draws, 4):
+        assert len(minibatches) == 2
+        for domain, (images, targets) in zip([0, 2], minibatches, strict=True):
+            assert images.shape == (6, 3, 4, 4)
+            for (number, index), target in zip(identities(images), targets.tolist(), strict=True):
+                assert number == domain
+                assert target == draws.domains[domain].targets[index]
+
+
+def test_draws_come_from_the_inside_part_with_replacement():
+    draws = make_draws()
+    drawn = Counter(index for step in take(draws, 100) for _, index in identities(step[1][0]))
+    inside = draws.splits[2].inside
+    assert set(drawn) == set(inside.tolist())
+    expected = 600 / len(inside)
+    chi_square = sum((drawn[index] - expected) ** 2 / expected for index in inside.tolist())
+    assert chi_square < 60  # 32 degrees of freedom: exceeded by one sound sampler in five hundred
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers):
+    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
+    assert_same(take(draws, 5, workers=workers), take(draws, 5))
+
+
+def test_starting_later_gives_what_would_have_come():
+    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
+    assert_same(take(draws, 2, first_step=3), take(draws, 5)[3:])
+
+
+def test_processes_share_each_step():
+    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
+    whole = take(draws, 3)
+    parts = [take(draws, 3, process=process, num_processes=3) for process in range(3)]
+    for step in range(3):
+        for domain in range(2):
+            for process in range(3):
+                images, targets = parts[process][step][domain]
+                assert torch.equal(images, whole[step][domain][0][process::3])
+                assert torch.equal(targets, whole[step][domain][1][process::3])
+
+
+def test_what_a_domain_draws_does_not_depend_on_the_others():
+    draws = make_draws()
+    both, alone = take(draws, 3), take(draws, 3, domains=[2])
+    for step in range(3):
+        assert torch.equal(both[step][1][0], alone[step][0][0])
+
+
+def test_seed_and_domain_and_draw_all_matter():
+    draws = make_draws()
+    inside = np.arange(30)
+    alike = TrainingDraws([Numbered(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), 3)
+    streams = [
+        [identities(draws_[domain, number][0][None])[0] for number in range(start, start + 20)]
+        for draws_, domain, start in [(alike, 0, 0), (alike, 1, 0), (alike, 0, 20)]
+    ]
+    other_seed = make_draws(seed=4)
+    streams.append([identities(other_seed[0, number][0][None])[0] for number in range(20)])
+    assert len({str(stream) for stream in streams}) == 4
+    assert str([identities(draws[0, number][0][None])[0] for number in range(20)]) not in map(str, streams[3:])
+
+
+def test_the_same_image_is_augmented_anew():
+    only = np.array([5])
+    draws = TrainingDraws([Noisy(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), 0)
+    views = {draws[0, number][0].numpy().tobytes() for number in range(10)}
+    assert len(views) > 5  # an image of 12 pixels has few crops, and two may coincide
+
+
+def test_global_random_state_is_left_alone():
+    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    take(draws, 2)
+    take(draws, 2, workers=1)
+    list(evaluation_loader(EvaluationImages(draws.domains, draws.splits, PILToTensor()), batch_size=50, workers=0))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(("batch_size", "processes"), [(6, 4), (0, 1), (3, 2)])
+def test_batch_that_processes_cannot_share(batch_size, processes):
+    with pytest.raises(ProtocolError, match=rf"batch_size={batch_size}.*processes \({processes}\)"):
+        take(make_draws(), 1, batch_size=batch_size, num_processes=processes)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
+    with pytest.raises(ImageReadError, match=r"image='[02]/\d+.png': cannot be decoded"):
+        take(make_draws(Broken), 1, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_every_image_once_in_its_group(workers):
+    draws = make_draws()
+    images = EvaluationImages(draws.domains, draws.splits, PILToTensor())
+    assert len(images) == sum(SIZES)
+    seen = []
+    for batch, targets, groups in evaluation_loader(images, batch_size=16, workers=workers):
+        for (number, index), target, group in zip(identities(batch), targets.tolist(), groups.tolist(), strict=True):
+            assert target == draws.domains[number].targets[index]
+            seen.append((number, index, group))
+    expected = [
+        (number, int(index), 2 * number + side)
+        for number, split in enumerate(draws.splits)
+        for side, part in enumerate((split.inside, split.outside))
+        for index in part
+    ]
+    assert seen == expected

@@ -1,0 +1,76 @@
+"""Transforms: what evaluation does to a pixel, and what training may and may not do to an image."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from timm_moe_dg.data import evaluation_transform, training_transform
+from timm_moe_dg.errors import ArgumentError
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.4)
+NEUTRAL = {"size": (32, 32), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+def noise_image(width=40, height=24):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def half_lit():
+    """Black on the left, white on the right."""
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    pixels[:, 16:] = 255
+    return Image.fromarray(pixels)
+
+
+def draws(augmentation, image, number=60):
+    transform = training_transform(augmentation, **NEUTRAL)
+    torch.manual_seed(0)
+    return torch.stack([transform(image) for _ in range(number)])
+
+
+def lit_on_the_right(images):
+    return images[..., 20:].mean((1, 2, 3)) > images[..., :12].mean((1, 2, 3))
+
+
+def test_evaluation_squeezes_and_normalises():
+    image = noise_image()
+    expected = np.asarray(image.resize((20, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1) / 255
+    expected = (expected - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
+    result = evaluation_transform((16, 20), MEAN, STD)(image)
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result.numpy(), expected, atol=2e-6)
+
+
+def test_evaluation_is_not_random():
+    transform = evaluation_transform((16, 16), MEAN, STD)
+    assert torch.equal(transform(noise_image()), transform(noise_image()))
+
+
+@pytest.mark.parametrize("augmentation", ["photograph", "digit"])
+def test_training_is_random_but_follows_the_seed(augmentation):
+    first, again = draws(augmentation, noise_image(), 5), draws(augmentation, noise_image(), 5)
+    assert first.shape == (5, 3, 32, 32)
+    assert torch.equal(first, again)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_photographs_are_mirrored_and_digits_never():
+    mirrored = (~lit_on_the_right(draws("photograph", half_lit()))).sum()
+    assert 15 <= mirrored <= 45
+    assert lit_on_the_right(draws("digit", half_lit())).all()
+
+
+def test_photographs_change_colour_and_digits_never():
+    image = Image.new("RGB", (32, 32), (200, 80, 40))
+    plain = torch.tensor([200, 80, 40]) / 255
+    assert (draws("digit", image).mean((2, 3)) - plain).abs().max() < 1e-6
+    colours = draws("photograph", image).mean((2, 3))
+    assert (colours - plain).abs().max() > 0.1
+    grey = (colours.amax(1) - colours.amin(1)) < 0.01
+    assert 1 <= grey.sum() <= 15
+
+
+def test_unknown_augmentation():
+    with pytest.raises(ArgumentError, match="augmentation='none': choose from photograph, digit"):
+        training_transform("none", **NEUTRAL)

@@ -1,0 +1,69 @@
+"""Evaluation: predictions in order, accuracies by hand, the network's mode untouched."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from timm_moe_dg.protocols import Predictions, domain_accuracies, predict
+
+
+class Says(nn.Module):
+    """Puts the largest logit where the image's first pixel says; in training mode it is always wrong."""
+
+    def forward(self, images):
+        assert not torch.is_grad_enabled()
+        said = images[:, 0, 0, 0].long()
+        return nn.functional.one_hot(said if not self.training else (said + 1) % 4, 4).float()
+
+
+def batch(said, targets, groups):
+    images = torch.tensor(said, dtype=torch.float)[:, None, None, None].expand(-1, 3, 2, 2)
+    return images, torch.tensor(targets), torch.tensor(groups)
+
+
+BATCHES = [batch([0, 1, 2], [0, 1, 1], [0, 0, 1]), batch([3, 3], [3, 0], [4, 4])]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_predictions_are_made_in_evaluation_mode_which_is_then_left(training):
+    network = Says().train(training)
+    predictions = predict(network, BATCHES)
+    assert predictions.predicted.tolist() == [0, 1, 2, 3, 3]
+    assert predictions.target.tolist() == [0, 1, 1, 3, 0]
+    assert predictions.group.tolist() == [0, 0, 1, 4, 4]
+    assert network.training is training
+
+
+def test_mode_is_restored_after_an_error():
+    def broken():
+        yield BATCHES[0]
+        raise OSError("disk")
+
+    network = Says().train()
+    with pytest.raises(OSError, match="disk"):
+        predict(network, broken())
+    assert network.training
+
+
+def test_gather_sees_every_batch_and_decides_what_counts():
+    def first_only(tensors):
+        return tuple(tensor[:1] for tensor in tensors)
+
+    assert predict(Says(), BATCHES, first_only).predicted.tolist() == [0, 3]
+
+
+def test_accuracies_by_domain_and_split():
+    in_acc, out_acc = domain_accuracies(predict(Says(), BATCHES), num_domains=3)
+    assert in_acc[0] == 1.0
+    assert in_acc[2] == 0.5
+    assert out_acc[0] == 0.0
+    assert math.isnan(in_acc[1])
+    assert all(math.isnan(value) for value in out_acc[1:])
+
+
+def test_groups_beyond_the_domains_are_refused():
+    one = torch.tensor([0])
+    with pytest.raises(ValueError, match="lies outside"):
+        domain_accuracies(Predictions(one, one, torch.tensor([6])), num_domains=3)

@@ -1,0 +1,42 @@
+"""The number of processes asked for against the number there is."""
+
+import pytest
+
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.protocols.launch import available_cpus, check_world_size
+
+ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes"),
+    [
+        ({}, 1),
+        (ACCELERATE, 1),
+        ({**ACCELERATE, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, 2),
+        ({"WORLD_SIZE": "1"}, 1),
+        ({"MASTER_ADDR": "node1"}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
+    ],
+)
+def test_as_asked(environment, processes):
+    check_world_size(environment, processes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes"),
+    [
+        ({**ACCELERATE, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, 1),
+        ({"ACCELERATE_NUM_PROCESSES": "2"}, 1),
+        ({"PMI_SIZE": "4"}, 1),
+        ({**ACCELERATE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, 1),
+    ],
+    ids=["two strangers", "accelerate variable", "mpi", "--cpu --num_processes 2"],
+)
+def test_not_as_asked(environment, processes):
+    with pytest.raises(ArgumentError, match=r"num_processes=.*ACCELERATE_USE_CPU=true"):
+        check_world_size(environment, processes)
+
+
+def test_there_is_a_cpu():
+    assert available_cpus() >= 1

@@ -1,0 +1,257 @@
+"""The fine-tuning script as a user runs it: launched with accelerate, on digits and on folders of images."""
+
+import csv
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.data import create_transform, resolve_model_data_config
+
+from timm_moe_dg.data import get_benchmark, read_folder, split_domain
+from timm_moe_dg.protocols import Record, read_records, training_domain_validation
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "finetune.py"
+SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
+GMOE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "moe_layers=(1,)", "num_experts=3"]
+DENSE = ["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE]
+QUICK = ["--steps", "4", "--checkpoint-freq", "2", "--batch-size", "4", "--cpu-threads", "1"]
+
+
+def launch(*words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **environment):
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, str(SCRIPT), *map(str, words)]
+    root = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """A short run of a small GMoE on the digits, in the default place below an empty working directory."""
+    folder = tmp_path_factory.mktemp("digits")
+    result = launch(*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (run,) = (folder / "output").iterdir()
+    return run, result
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory):
+    """Three rotations and four classes of the digits as DOMAIN/CLASS/IMAGE."""
+    root = tmp_path_factory.mktemp("images")
+    for domain in get_benchmark("rotated_digits").read(None)[:3]:
+        for index in range(100):
+            if domain.targets[index] < 4:
+                path = root / domain.name / f"class_{domain.targets[index]}" / f"{index}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                domain.image(index).save(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The script as a module, for runs that end before they train."""
+    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float:
+    """Accuracy of best/ on a domain's in-split, by timm alone: its factory, its transform."""
+    model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
+    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+    inside = split_domain(len(domain), position, trial_seed=record.args["trial_seed"]).inside
+    with torch.no_grad():
+        predicted = model(torch.stack([transform(domain.image(int(index))) for index in inside])).argmax(1)
+    return sum(int(predicted[row]) == domain.targets[index] for row, index in enumerate(inside)) / len(inside)
+
+
+def test_digits_files_and_records(digits_run):
+    run, _ = digits_run
+    assert {entry.name for entry in run.iterdir()} == {"args.yaml", "best", "done", "results.jsonl", "summary.csv"}
+    records = read_records(run / "results.jsonl")
+    assert [record.step for record in records] == [0, 2, 3]
+    row = json.loads((run / "results.jsonl").read_text().splitlines()[-1])
+    assert {f"env{domain}_{split}_acc" for domain in range(6) for split in ("in", "out")} < set(row)
+    assert {"loss", "task_loss", "aux_loss", "step", "epoch", "step_time", "mem_gb", "args", "hparams"} < set(row)
+    assert row["args"]["test_envs"] == [5]
+    assert row["hparams"] == {"lr": 0.002, "weight_decay": 0.0, "batch_size": 4}
+    assert row["loss"] == pytest.approx(row["task_loss"] + 0.01 * row["aux_loss"], abs=1e-6)
+    assert row["aux_loss"] > 0
+    assert row["epoch"] == pytest.approx(3 * 4 / 240)
+
+
+def test_digits_settings_and_summary(digits_run):
+    run, _ = digits_run
+    settings = yaml.safe_load((run / "args.yaml").read_text())
+    assert settings["test_domains"] == [5]
+    assert settings["model_kwargs"]["moe_layers"] == [1]
+    assert settings["img_size"] == 32
+    with (run / "summary.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["0", "2", "3"]
+
+
+def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
+    run, result = digits_run
+    selected = training_domain_validation(read_records(run / "results.jsonl"))
+    assert "processes 1, device cpu, threads 1" in result.stdout
+    assert result.stdout.count("rot_75  test") == 3
+    assert f"selected step {selected.step}: " in result.stdout
+    assert f"local-dir:{run.relative_to(run.parents[1])}/best" in result.stdout
+    assert "4/4" in result.stderr
+    assert "parameters from random initialisation, new classifier" in result.stderr
+
+
+def test_best_reloads_with_the_recorded_accuracy(digits_run):
+    run, _ = digits_run
+    record = training_domain_validation(read_records(run / "results.jsonl"))
+    domains = get_benchmark("rotated_digits").read(None)
+    for position in (1, 5):
+        assert reloaded_accuracy(run, record, domains[position], position) == pytest.approx(record.in_acc[position])
+    config = json.loads((run / "best" / "config.json").read_text())
+    assert config["label_names"] == list("0123456789")
+
+
+def test_settings_repeat_the_run_whatever_the_workers(digits_run, tool, tmp_path):
+    run, _ = digits_run
+    tool.main(["-c", str(run / "args.yaml"), "--output", str(tmp_path), "--experiment", "again", "--workers", "0"])
+    for record, again in zip(
+        *(read_records(path / "results.jsonl") for path in (run, tmp_path / "again")), strict=True
+    ):
+        assert (again.losses, again.in_acc, again.out_acc) == (record.losses, record.in_acc, record.out_acc)
+    first, second = (load_file(path / "best" / "model.safetensors") for path in (run, tmp_path / "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
+    torch.manual_seed(0)
+    kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+    dense = timm.create_model("deit_tiny_patch16_224", num_classes=11, img_size=32, **kwargs)
+    save_file(dense.state_dict(), tmp_path / "dense.safetensors")
+    result = launch(
+        *("--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"),
+        *("--initial-checkpoint", tmp_path / "dense.safetensors", "--experiment", "a", "--test-domains", "1"),
+        *(*GMOE, *QUICK, "--lr", "0", "--workers", "1"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Upcycled from" in result.stderr
+    assert "3 experts filled in 1 mixture layers" in result.stderr
+    best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
+    for expert in best["blocks.1.mlp.experts.fc1.weight"]:
+        assert torch.equal(expert, dense.blocks[1].mlp.fc1.weight)
+    assert best["head.weight"].shape == (4, 48)
+    (record, *_) = read_records(tmp_path / "runs" / "a" / "results.jsonl")
+    domain = read_folder(image_folder)[1]
+    assert reloaded_accuracy(tmp_path / "runs" / "a", record, domain, 1) == pytest.approx(record.in_acc[1])
+
+
+def test_two_processes_train_as_one(image_folder, tmp_path):
+    common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
+    common += ["--lr", "0.001", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
+    two = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "29611")
+    result = launch(*common, "--experiment", "two", launcher=two, ACCELERATE_USE_CPU="true")
+    assert result.returncode == 0, result.stderr
+    assert "processes 2, device cpu" in result.stdout
+    assert result.stdout.count("selected step") == 1
+    assert launch(*common, "--experiment", "one").returncode == 0
+    one, two = (read_records(tmp_path / name / "results.jsonl") for name in ("one", "two"))
+    for record, other in zip(one, two, strict=True):
+        # Gradients are summed in another order, which Adam turns into other last digits: one image of 32 may flip
+        assert other.losses["loss"] == pytest.approx(record.losses["loss"], rel=1e-4)
+        assert other.in_acc == pytest.approx(record.in_acc, abs=0.04)
+
+
+def test_a_silent_world_of_one_is_refused(tmp_path):
+    result = launch(*DENSE, *QUICK, "--output", tmp_path / "runs", launcher=("--cpu", "--num_processes", "2"))
+    assert result.returncode != 0
+    assert "num_processes=1: more were asked for" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def one_domain(root):
+    path = root / "only" / "cat" / "0.png"
+    path.parent.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(path)
+
+
+def differing(root):
+    for name in ("a/cat", "a/dog", "b/cat"):
+        (root / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(root / name / "0.png")
+
+
+def unreadable(root):
+    for domain in "ab":
+        for index in range(6):
+            path = root / domain / "cat" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(path)
+    (root / "b" / "cat" / "3.png").write_bytes(b"garbage")
+
+
+FOLDER = ["--dataset", "folder", "--data-dir", "DATA"]
+MISTAKES = {
+    "empty folder": (FOLDER, Path.mkdir, "DataError: data_dir='.*': holds no domain folders"),
+    "missing folder": (FOLDER, None, "DataError: data_dir='.*': no such folder"),
+    "no folder given": (FOLDER[:2], None, "DataError: data_dir=None: give --data-dir"),
+    "one domain": (FOLDER, one_domain, r"ProtocolError: test_domains=\[0\]: every domain is held out"),
+    "classes differ": (FOLDER, differing, "DataError: .*'b' lacks dog"),
+    "unreadable": (
+        [*FOLDER, "--workers", "1"],
+        unreadable,
+        r"ImageReadError: image='.*b/cat/3\.png': cannot be decoded",
+    ),
+    "all held out": (["--test-domains", *"012345"], None, "ProtocolError: test_domains=.*every domain is held out"),
+    "no such domain": (["--test-domains", "6"], None, r"ProtocolError: test_domains=\[6\]: name different domains out"),
+    "data set": (["--dataset", "PASC"], None, "ArgumentError: dataset='PASC': choose from rotated_digits, folder"),
+    "model": (["--model", "gmoe_tny_patch16"], None, "ArgumentError: model='gmoe_tny_patch16': .*gmoe_tiny_patch16"),
+    "algorithm": (["--algorithm", "ERMM"], None, "ArgumentError: algorithm='ERMM': choose from ERM"),
+    "optimizer": (["--opt", "adamm"], None, "ArgumentError: opt='adamm': choose from .*adamw"),
+    "hparams": (["--hparams", '{"rate": 1}'], None, r"ArgumentError: hparams=.*no such \['rate'\]; choose from"),
+    "classes": (["--num-classes", "3"], None, "ArgumentError: num_classes=3: the data has 10 classes"),
+    "fraction": (["--holdout-fraction", "1.5"], None, "ProtocolError: holdout_fraction=1.5"),
+    "checkpoint": (["--initial-checkpoint", "DATA"], None, "CheckpointError: initial_checkpoint='.*': cannot start"),
+    "config": (["-c", "DATA"], None, "ArgumentError: config='.*': cannot be read"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_and_leaves_nothing_behind(mistake, tool, tmp_path, monkeypatch):
+    words, prepare, complaint = MISTAKES[mistake]
+    data = tmp_path / "data"
+    if prepare:
+        prepare(data)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    words = [str(data) if word == "DATA" else word for word in words]
+    with pytest.raises(SystemExit, match=rf"^finetune\.py: {complaint}") as caught:
+        tool.main([*DENSE, *QUICK, "--img-size", "32", *words])
+    assert "Traceback" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
+    run, _ = digits_run
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(SystemExit, match=r"ArgumentError: output='.*': holds a finished run; give another"):
+        tool.main([*DENSE, *QUICK, "--output", str(run.parent), "--experiment", run.name])
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_hyper_parameter_seed_draws_and_options_win(tool):
+    parser = tool.build_parser()
+    args = parser.parse_args(["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}'])
+    defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
+    hparams = tool.settle_hparams(args, defaults, "photographs")
+    assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
+    assert hparams["batch_size"] != 32
+    assert (args.lr, args.weight_decay, args.batch_size) == tuple(hparams.values())

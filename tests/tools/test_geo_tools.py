@@ -1,0 +1,125 @@
+"""MoGE from the command line: training with metadata, its options, the baselines, and the pictures of a run."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from timm_moe_dg.analysis import domains_at
+from timm_moe_dg.data.geo_digits import geo_digits
+from timm_moe_dg.metrics import normalized_mutual_information
+from timm_moe_dg.protocols import read_records
+
+TOOLS = Path(__file__).parents[2] / "tools"
+SIZE = ["patch_size=16", "depth=2", "embed_dim=24", "num_heads=3"]
+MOGE = ["--model", "moge_tiny", "--model-kwargs", *SIZE, "moe_layers=(0,1)", "metadata_drop=0.0"]
+QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-b", "4", "--workers", "0",
+         "--cpu-threads", "1", "--validation-batch-size", "500"]  # fmt: skip
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("geo")
+    tool("finetune").main([*MOGE, *QUICK, "--output", str(folder), "--experiment", "moge", "--cka-tokens", "8"])
+    return folder / "moge"
+
+
+def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
+    records = read_records(run / "results.jsonl")
+    assert [record.step for record in records] == [0, 2]
+    assert set(records[0].losses) == {"loss", "task_loss", "aux_loss", "cka_loss", "supcon_loss"}
+    losses = records[0].losses
+    total = losses["task_loss"] + 0.01 * losses["aux_loss"] + 0.01 * losses["cka_loss"] + 0.1 * losses["supcon_loss"]
+    assert losses["loss"] == pytest.approx(total, abs=1e-5)
+    assert set(records[-1].roles["id"]["num_samples"].values()) == {300}
+    assert records[-1].roles["ood"]["num_samples"] == {"Oceania": 300}
+    assert records[-1].test_domains == (5, 6, 7, 8, 9, 10)
+
+
+def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
+    model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
+    record = max(read_records(run / "results.jsonl"), key=lambda record: sum(record.out_acc[:5]))
+    domain = next(domain for domain in geo_digits() if domain.name == "id Asia")
+    pixels = torch.stack([torch.from_numpy(image) for image in domain.images]).float() / 255
+    mean, std = (torch.tensor(model.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        right = model((pixels[:, None] - mean) / std, torch.tensor(domain.metadata)).argmax(1)
+    accuracy = (right == torch.tensor(domain.targets)).double().mean().item()
+    assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.004)
+
+
+def test_pictures_and_their_numbers(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
+    figures = run / "figures"
+    for name in ("map", "routing", "forced_experts", "curves"):
+        assert (figures / f"{name}.png").stat().st_size > 2000
+    findings = json.loads((figures / "analysis.json").read_text())
+    model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
+    domains = [domain for domain in geo_digits() if domain.role == "id"]
+    found = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
+    expected = normalized_mutual_information(found, torch.arange(5).repeat_interleave(300)).item()
+    assert findings["nmi"] == pytest.approx(expected, abs=1e-9)
+    assert findings["groups"] == ["Africa", "Asia", "Europe", "North America", "South America"]
+    assert [sum(row) for row in findings["images_by_group_and_domain"]] == [300] * 5
+    assert sum(findings["forced_experts"]["num_samples"]) == 1500
+
+
+def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
+    start = run / "best" / "model.safetensors"
+    words = ["--initial-checkpoint", str(start), "--freeze", "backbone", "--expert-mode", "shared"]
+    tool("finetune").main([*MOGE, *QUICK, *words, "--output", str(tmp_path), "--experiment", "se"])
+    before, after = load_file(start), load_file(tmp_path / "se" / "best" / "model.safetensors")
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    record = read_records(tmp_path / "se" / "results.jsonl")[-1]
+    assert record.losses["supcon_loss"] == 0.0  # nothing is routed, so there are no discovered domains
+
+
+@pytest.mark.parametrize(
+    ("model", "extra"),
+    [("deit_tiny_patch16_224", []), ("erm_le_tiny_patch16", []), ("gmoe_tiny_patch16", ["moe_layers=(1,)"])],
+)
+def test_baselines_run_through_the_same_command(model: str, extra: list[str], tmp_path: Path) -> None:
+    words = ["--model", model, "--model-kwargs", *SIZE, *extra, "--output", str(tmp_path), "--experiment", "baseline"]
+    tool("finetune").main([*QUICK, *words])
+    record = read_records(tmp_path / "baseline" / "results.jsonl")[-1]
+    assert set(record.roles) == {"id", "ood"}
+    assert "cka_loss" not in record.losses
+
+
+def test_one_region_alone_is_a_matter_of_test_domains(tmp_path: Path) -> None:
+    others = [str(position) for position in range(1, 11)]
+    words = ["--output", str(tmp_path), "--experiment", "africa", "--test-domains", *others]
+    tool("finetune").main(["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE, *QUICK, *words])
+    assert read_records(tmp_path / "africa" / "results.jsonl")[-1].training_domains == (0,)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--test-domains", "0"], r"set apart \[5, 6, 7, 8, 9, 10\]"),
+        (["--model", "deit_tiny_patch16_224", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
+        (["--cka-tokens", "1"], "num_tokens"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], message: str, tmp_path: Path) -> None:
+    sizes = ["--model-kwargs", *SIZE]
+    with pytest.raises(SystemExit, match=message):
+        tool("finetune").main(["--model", "moge_tiny", *QUICK, *words, *sizes, "--output", str(tmp_path)])
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
+        tool("visualize").main([str(tmp_path)])

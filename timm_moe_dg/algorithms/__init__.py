@@ -1,0 +1,24 @@
+"""Algorithms: what a step minimises, given the model and one minibatch per training domain."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ..errors import ArgumentError
+from .base import Algorithm
+from .erm import ERM
+
+ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType({"ERM": ERM})
+
+
+def get_algorithm(name: str) -> type[Algorithm]:
+    """Looks up an algorithm by its name in `ALGORITHMS`.
+
+    Raises:
+        ArgumentError: There is no such algorithm.
+    """
+    if name not in ALGORITHMS:
+        raise ArgumentError.of("algorithm", name, f"choose from {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+__all__ = ["ALGORITHMS", "ERM", "Algorithm", "get_algorithm"]

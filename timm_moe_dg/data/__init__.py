@@ -1,0 +1,40 @@
+"""Domains of images: the benchmarks' table, splits, transforms and loaders."""
+
+from .benchmarks import BENCHMARKS, Benchmark, get_benchmark
+from .domains import Domain
+from .folders import FolderDomain, read_folder
+from .loaders import (
+    EvaluationImages,
+    StepSampler,
+    TrainingDraws,
+    evaluation_loader,
+    training_loader,
+)
+from .places import Places, PlacesDomain
+from .splits import Split, evaluation_only, seed_hash, split_domain, split_domains, training_domains
+from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
+
+__all__ = [
+    "AUGMENTATIONS",
+    "BENCHMARKS",
+    "Benchmark",
+    "Domain",
+    "EvaluationImages",
+    "FolderDomain",
+    "Places",
+    "PlacesDomain",
+    "Split",
+    "StepSampler",
+    "TrainingDraws",
+    "evaluation_loader",
+    "evaluation_only",
+    "evaluation_transform",
+    "get_benchmark",
+    "read_folder",
+    "seed_hash",
+    "split_domain",
+    "split_domains",
+    "training_domains",
+    "training_loader",
+    "training_transform",
+]

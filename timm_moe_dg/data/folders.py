@@ -1,0 +1,103 @@
+"""Any folder laid out as DOMAIN/CLASS/IMAGE, read in the order of torchvision's ImageFolder."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+from ..errors import DataError, ImageReadError
+
+
+@dataclass(frozen=True)
+class FolderDomain:
+    """One domain's folder.
+
+    Attributes:
+        name: The folder's name.
+        classes: Names of the class folders, sorted.
+        targets: One class index per image.
+        paths: One file per image, in the same order.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    targets: Sequence[int] = field(repr=False)
+    paths: Sequence[str] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def image(self, index: int) -> Image.Image:
+        """Reads one image as RGB.
+
+        Raises:
+            ImageReadError: The file cannot be decoded.
+        """
+        return read_image(self.paths[index])
+
+
+def read_image(path: str) -> Image.Image:
+    """Reads an image file as RGB.
+
+    Raises:
+        ImageReadError: The file cannot be decoded.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); repair or remove the file") from error
+
+
+def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
+    """Reads a folder of domains.
+
+    Domains are the sub-folders in the order of their names, classes the sub-folders of each; images are found as
+    torchvision's ImageFolder finds them, in its order, so that DomainBed's splits carry over.
+
+    Args:
+        data_dir: The folder that holds the domains.
+
+    Raises:
+        DataError: The folder does not exist, holds no domain, or its domains differ in their classes or lack images.
+    """
+    root = Path(data_dir)
+    if not root.is_dir():
+        raise DataError(f"data_dir={str(root)!r}: no such folder; give the folder that holds one folder per domain")
+    names = _subfolders(root)
+    if not names:
+        raise DataError(f"data_dir={str(root)!r}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
+    classes = _common_classes(root, names)
+    return [_read_domain(root / name, classes) for name in names]
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+
+def _common_classes(root: Path, names: Sequence[str]) -> tuple[str, ...]:
+    found = {name: set(_subfolders(root / name)) for name in names}
+    everything = set().union(*found.values())
+    if not everything:
+        raise DataError(f"data_dir={str(root)!r}: no class folders in {', '.join(names)}; expected DOMAIN/CLASS/IMAGE")
+    lacking = [
+        f"{name!r} lacks {', '.join(sorted(everything - own))}" for name, own in found.items() if own != everything
+    ]
+    if lacking:
+        raise DataError(
+            f"data_dir={str(root)!r}: classes differ between domains: {'; '.join(lacking)}; "
+            "every domain needs the same class folders (an empty one will do)"
+        )
+    return tuple(sorted(everything))
+
+
+def _read_domain(folder: Path, classes: tuple[str, ...]) -> FolderDomain:
+    indices = {name: index for index, name in enumerate(classes)}
+    samples = make_dataset(str(folder), indices, extensions=IMG_EXTENSIONS, allow_empty=True)
+    if not samples:
+        raise DataError(f"data_dir={str(folder.parent)!r}: domain {folder.name!r} holds no images ({IMG_EXTENSIONS})")
+    paths, targets = zip(*samples, strict=True)
+    return FolderDomain(folder.name, classes, targets, paths)

@@ -1,0 +1,174 @@
+"""Loaders: endless minibatches per training domain, and one finite pass over everything for evaluation.
+
+Training draws are counted. Draw k of a domain is an image and an augmentation, and both are functions of (seed, domain,
+k) alone: neither the number of worker processes nor that of training processes changes what is drawn, and a loader that
+starts at step s gives what an uninterrupted one gives from step s on.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..errors import ProtocolError
+from .domains import Domain
+from .splits import Split
+from .transforms import Transform
+
+Draw = tuple[int, int]  # (domain, number of the draw)
+Minibatch = tuple[Tensor, ...]  # images (B, 3, H, W), targets (B,), and the images' metadata if asked for
+
+
+@dataclass(frozen=True)
+class TrainingDraws(Dataset):
+    """The training images of all domains, addressed by draw rather than by position.
+
+    Attributes:
+        domains: All domains of the benchmark.
+        splits: One per domain; images are drawn from the inside part, with replacement.
+        transform: Applied with torch's CPU generator seeded for the draw.
+        seed: The run's seed.
+        with_metadata: Draw each image's metadata too; the domains must have some.
+    """
+
+    domains: Sequence[Domain]
+    splits: Sequence[Split]
+    transform: Transform
+    seed: int
+    with_metadata: bool = False
+
+    def __getitem__(self, draw: Draw) -> tuple[Any, ...]:
+        domain, number = draw
+        random = np.random.default_rng((self.seed, domain, number))
+        index = int(random.choice(self.splits[domain].inside))
+        with seeded_torch(int(random.integers(2**63))):
+            image = self.transform(self.domains[domain].image(index))
+        return image, self.domains[domain].targets[index], *_metadata(self, domain, index)
+
+
+@dataclass(frozen=True)
+class StepSampler(Sampler[list[Draw]]):
+    """Lists the draws of one step after the other, without end.
+
+    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of every domain, dealt out to the processes in turn.
+
+    Attributes:
+        domains: Positions of the training domains.
+        batch_size: Images per domain and step, over all processes.
+        first_step: Where to start.
+        process: This process's index.
+        num_processes: How many processes share a step.
+    """
+
+    domains: Sequence[int]
+    batch_size: int
+    first_step: int = 0
+    process: int = 0
+    num_processes: int = 1
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for step in itertools.count(self.first_step):
+            draws = range(step * self.batch_size + self.process, (step + 1) * self.batch_size, self.num_processes)
+            yield [(domain, number) for domain in self.domains for number in draws]
+
+
+def training_loader(
+    draws: TrainingDraws, sampler: StepSampler, *, workers: int, pin_memory: bool = False
+) -> DataLoader:
+    """Builds the endless training loader.
+
+    Args:
+        draws: What is drawn from.
+        sampler: Which draws make up each step.
+        workers: Worker processes; 0 reads in this one.
+        pin_memory: Copies batches to page-locked memory, for a faster way to the accelerator.
+
+    Returns:
+        A loader that yields, for each step, a list of `Minibatch`, one per training domain.
+
+    Raises:
+        ProtocolError: The processes cannot share the batch evenly.
+    """
+    if sampler.batch_size < 1 or sampler.batch_size % sampler.num_processes:
+        raise ProtocolError.of(
+            "batch_size",
+            sampler.batch_size,
+            f"give a multiple of the number of processes ({sampler.num_processes}), which share each domain's batch",
+        )
+    return DataLoader(
+        draws,
+        batch_sampler=sampler,
+        collate_fn=partial(_by_domain, num_domains=len(sampler.domains)),
+        **_worker_options(workers, pin_memory),
+    )
+
+
+class EvaluationImages(Dataset):
+    """Every image of every domain, once, with its group: 2 * domain for "in" images, 2 * domain + 1 for "out"."""
+
+    def __init__(
+        self, domains: Sequence[Domain], splits: Sequence[Split], transform: Transform, with_metadata: bool = False
+    ) -> None:
+        self.domains = domains
+        self.transform = transform
+        self.with_metadata = with_metadata
+        parts = [part for split in splits for part in (split.inside, split.outside)]
+        self.positions = np.concatenate(parts)
+        self.groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        position, group = int(self.positions[index]), int(self.groups[index])
+        domain = self.domains[group // 2]
+        metadata = _metadata(self, group // 2, position)
+        return self.transform(domain.image(position)), domain.targets[position], group, *metadata
+
+
+def evaluation_loader(
+    images: EvaluationImages, *, batch_size: int, workers: int, pin_memory: bool = False
+) -> DataLoader:
+    """Builds the finite loader, in a fixed order; yields images (B, 3, H, W), targets (B,), groups (B,), metadata."""
+    return DataLoader(images, batch_size=batch_size, **_worker_options(workers, pin_memory))
+
+
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Seeds torch's CPU generator for a while and then restores it; generators of accelerators are left alone."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _metadata(images: TrainingDraws | EvaluationImages, domain: int, index: int) -> list[Tensor]:
+    if not images.with_metadata:
+        return []
+    places: Any = images.domains[domain]  # a domain with metadata, such as PlacesDomain
+    return [torch.as_tensor(places.metadata[index])]
+
+
+def _by_domain(samples: Sequence[tuple[Any, ...]], num_domains: int) -> list[Minibatch]:
+    images, targets, *metadata = zip(*samples, strict=True)
+    columns = [torch.stack(images), torch.tensor(targets), *map(torch.stack, metadata)]
+    return list(zip(*(column.chunk(num_domains) for column in columns), strict=True))
+
+
+def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
+    """Common options; the generator of its own keeps a loader's start from advancing torch's global one."""
+    return {
+        "num_workers": workers,
+        "pin_memory": pin_memory,
+        "persistent_workers": workers > 0,
+        "generator": torch.Generator(),
+    }

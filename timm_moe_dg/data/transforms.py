@@ -1,0 +1,65 @@
+"""From a PIL image to the tensor that a model takes: augmented for training, plain for evaluation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from ..errors import ArgumentError
+
+Transform: TypeAlias = Callable[[Image.Image], Tensor]
+
+
+def _photograph_augmentation(size: tuple[int, int]) -> list[Callable]:
+    """DomainBed's: crop of 70 to 100% of the area, mirror, colour jitter, grey one time in ten."""
+    return [
+        v2.RandomResizedCrop(size, scale=(0.7, 1.0)),
+        v2.RandomHorizontalFlip(),
+        v2.ColorJitter(0.3, 0.3, 0.3, 0.3),
+        v2.RandomGrayscale(0.1),
+    ]
+
+
+def _digit_augmentation(size: tuple[int, int]) -> list[Callable]:
+    """The crop alone: a mirrored digit is another sign, and ink has no colour."""
+    return [v2.RandomResizedCrop(size, scale=(0.7, 1.0))]
+
+
+AUGMENTATIONS: Mapping[str, Callable[[tuple[int, int]], list[Callable]]] = {
+    "photograph": _photograph_augmentation,
+    "digit": _digit_augmentation,
+}
+
+
+def training_transform(
+    augmentation: str, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+) -> Transform:
+    """Builds the training transform; all its randomness comes from torch's global CPU generator.
+
+    Args:
+        augmentation: A name in `AUGMENTATIONS`.
+        size: Height and width of the result, in pixels.
+        mean: Per channel, from the model's data configuration.
+        std: Per channel, likewise.
+
+    Returns:
+        A function of an RGB image that returns a float tensor of shape (3, height, width).
+
+    Raises:
+        ArgumentError: There is no such augmentation.
+    """
+    if augmentation not in AUGMENTATIONS:
+        raise ArgumentError.of("augmentation", augmentation, f"choose from {', '.join(AUGMENTATIONS)}")
+    return v2.Compose([*AUGMENTATIONS[augmentation](size), *_to_tensor(mean, std)])
+
+
+def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Transform:
+    """Builds the evaluation transform: the whole image squeezed to `size`, bilinear, as DomainBed evaluates."""
+    return v2.Compose([v2.Resize(size), *_to_tensor(mean, std)])
+
+
+def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
+    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]

@@ -1,0 +1,17 @@
+"""Metrics: pure functions of (prediction, target, group)."""
+
+from .accuracy import GroupAccuracy, accuracy, group_accuracy, worst_group_accuracy
+from .clustering import normalized_mutual_information
+from .f1 import f1_macro
+from .groups import WorstGroup, worst_group
+
+__all__ = [
+    "GroupAccuracy",
+    "WorstGroup",
+    "accuracy",
+    "f1_macro",
+    "group_accuracy",
+    "normalized_mutual_information",
+    "worst_group",
+    "worst_group_accuracy",
+]

@@ -1,0 +1,34 @@
+"""Protocols: what a run starts from, what it records, and which of its records counts."""
+
+from .evaluate import Predictions, domain_accuracies, predict
+from .freeze import freeze_backbone
+from .records import Record, read_records
+from .roles import role_scores
+from .run_folder import RunFolder
+from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
+from .selection import (
+    SELECTION_RULES,
+    oracle,
+    reported_accuracy,
+    training_domain_validation,
+    validation_accuracy,
+)
+
+__all__ = [
+    "SEARCH_SPACES",
+    "SELECTION_RULES",
+    "Predictions",
+    "Record",
+    "RunFolder",
+    "domain_accuracies",
+    "draw_hparams",
+    "freeze_backbone",
+    "oracle",
+    "predict",
+    "read_records",
+    "reported_accuracy",
+    "resolve_hparams",
+    "role_scores",
+    "training_domain_validation",
+    "validation_accuracy",
+]

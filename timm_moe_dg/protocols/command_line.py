@@ -1,0 +1,107 @@
+"""Command lines of the tools: either spelling of an option, configuration files, KEY=VALUE and JSON values."""
+
+import argparse
+import ast
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ArgumentError, MoeDgError
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line whose options may be spelt with hyphens or underscores.
+
+    A file given with `--config` supplies values for options that the command line does not mention: its entries are put
+    before the command line's own, so they pass the same checks and the later ones win.
+
+    Args:
+        parser: Has a `--config` option.
+        argv: The command line, without the program's name.
+
+    Raises:
+        ArgumentError: The configuration file is missing, is not a table, or has an entry that is no option.
+    """
+    argv = [_hyphenated(word) for word in argv]
+    known, _ = parser.parse_known_args(argv)
+    if known.config is None:
+        return parser.parse_args(argv)
+    return parser.parse_args([*config_words(parser, known.config), *argv])
+
+
+def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
+    """Turns a YAML file of option names and values into words of a command line."""
+    try:
+        table = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ArgumentError.of("config", path, f"cannot be read as YAML ({error})") from error
+    if not isinstance(table, dict):
+        raise ArgumentError.of("config", path, "holds no table of options, such as `steps: 100`")
+    options = {action.dest: action for action in parser._actions if action.option_strings}
+    words: list[str] = []
+    table.pop("config", None)  # a run's args.yaml says which file it was started with; its values are all in there
+    for key, value in table.items():
+        action = options.get(str(key).replace("-", "_"))
+        if action is None or action.dest == "help":
+            raise ArgumentError.of("config", path, f"{key!r} is no option of {parser.prog}; see --help")
+        words += _option_words(action, value)
+    return words
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """Reads KEY=VALUE; the value is a Python literal if it reads as one, and a string otherwise."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Reads a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"lr\": 1e-4}}'")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """Reads a whole number above zero."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def explain(error: MoeDgError) -> str:
+    """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
+    text = str(error)
+    if "Original Traceback" in text:
+        text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
+    return f"{type(error).__name__}: {text}"
+
+
+def _hyphenated(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, separator, value = word.partition("=")
+    return name.replace("_", "-") + separator + value
+
+
+def _option_words(action: argparse.Action, value: Any) -> list[str]:
+    option = next(option for option in action.option_strings if option.startswith("--"))
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    if isinstance(value, dict):
+        pairs = [f"{key}={item!r}" for key, item in value.items()]
+        return [option, json.dumps(value)] if action.nargs is None else [option, *pairs]
+    return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]

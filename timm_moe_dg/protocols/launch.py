@@ -1,0 +1,43 @@
+"""What a launcher asked for against what came of it: processes and CPU threads."""
+
+import os
+from collections.abc import Mapping
+
+from ..errors import ArgumentError
+
+_ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
+_WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def check_world_size(environment: Mapping[str, str], num_processes: int) -> None:
+    """Makes sure that a run has the processes that it was launched with.
+
+    `accelerate launch --cpu --num_processes 2` starts one process, and `--multi_gpu` without accelerators starts two
+    that do not know of each other; both would run to the end and report something else than was asked for.
+
+    Args:
+        environment: The process's environment variables.
+        num_processes: How many processes the run has.
+
+    Raises:
+        ArgumentError: The two differ.
+    """
+    requested = next((environment[name] for name in _WORLD_SIZES if name in environment), None)
+    if requested is not None and int(requested) != num_processes:
+        raise ArgumentError.of(
+            "num_processes", int(requested), f"but this process is in a world of {num_processes}; {_ON_CPU}"
+        )
+    # accelerate's launcher exports an address as soon as more than one process is asked for
+    if requested is None and "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment:
+        raise ArgumentError.of(
+            "num_processes",
+            num_processes,
+            f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)",
+        )
+
+
+def available_cpus() -> int:
+    """Number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,169 @@
+"""The network that a run starts from and the folder that it leaves behind.
+
+Weights that were asked for and did not load are the classic way to an irreproducible number, so loading is strict here:
+the network is built with as many classes as the weights have, which keeps timm's own check on, and gets its new
+classifier afterwards.
+"""
+
+import difflib
+import logging
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+from safetensors import SafetensorError
+from timm.data.model_config import resolve_input_data_config
+from timm.models import load_state_dict, parse_model_name, resolve_model_input_args, save_for_hf, split_model_name_tag
+from torch import nn
+
+from ..errors import ArgumentError, CheckpointError, MoeDgError
+
+DROP_PATH = 0.1  # what the papers fine-tune with
+_LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError)
+_logger = logging.getLogger(__name__)
+
+
+def build_network(
+    name: str,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    initial_checkpoint: str | os.PathLike[str] | None = None,
+    img_size: int | None = None,
+    drop_path: float | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Builds any timm model with its starting weights.
+
+    Args:
+        name: A timm model, with a tag or without, or `hf-hub:` and `local-dir:` sources.
+        num_classes: Classes of the new classifier; one of that size that comes with the weights is kept.
+        pretrained: Start from the model's published weights.
+        initial_checkpoint: Start from this file instead; it passes through the model's own checkpoint filter, so a
+            mixture model is upcycled from a dense checkpoint.
+        img_size: Side of the input in pixels, for models that are built for one size; None for the model's own.
+        drop_path: Stochastic depth; None for 0.1 where the model has it.
+        model_kwargs: Further arguments of the model.
+
+    Raises:
+        ArgumentError: There is no such model, or it does not take an argument.
+        CheckpointError: The weights cannot be read or do not fit.
+    """
+    _check_name(name)
+    kwargs = {"drop_path_rate": DROP_PATH if drop_path is None else drop_path} | dict(model_kwargs or {})
+    _check_kwargs(kwargs)
+    overlay = _checkpoint_overlay(name, initial_checkpoint) if initial_checkpoint else None
+    loads = pretrained or overlay is not None
+    try:
+        options = resolve_model_input_args(name, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
+        classes = options["pretrained_cfg"]["num_classes"] if loads else num_classes
+        network = _create(options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None)
+    except MoeDgError:
+        raise
+    except TypeError as error:
+        raise ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})") from error
+    except _LOAD_ERRORS as error:
+        if not loads:
+            raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
+        raise _unusable(name, initial_checkpoint, error) from error
+    if classes != num_classes:
+        network.reset_classifier(num_classes)
+    source = initial_checkpoint or ("published weights" if pretrained else "random initialisation")
+    _logger.info(_describe(name, network, source, new_classifier=not loads or classes != num_classes))
+    return network
+
+
+def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, Any]:
+    """Returns timm's data configuration of a network as this package feeds it: squeezed to size, bilinear, no crop.
+
+    Args:
+        network: A timm model.
+        img_size: Side of the input for networks that take any; None for the size that the network recommends.
+
+    Returns:
+        input_size (3, height, width), mean, std, interpolation, crop_pct and crop_mode.
+    """
+    wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
+    return resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+
+
+def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: Mapping[str, Any]) -> None:
+    """Writes a timm folder: config.json with class names and preprocessing, model.safetensors.
+
+    Args:
+        network: A timm model, not wrapped.
+        folder: Created if need be; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads it.
+        classes: Names of the classes, in the order of the logits.
+        config: From `data_config`.
+    """
+    save_for_hf(
+        network,
+        str(folder),
+        model_config={"label_names": list(classes)},
+        safe_serialization=True,
+        data_config=dict(config),
+    )
+
+
+def _check_name(name: str) -> None:
+    try:
+        source, model = parse_model_name(name)
+    except ValueError as error:
+        raise ArgumentError.of("model", name, str(error)) from error
+    architecture = split_model_name_tag(model)[0]
+    if source is None and not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=5)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
+
+
+def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
+    if taken:
+        raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
+
+
+def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Points a model's configuration at a file, with the number of classes that is in it."""
+    try:
+        weights = load_state_dict(str(path))
+    except Exception as error:  # a file of another kind fails anywhere in the readers
+        raise _unusable(name, path, error) from error
+    weights = weights.get("model_dict", weights)  # the layer that DomainBed's checkpoints add
+    classifier = resolve_model_input_args(name)["pretrained_cfg"].get("classifier") or ()
+    layers = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    heads = (value for layer in layers for key, value in weights.items() if f".{key}".endswith(f".{layer}.weight"))
+    rows = next((len(head) for head in heads), 0)
+    return {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}
+
+
+def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:
+    """Calls timm's factory, without stochastic depth for models that have none and when nobody asked for it."""
+    try:
+        return timm.create_model(**options)
+    except TypeError as error:
+        if not (optional_drop_path and "drop_path_rate" in str(error)):
+            raise
+    options = {key: value for key, value in options.items() if key != "drop_path_rate"}
+    return timm.create_model(**options)
+
+
+def _unusable(name: str, path: str | os.PathLike[str] | None, error: Exception) -> CheckpointError:
+    reason = f"{type(error).__name__}: {error}"
+    if path is None:
+        return CheckpointError(
+            f"pretrained=True: the weights of {name} cannot be had ({reason}); check the connection and the Hub's "
+            "cache, or give a file with --initial-checkpoint"
+        )
+    return CheckpointError(
+        f"initial_checkpoint={str(path)!r}: cannot start {name} ({reason}); give a checkpoint of this model, or of its "
+        "dense counterpart"
+    )
+
+
+def _describe(name: str, network: nn.Module, source: object, new_classifier: bool) -> str:
+    count = sum(parameter.numel() for parameter in network.parameters())
+    return f"{name}: {count:,} parameters from {source}, {'new' if new_classifier else 'same'} classifier"

@@ -1,0 +1,120 @@
+"""Records: one row of results.jsonl, written and read with DomainBed's keys.
+
+A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc and env{i}_out_acc for
+every domain i of the benchmark, and the run's args and hparams. DomainBed's own rows are read as well.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import RecordError
+
+_ACCURACY = re.compile(r"env(\d+)_(in|out)_acc")
+_OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
+_ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation of one run.
+
+    Attributes:
+        step: Number of the step that was just taken, from 0.
+        epoch: `step` in passes over the smallest training domain.
+        losses: Mean of each loss since the record before.
+        step_time: Mean seconds per step since the record before, loading included.
+        mem_gb: Peak memory of the accelerator in GiB; 0 on CPU.
+        in_acc: Accuracy on each domain's in-split, shares; NaN for an empty split.
+        out_acc: Likewise on the out-splits.
+        args: The run's arguments, among them dataset, algorithm, test_envs, trial_seed and hparams_seed.
+        hparams: The run's hyper-parameters.
+        roles: Scores of "id" and "ood" where the benchmark has such domains; see `role_scores`.
+    """
+
+    step: int
+    epoch: float
+    losses: Mapping[str, float]
+    step_time: float
+    mem_gb: float
+    in_acc: tuple[float, ...]
+    out_acc: tuple[float, ...]
+    args: Mapping[str, Any]
+    hparams: Mapping[str, Any]
+    roles: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def test_domains(self) -> tuple[int, ...]:
+        """Positions of the domains that were held out."""
+        return tuple(self.args["test_envs"])
+
+    @property
+    def training_domains(self) -> tuple[int, ...]:
+        """Positions of the domains that were trained on."""
+        return tuple(domain for domain in range(len(self.in_acc)) if domain not in self.test_domains)
+
+    def to_json(self) -> str:
+        """Returns the row as one line of JSON, keys sorted."""
+        row: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
+        row |= {**self.losses, **({"roles": self.roles} if self.roles else {})}
+        for domain, (inside, outside) in enumerate(zip(self.in_acc, self.out_acc, strict=True)):
+            row |= {f"env{domain}_in_acc": inside, f"env{domain}_out_acc": outside}
+        return json.dumps(row, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Reads a row.
+
+        Raises:
+            RecordError: The line is no JSON object, or lacks what a record needs.
+        """
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
+        if not isinstance(row, dict):
+            raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
+        missing = [key for key in _OWN_KEYS if key not in row]
+        missing += [f"args[{key!r}]" for key in _ARGS if key not in row.get("args", {})]
+        if missing:
+            raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
+        known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
+        in_acc, out_acc = _pop_accuracies(row)
+        return cls(losses=row, in_acc=in_acc, out_acc=out_acc, **known)
+
+
+def read_records(path: str | os.PathLike[str]) -> list[Record]:
+    """Reads a results.jsonl file.
+
+    Raises:
+        RecordError: A line is not a record; the message gives file and line.
+    """
+    return list(_iterate(Path(path)))
+
+
+def _iterate(path: Path) -> Iterator[Record]:
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            yield Record.from_json(line)
+        except RecordError as error:
+            raise RecordError(f"{path}, line {number}: {error}") from error
+
+
+def _pop_accuracies(row: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Takes the accuracy keys out of a row and returns (in, out), ordered by domain."""
+    found = {match.group(0): match for match in map(_ACCURACY.fullmatch, row) if match}
+    number = 1 + max((int(match[1]) for match in found.values()), default=-1)
+    expected = {f"env{domain}_{split}_acc" for domain in range(number) for split in ("in", "out")}
+    if not expected or expected != set(found):
+        raise RecordError(f"accuracies={sorted(found)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on")
+    values = {key: row.pop(key) for key in found}
+    in_acc, out_acc = (tuple(values[f"env{domain}_{split}_acc"] for domain in range(number)) for split in ("in", "out"))
+    return in_acc, out_acc
+
+
+def _shortened(line: str, length: int = 60) -> str:
+    return line if len(line) <= length else line[:length] + "..."

@@ -1,0 +1,75 @@
+"""What a run shows while it goes: the losses between two evaluations, and the table of domains."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .records import Record
+from .selection import reported_accuracy, validation_accuracy
+
+
+class StepMeter:
+    """Means of losses and of the time per step since the last `take`, without waiting for the device at every step."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def add(self, losses: Mapping[str, Tensor]) -> None:
+        """Counts one step with its scalar losses."""
+        self._steps += 1
+        for name, value in losses.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
+
+    def take(self) -> tuple[dict[str, Tensor], float]:
+        """Returns the mean of each loss and the seconds per step."""
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        return means, (time.perf_counter() - self._start) / self._steps
+
+    def _reset(self) -> None:
+        self._steps = 0
+        self._sums: dict[str, Tensor] = {}
+        self._start = time.perf_counter()
+
+    def restart(self) -> None:
+        """Forgets everything; call it when training goes on after an evaluation."""
+        self._reset()
+
+
+def domain_table(record: Record, names: Sequence[str]) -> str:
+    """Formats one evaluation as a text table, one row per domain, test domains marked.
+
+    Args:
+        record: The evaluation.
+        names: Names of the domains, in the benchmark's order.
+    """
+    losses = "  ".join(f"{name} {value:.4f}" for name, value in record.losses.items())
+    width = max(len("domain"), *map(len, names))
+    lines = [
+        f"step {record.step}  epoch {record.epoch:.1f}  {losses}  {record.step_time:.3f} s/step",
+        f"  {'domain':<{width}}  {'role':<5}  in acc  out acc",
+    ]
+    for domain, (name, inside, outside) in enumerate(zip(names, record.in_acc, record.out_acc, strict=True)):
+        role = "test" if domain in record.test_domains else "train"
+        lines.append(f"  {name:<{width}}  {role:<5}  {inside:6.4f}  {outside:7.4f}")
+    lines += [role_line(role, scores) for role, scores in record.roles.items()]
+    return "\n".join([*lines, f"  {summary(record)}"])
+
+
+def role_line(role: str, scores: Mapping[str, Any]) -> str:
+    """Formats the scores of one role of `Record.roles` in one line."""
+    number = scores["num_samples"].get(scores["worst_group"], 0)
+    return (
+        f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
+        f"({scores['worst_group']}, n = {number}), F1-macro {scores['f1_macro']:.4f}"
+    )
+
+
+def summary(record: Record) -> str:
+    """Formats the two numbers that matter in one line."""
+    return (
+        f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}, "
+        f"test domain (in acc) {reported_accuracy(record):.4f}"
+    )
