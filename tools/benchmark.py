@@ -4,10 +4,10 @@
     python tools/benchmark.py --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train
     python tools/benchmark.py --device cuda --dtype bfloat16 --batch-size 160 --compile --output gpu.json
 
-Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come from,
-what a user would run instead. The FLOP-equivalent dense model is the twin with a feed-forward K times as wide in the
-mixture blocks (1 + K times for MoGE): it computes as much without routing, so the ratio to it is pure overhead. Rounds go
-A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles.
+Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come
+from, what a user would run instead. The FLOP-equivalent dense model is the twin with a feed-forward K times as wide in
+the mixture blocks (1 + K for MoGE): it computes as much without routing, so the ratio to it is pure overhead. Rounds
+go A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Expert layers: routers, stacked experts, and the feed-forward layers made of them."""
 
 from .geo_moe_mlp import GeoMoeMlp
-from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, spherical_harmonics
+from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .metadata import MetadataEncoder
 from .moe_mlp import MoeMlp, RoutedMlp
 from .router import CosineRouter, LinearRouter, MetadataRouter, RouterOutput
+from .satclip import SatClipEncoder, load_satclip, save_satclip
 
 __all__ = [
     "LOCATION_ENCODERS",
@@ -18,5 +19,9 @@ __all__ = [
     "MoeMlp",
     "RoutedMlp",
     "RouterOutput",
+    "SatClipEncoder",
+    "SinCosEncoder",
+    "load_satclip",
+    "save_satclip",
     "spherical_harmonics",
 ]

@@ -54,6 +54,11 @@ class StackedLinear(nn.Module):
             if self.bias is not None:
                 self.bias.copy_(linear.bias)
 
+    def forward_all(self, x: Tensor) -> Tensor:
+        """(T, in_features) or (E, T, in_features) through every expert -> (E, T, out_features)."""
+        outputs = x @ self.weight.transpose(1, 2)
+        return outputs if self.bias is None else outputs + self.bias.unsqueeze(1)
+
     def unbind(self) -> list[tuple[Tensor, Tensor | None]]:
         """The (weight, bias) of each expert, as views whose gradients come back in one stack."""
         weights = self.weight.unbind(0)
@@ -129,6 +134,11 @@ class StackedExperts(nn.Module):
             weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
             combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
         return combined
+
+    @torch.jit.unused
+    def forward_all(self, x: Tensor) -> Tensor:
+        """(T, D) items, each through every expert and without dropout -> (E, T, D)."""
+        return self.fc2.forward_all(self.norm(self.act(self.fc1.forward_all(x))))
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from timm.layers import Mlp
@@ -16,6 +16,18 @@ from .moe_mlp import RoutedMlp
 from .router import MetadataRouter
 
 
+class ExpertReport(NamedTuple):
+    """What a training forward leaves for the losses that tell experts apart.
+
+    Attributes:
+        shared: (B, D) first token (a ViT's class token) as the shared expert returned it.
+        forced: (E, T, D) each routed expert's output for the same T random tokens; None where none were asked for.
+    """
+
+    shared: Tensor
+    forced: Tensor | None
+
+
 @register_notrace_module
 class GeoMoeMlp(RoutedMlp):
     """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
@@ -24,6 +36,9 @@ class GeoMoeMlp(RoutedMlp):
     (MoGE, section 2.2, invariant fallback).
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
+
+    In training, each forward replaces `report`; with `forced_tokens` above zero, so many random tokens of the batch
+    visit all experts for it (token forcing, section 2.1 B).
 
     Args:
         in_features: D.
@@ -37,11 +52,13 @@ class GeoMoeMlp(RoutedMlp):
         context_features: R.
         router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
         expert_drop: Dropout rate of the routed experts' hidden activations in training, besides `drop`.
+        expert_perturbation: Standard deviation of the noise that upcycling adds to each expert's weights, relative to
+            that of the matrix: equal experts have no gradient towards difference (see `cka_diversity_loss`).
         device: Where the parameters are made.
         dtype: Their type.
 
     Raises:
-        RouterError: `top_k` outside 1..E, or a negative noise.
+        RouterError: `top_k` outside 1..E, or a negative noise or perturbation.
     """
 
     forced_expert: Optional[int]  # noqa: UP045 (TorchScript)
@@ -59,9 +76,12 @@ class GeoMoeMlp(RoutedMlp):
         context_features: int = 256,
         router_noise: float | None = None,
         expert_drop: float = 0.0,
+        expert_perturbation: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if expert_perturbation < 0:
+            raise RouterError.of("expert_perturbation", expert_perturbation, "give a relative deviation, or 0 for none")
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden_features = hidden_features or in_features
         hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
@@ -76,6 +96,12 @@ class GeoMoeMlp(RoutedMlp):
         self.drop = nn.Dropout(drop)
         self.shared_only = False
         self.forced_expert = None
+        self.forced_tokens = 0
+        self.expert_perturbation = expert_perturbation
+        self.report: ExpertReport | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(super().__getstate__(), report=None)  # it belongs to a graph, as a recorded routing does
 
     def init_weights(self) -> None:
         """Half shared, half routed; the submodules initialise themselves."""
@@ -120,4 +146,16 @@ class GeoMoeMlp(RoutedMlp):
         gate = self.gamma.sigmoid().where(present, torch.ones_like(self.gamma)).view(-1, 1, 1)
         if not torch.jit.is_scripting() and (self.training or self.record_routing):
             self.routing = routing._replace(routed=present)
-        return self.drop(gate * self.shared(x) + (1.0 - gate) * routed)
+        shared = self.shared(x)
+        if not torch.jit.is_scripting() and self.training:
+            self._report(x, shared)
+        return self.drop(gate * shared + (1.0 - gate) * routed)
+
+    @torch.jit.unused
+    def _report(self, x: Tensor, shared: Tensor) -> None:
+        forced = None
+        if self.forced_tokens > 0:
+            tokens = x.flatten(0, 1)
+            chosen = torch.randperm(len(tokens), device=x.device)[: self.forced_tokens]
+            forced = self.experts.forward_all(tokens[chosen])
+        self.report = ExpertReport(shared[:, 0], forced)

@@ -4,6 +4,7 @@ Axes: B samples, R embedding features, L degrees of the harmonics (l = 0 .. L-1,
 """
 
 import math
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import MetadataError
 
 NORMS = ("orthonormal", "satclip")
+RADIANS_HINT = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"
 
 
 def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal") -> Tensor:
@@ -53,7 +55,43 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
     return torch.cat(features, dim=-1)
 
 
-class LocationEncoder(nn.Module):
+class CoordinateEncoder(nn.Module):
+    """What encoders of geographic coordinates have in common: who has any, and what cannot be coordinates."""
+
+    def present(self, metadata: Tensor) -> Tensor:
+        """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
+        return ~metadata.isnan().any(dim=-1)
+
+    @torch.jit.unused
+    def check(self, metadata: Tensor) -> None:
+        """Refuses what cannot be longitude and latitude in degrees, and warns about what looks like radians.
+
+        Raises:
+            MetadataError: Not a float (B, 2) tensor, or a value out of range.
+        """
+        if metadata.ndim != 2 or metadata.shape[1] != 2:
+            raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch, 2): longitude, latitude")
+        if not metadata.is_floating_point():
+            raise MetadataError.of("metadata dtype", metadata.dtype, "give floats: longitude, latitude in degrees")
+        largest = metadata.detach().nan_to_num(nan=0.0).abs().amax(dim=0) if len(metadata) else metadata.new_zeros(2)
+        longitude, latitude = largest.tolist()
+        if latitude > 90:
+            hint = "; are longitude and latitude swapped?" if longitude <= 90 else ""
+            raise MetadataError.of("latitude", latitude, f"metadata[:, 1] lies in -90..90 degrees{hint}")
+        if longitude > 180:
+            hint = "; subtract 360 from values beyond 180" if longitude <= 360 else ""
+            raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
+        if looks_like_radians(metadata):
+            warnings.warn(RADIANS_HINT, stacklevel=2)
+
+
+def looks_like_radians(lonlat: Tensor) -> bool:
+    """Whether (B, 2) coordinates, 16 or more, all lie within pi and pi / 2 of zero: as degrees that is open sea."""
+    known = lonlat[~lonlat.isnan().any(dim=1)].abs()
+    return len(known) >= 16 and bool((known <= known.new_tensor([math.pi, math.pi / 2])).all()) and bool(known.any())
+
+
+class LocationEncoder(CoordinateEncoder):
     """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
 
     The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, 1 after it),
@@ -104,35 +142,51 @@ class LocationEncoder(nn.Module):
             nn.init.uniform_(layer.weight, -bound, bound)
             nn.init.uniform_(layer.bias, -bound, bound)
 
-    def present(self, metadata: Tensor) -> Tensor:
-        """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
-        return ~metadata.isnan().any(dim=-1)
-
-    @torch.jit.unused
-    def check(self, metadata: Tensor) -> None:
-        """Refuses what cannot be longitude and latitude in degrees.
-
-        Raises:
-            MetadataError: Not a float (B, 2) tensor, or a value out of range.
-        """
-        if metadata.ndim != 2 or metadata.shape[1] != 2:
-            raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch, 2): longitude, latitude")
-        if not metadata.is_floating_point():
-            raise MetadataError.of("metadata dtype", metadata.dtype, "give floats: longitude, latitude in degrees")
-        largest = metadata.detach().nan_to_num(nan=0.0).abs().amax(dim=0) if len(metadata) else metadata.new_zeros(2)
-        longitude, latitude = largest.tolist()
-        if latitude > 90:
-            hint = "; are longitude and latitude swapped?" if longitude <= 90 else ""
-            raise MetadataError.of("latitude", latitude, f"metadata[:, 1] lies in -90..90 degrees{hint}")
-        if longitude > 180:
-            hint = "; subtract 360 from values beyond 180" if longitude <= 360 else ""
-            raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
-
     def forward(self, metadata: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees, without NaN -> (B, R)."""
         x = spherical_harmonics(metadata, self.degrees, self.norm)
         x = torch.sin(self.first_frequency * self.drop(_upcast_linear(x, self.first.weight, self.first.bias)))
         x = torch.sin(self.drop(_upcast_linear(x, self.hidden.weight, self.hidden.bias)))
+        return _upcast_linear(x, self.last.weight, self.last.bias)
+
+
+class SinCosEncoder(CoordinateEncoder):
+    """The cheap encoder: sine and cosine of longitude and latitude, then a small network 4 -> hidden -> R.
+
+    Both angles are taken whole, so that the embedding is continuous across the date line.
+
+    Args:
+        out_features: R.
+        hidden_features: Width of the hidden layer.
+        device: Where the parameters are made.
+        dtype: Their type.
+    """
+
+    def __init__(
+        self,
+        out_features: int = 256,
+        hidden_features: int = 256,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_features = out_features
+        self.hidden = nn.Linear(4, hidden_features, device=device, dtype=dtype)
+        self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """The uniform bounds of He et al. (2015) for the hidden layer, 1 / sqrt(d_in) for the last."""
+        nn.init.kaiming_uniform_(self.hidden.weight, nonlinearity="relu")
+        nn.init.kaiming_uniform_(self.last.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.hidden.bias)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, metadata: Tensor) -> Tensor:
+        """(B, 2) longitude, latitude in degrees, without NaN -> (B, R)."""
+        angles = torch.deg2rad(metadata.double())
+        x = torch.cat([angles.sin(), angles.cos()], dim=1)
+        x = F.gelu(_upcast_linear(x, self.hidden.weight, self.hidden.bias))
         return _upcast_linear(x, self.last.weight, self.last.bias)
 
 
@@ -198,4 +252,4 @@ class LocationIdEmbedding(nn.Module):
         return self.table(metadata)
 
 
-LOCATION_ENCODERS = ("spherical_harmonics", "location_id")
+LOCATION_ENCODERS = ("spherical_harmonics", "sincos", "location_id")

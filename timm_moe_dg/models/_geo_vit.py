@@ -1,5 +1,6 @@
 """timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
 
+import math
 from typing import Any, Final, Optional
 
 import torch
@@ -9,11 +10,21 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from ..errors import MetadataError
-from ..layers import LOCATION_ENCODERS, GeoMoeMlp, LocationEncoder, LocationIdEmbedding, MetadataEncoder
+from ..layers import (
+    LOCATION_ENCODERS,
+    GeoMoeMlp,
+    LocationEncoder,
+    LocationIdEmbedding,
+    MetadataEncoder,
+    SinCosEncoder,
+    load_satclip,
+)
 from ._block import MoeLayers, mixture_block, resolve_moe_layers
 from ._moe_vit import undecayed_parameters
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
+
+SATCLIP_PREFIX = "satclip:"
 
 
 class GeoBlock(Block):
@@ -35,21 +46,27 @@ class GeoBlock(Block):
 
 
 def build_metadata_encoder(
-    encoder: str | nn.Module, num_locations: int, width: int | None, device: Any, dtype: Any
+    encoder: str | nn.Module, num_locations: int, width: int | None, drop: float, device: Any, dtype: Any
 ) -> MetadataEncoder:
     """The encoder of a MoGE model, by name or as a module of the user's own.
 
     Raises:
+        CheckpointError: See `load_satclip`.
         MetadataError: Unknown name, or a module of unknown width.
     """
     if isinstance(encoder, nn.Module):
         return MetadataEncoder(encoder, width)
+    if encoder.startswith(SATCLIP_PREFIX):
+        return MetadataEncoder(load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype))
     dd = {"device": device, "dtype": dtype}
     if encoder == "spherical_harmonics":
-        return MetadataEncoder(LocationEncoder(width or 256, **dd))
+        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, **dd))
+    if encoder == "sincos":
+        return MetadataEncoder(SinCosEncoder(width or 256, **dd))
     if encoder == "location_id":
         return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, **dd))
-    raise MetadataError.of("metadata_encoder", encoder, f"choose one of {LOCATION_ENCODERS}, or give an nn.Module")
+    remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
+    raise MetadataError.of("metadata_encoder", encoder, remedy)
 
 
 class GeoMoeVisionTransformer(VisionTransformer):
@@ -65,8 +82,13 @@ class GeoMoeVisionTransformer(VisionTransformer):
         top_k: Experts per image.
         router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
         expert_drop: Dropout rate of the routed experts' hidden activations in training.
-        metadata_encoder: 'spherical_harmonics' (longitude and latitude in degrees, float (B, 2)), 'location_id'
+        expert_perturbation: Relative deviation of the noise that upcycling adds to each expert's weights; 0 keeps the
+            dense model's output exactly.
+        metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
+            'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
             (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
+        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The paper's 0.5 hides from the router most
+            of where an image is; trained from scratch on few images, no domains form until it is lowered.
         metadata_features: R; None means 256, or the module's `out_features`.
         num_locations: Number of known locations of 'location_id'.
         **kwargs: As timm's VisionTransformer.
@@ -85,19 +107,22 @@ class GeoMoeVisionTransformer(VisionTransformer):
         top_k: int = 3,
         router_noise: float | None = None,
         expert_drop: float = 0.0,
+        expert_perturbation: float = 0.0,
         metadata_encoder: str | nn.Module = "spherical_harmonics",
+        metadata_drop: float = 0.5,
         metadata_features: int | None = None,
         num_locations: int = 323,
         **kwargs: Any,
     ) -> None:
         dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
-        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, **dd)
+        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, metadata_drop, **dd)
         moe_args = {
             "num_experts": num_experts,
             "top_k": top_k,
             "context_features": encoder.out_features,
             "router_noise": router_noise,
             "expert_drop": expert_drop,
+            "expert_perturbation": expert_perturbation,
         }
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
@@ -120,6 +145,14 @@ class GeoMoeVisionTransformer(VisionTransformer):
         for module in self.modules():
             if isinstance(module, GeoMoeMlp):
                 module.set_expert_mode(mode)
+
+    def fix_init_weight(self) -> None:
+        """Scales the output layers by depth as timm does, those of the shared experts too, which it does not reach."""
+        super().fix_init_weight()
+        with torch.no_grad():
+            for index, block in enumerate(self.blocks):
+                if block.routed:
+                    block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * (index + 1)))
 
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
@@ -189,3 +222,24 @@ class GeoMoeVisionTransformer(VisionTransformer):
             return named if intermediates_only else {**named, "image_features": self.norm(x)}
         intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
         return intermediates if intermediates_only else (self.norm(x), intermediates)
+
+    @torch.jit.ignore
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | list[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        metadata: Optional[Tensor] = None,
+    ) -> Any:
+        """The older face of `forward_intermediates`, with the images' metadata in place of timm's attention mask."""
+        return self.forward_intermediates(
+            x,
+            n,
+            return_prefix_tokens=return_prefix_tokens,
+            norm=norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+            metadata=metadata,
+        )

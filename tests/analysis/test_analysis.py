@@ -1,0 +1,121 @@
+"""Maps, usage and forced-expert accuracies of a small MoGE model, and that the pictures are written."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
+from timm_moe_dg.analysis.plots import plot_curves, plot_domain_map, plot_expert_matrix, plot_expert_usage
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.layers import GeoMoeMlp
+
+
+class Hemispheres(nn.Module):
+    """Encodes the quadrant of a place as a unit vector: 0 south-west, 1 south-east, 2 north-west, 3 north-east."""
+
+    out_features = 4
+
+    def forward(self, metadata: Tensor) -> Tensor:
+        quadrant = (metadata[:, 0] > 0).long() + 2 * (metadata[:, 1] > 0).long()
+        return nn.functional.one_hot(quadrant, 4).float()
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
+    model = timm.create_model("moge_tiny", metadata_encoder=Hemispheres(), num_experts=4, top_k=2, **sizes)
+    for layer in layers_of(model):  # the codes are the quadrants in reverse: quadrant q belongs to expert 3 - q
+        nn.init.eye_(layer.router.codes)
+        layer.router.codes.data = layer.router.codes.data.flip(0)
+    return model.train()
+
+
+def layers_of(model: nn.Module) -> list[GeoMoeMlp]:
+    return [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
+
+
+PLACES = torch.tensor([[-50.0, -10.0], [50.0, -10.0], [-50.0, 10.0], [50.0, 10.0], [float("nan"), 0.0], [60.0, 20.0]])
+
+
+def test_the_domain_of_a_place_is_its_best_expert(model: nn.Module) -> None:
+    assert domains_at(model, PLACES).tolist() == [3, 2, 1, 0, -1, 0]
+    assert model.training  # left as it was
+
+
+def test_the_map_has_longitude_across_and_latitude_up(model: nn.Module) -> None:
+    found = domain_map(model, step=30.0)
+    assert found.experts.shape == (6, 12)
+    assert found.longitude.tolist()[:2] == [-165.0, -135.0]
+    assert found.latitude.tolist()[:2] == [-75.0, -45.0]
+    assert found.experts[0].tolist() == [3] * 6 + [2] * 6  # the south: west, then east
+    assert found.experts[-1].tolist() == [1] * 6 + [0] * 6
+    assert found.num_experts == 4
+    with pytest.raises(ArgumentError, match="step"):
+        domain_map(model, step=0)
+
+
+def test_usage_counts_the_routed_images(model: nn.Module) -> None:
+    usage = expert_usage(model, PLACES)
+    assert (usage.num_routed, usage.num_images) == (5, 6)
+    assert usage.frequency.tolist() == [pytest.approx([0.4, 0.2, 0.2, 0.2])] * 2
+    torch.testing.assert_close(usage.selected.sum(1), torch.full((2,), 2.0).double())
+    torch.testing.assert_close(usage.weight.sum(1), torch.ones(2).double())
+    # cosine 1 against 0 at scale 2: the best of two experts has weight e^2 / (e^2 + 1)
+    best = torch.tensor(2.0).exp() / (torch.tensor(2.0).exp() + 1)
+    assert usage.weight[0, 3].item() == pytest.approx(0.2 * best.item(), abs=1e-6)  # chosen once, never second
+
+
+def test_the_forced_matrix_is_each_expert_on_each_domain(model: nn.Module) -> None:
+    torch.manual_seed(1)
+    images, target = torch.randn(40, 3, 16, 16), torch.randint(0, 4, (40,))
+    places = PLACES.repeat(7, 1)[:40]
+    groups = torch.zeros(40, dtype=torch.long)
+    for layer in layers_of(model):
+        layer.experts.fc2.weight.data.mul_(200)  # make the experts matter
+    batches = [tuple(part[half] for part in (images, target, groups, places)) for half in (slice(0, 15), slice(15, 40))]
+    matrix = forced_expert_matrix(model, batches)
+
+    domain = domains_at(model, places)
+    model.eval()
+    for expert in range(4):
+        model.set_expert_mode(expert)
+        with torch.no_grad():
+            right = model(images, places).argmax(1) == target
+        for row in range(4):
+            assert matrix.accuracy[row, expert].item() == pytest.approx(right[domain == row].double().mean().item())
+    assert matrix.num_samples.tolist() == [int((domain == row).sum()) for row in range(4)]
+    assert matrix.accuracy.unique().numel() > 4  # the experts do differ
+
+    model.set_expert_mode("routed")
+    again = forced_expert_matrix(model, batches)
+    torch.testing.assert_close(again, matrix)
+    assert not any(layer.shared_only or layer.forced_expert is not None for layer in layers_of(model))
+
+
+def test_a_domain_without_samples_has_no_accuracy(model: nn.Module) -> None:
+    batch = (torch.randn(2, 3, 16, 16), torch.zeros(2, dtype=torch.long), torch.zeros(2), PLACES[:2])
+    matrix = forced_expert_matrix(model, [batch])
+    assert matrix.num_samples.tolist() == [0, 0, 1, 1]
+    assert matrix.accuracy[:2].isnan().all()
+    assert not matrix.accuracy[2:].isnan().any()
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="MoGE"):
+        domains_at(nn.Linear(2, 2), PLACES)
+
+
+def test_every_picture_is_written(model: nn.Module, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_domain_map(domain_map(model, 45.0), tmp_path / "map.png", {"north-west": PLACES[2:3]})
+    plot_expert_usage(expert_usage(model, PLACES), tmp_path / "usage.png")
+    batch = (torch.randn(2, 3, 16, 16), torch.zeros(2, dtype=torch.long), torch.zeros(2), PLACES[:2])
+    plot_expert_matrix(forced_expert_matrix(model, [batch]), tmp_path / "matrix.png")
+    plot_curves([0, 10], {"loss": [2.0, 1.0], "cka_loss": [1.0, 0.7]}, tmp_path / "curves.png")
+    for name in ("map", "usage", "matrix", "curves"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

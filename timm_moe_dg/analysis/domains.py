@@ -1,0 +1,85 @@
+"""The domains that a MoGE model discovered: for every place, the routed expert with the largest weight."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from ..layers import GeoMoeMlp
+
+UNKNOWN = -1
+
+
+class DomainMap(NamedTuple):
+    """Discovered domains on a grid.
+
+    Attributes:
+        longitude: (W,) degrees, centres of the cells.
+        latitude: (H,) degrees, centres of the cells, south to north.
+        experts: (H, W) int64, the discovered domain of each cell.
+        num_experts: E.
+    """
+
+    longitude: Tensor
+    latitude: Tensor
+    experts: Tensor
+    num_experts: int
+
+
+def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
+    """The MoGE layers of a model in order.
+
+    Raises:
+        ArgumentError: It has none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
+    if not layers:
+        raise ArgumentError.of("model", type(model).__name__, "has no metadata-routed experts; give a MoGE model")
+    return layers
+
+
+@torch.no_grad()
+def domains_at(model: Any, metadata: Tensor) -> Tensor:
+    """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.
+
+    Args:
+        model: A MoGE model, not wrapped; it is left in its mode.
+        metadata: (B, ...) as the model's encoder takes it, on any device.
+
+    Returns:
+        (B,) int64 on CPU; -1 for unknown places.
+
+    Raises:
+        ArgumentError: The model has no MoGE layer.
+        MetadataError: The encoder does not take the metadata.
+    """
+    router = geo_layers(model)[-1].router
+    training = model.training
+    model.eval()
+    try:
+        metadata = metadata.to(router.codes.device)
+        context, present = model.metadata_encoder(router.codes.new_zeros(len(metadata), 1), metadata)
+        return router(context).probabilities.argmax(1).masked_fill(~present, UNKNOWN).cpu()
+    finally:
+        model.train(training)
+
+
+def domain_map(model: Any, step: float = 2.0) -> DomainMap:
+    """Discovered domains of the whole globe.
+
+    Args:
+        model: A MoGE model whose metadata are coordinates.
+        step: Width and height of a cell, degrees; 180 should be a multiple.
+
+    Raises:
+        ArgumentError: See `domains_at`, or a step that is not in 0..90.
+        MetadataError: The model's metadata are no coordinates.
+    """
+    if not 0 < step <= 90:
+        raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
+    longitude = torch.arange(-180 + step / 2, 180, step)
+    latitude = torch.arange(-90 + step / 2, 90, step)
+    rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
+    experts = domains_at(model, torch.stack([columns.flatten(), rows.flatten()], dim=1)).view(rows.shape)
+    return DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)

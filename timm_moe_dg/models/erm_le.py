@@ -1,0 +1,103 @@
+"""ERM+LE: the baseline that adds where an image was taken to its features, in front of a two-layer classifier.
+
+The location encoding is concatenated to the class token's feature (MoGE, table 1, after Yao et al., 2024). It tells
+what routing by place gains over merely knowing the place.
+"""
+
+from typing import Any, Optional
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from ._geo_vit import build_metadata_encoder
+from ._moe_vit import IMAGENET_CFG
+
+__all__ = ["erm_le_tiny_patch16"]
+
+default_cfgs = generate_default_cfgs(
+    {
+        "erm_le_tiny_patch16.deit_in1k": {
+            **IMAGENET_CFG,
+            "hf_hub_id": "timm/deit_tiny_patch16_224.fb_in1k",
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+        },
+    }
+)
+# ruff: noqa: UP045 (TorchScript reads Optional[...] here)
+_NEW = ("fuse.", "metadata_encoder.")  # a dense checkpoint has nothing for these
+
+
+class LocationVisionTransformer(VisionTransformer):
+    """VisionTransformer of timm with logits = head(gelu(fuse([feature, phi(metadata)]))).
+
+    Images without metadata get zeros for phi. `forward_features` and everything else is timm's.
+
+    Args:
+        *args: As timm's VisionTransformer.
+        metadata_encoder: As `GeoMoeVisionTransformer` takes it.
+        metadata_drop: Likewise.
+        metadata_features: Likewise.
+        num_locations: Likewise.
+        **kwargs: As timm's VisionTransformer.
+
+    Raises:
+        MetadataError: Unknown encoder, or a module of unknown width.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        metadata_encoder: str | nn.Module = "spherical_harmonics",
+        metadata_drop: float = 0.5,
+        metadata_features: int | None = None,
+        num_locations: int = 323,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        dd: dict[str, Any] = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
+        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, metadata_drop, **dd)
+        self.fuse = nn.Linear(self.num_features + encoder.out_features, self.num_features, **dd)
+        self.fuse_act = nn.GELU()
+        self.metadata_encoder = encoder
+
+    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
+        """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
+
+        Raises:
+            MetadataError: Metadata of the wrong shape, type or range.
+        """
+        context, present = self.metadata_encoder(x, metadata)
+        features = self.forward_head(self.forward_features(x), pre_logits=True)
+        context = context.to(features.dtype) * present.unsqueeze(1)
+        return self.head(self.fuse_act(self.fuse(torch.cat([features, context], dim=1))))
+
+
+def _filter_fn(state_dict: dict[str, Any], model: LocationVisionTransformer) -> dict[str, Tensor]:
+    loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
+    own = model.state_dict()
+    if not any(key.startswith(_NEW) for key in loaded):
+        loaded |= {key: value for key, value in own.items() if key.startswith(_NEW)}
+    lost = [key for key in own if key not in loaded and not key.startswith("head.")]
+    if lost:
+        raise CheckpointError(f"{type(model).__name__} cannot load this checkpoint: it lacks {'; '.join(lost)}")
+    return loaded
+
+
+@register_model
+def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisionTransformer:
+    """DeiT-Ti/16 with coordinates concatenated to its features, the counterpart of moge_tiny."""
+    model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
+    model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
+    return build_model_with_cfg(
+        LocationVisionTransformer,
+        "erm_le_tiny_patch16",
+        pretrained,
+        pretrained_filter_fn=_filter_fn,
+        feature_cfg={"out_indices": model_args.pop("out_indices", 3), "feature_cls": "getter"},
+        **model_args,
+    )

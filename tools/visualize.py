@@ -1,0 +1,139 @@
+"""Draws what a MoGE run found: its discovered domains as a map, expert usage, forced experts, training curves.
+
+    python tools/visualize.py output/RUN
+
+Into the run's folder `figures/` go map.png (metadata that are coordinates only), routing.png, forced_experts.png,
+curves.png, and analysis.json with the numbers behind them: agreement of discovered domains with the groups as
+normalised mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import yaml
+from torch import Tensor, nn
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
+from timm_moe_dg.analysis.plots import plot_curves, plot_domain_map, plot_expert_matrix, plot_expert_usage
+from timm_moe_dg.data import (
+    EvaluationImages,
+    PlacesDomain,
+    Split,
+    evaluation_loader,
+    evaluation_transform,
+    get_benchmark,
+)
+from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.metrics import normalized_mutual_information
+from timm_moe_dg.protocols import Record, read_records
+from timm_moe_dg.protocols.network import data_config
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="visualize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="output folder of finetune.py")
+    parser.add_argument("--role", choices=("id", "ood"), default="id", help="images to analyse (default: %(default)s)")
+    parser.add_argument("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="where the model runs (default: %(default)s)")
+    parser.add_argument("-b", "--batch-size", type=int, default=64, metavar="N", help="images (default: %(default)s)")
+    return parser
+
+
+def visualize(options: argparse.Namespace) -> None:
+    """Draws everything that the run has."""
+    run = Path(options.run)
+    if not (run / "args.yaml").is_file() or not (run / "results.jsonl").is_file():
+        raise ArgumentError.of("run", str(run), "holds no args.yaml with results.jsonl; give a folder of finetune.py")
+    figures = run / "figures"
+    figures.mkdir(exist_ok=True)
+    records = read_records(run / "results.jsonl")
+    plot_curves([record.step for record in records], curves_of(records), figures / "curves.png")
+    args = yaml.safe_load((run / "args.yaml").read_text())
+    model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).to(options.device).eval()
+    domains = [
+        domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analysed(domain, options.role)
+    ]
+    if domains and hasattr(model, "set_expert_mode"):
+        findings = analyse(model, domains, args, options, figures)
+        (figures / "analysis.json").write_text(json.dumps(findings, indent=2) + "\n")
+        print(f"agreement of discovered domains with groups (NMI) {findings['nmi']:.3f}")
+    print(f"written: {', '.join(str(path) for path in sorted(figures.iterdir()))}")
+
+
+def is_analysed(domain: Any, role: str) -> bool:
+    """Whether a domain has metadata and the role asked for."""
+    return isinstance(domain, PlacesDomain) and domain.role == role
+
+
+def curves_of(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Returns each loss, and the accuracies by role, over the evaluations."""
+    curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
+    for role in records[0].roles:
+        for score in ("accuracy", "worst_accuracy"):
+            curves[f"{role} {score.replace('_', ' ')}"] = [record.roles[role][score] for record in records]
+    return curves
+
+
+def analyse(
+    model: nn.Module, domains: Sequence[PlacesDomain], args: dict[str, Any], options: argparse.Namespace, figures: Path
+) -> dict[str, Any]:
+    """Draws the pictures of a MoGE model and returns their numbers."""
+    places = {domain.group: inside(domain) for domain in domains}
+    metadata = torch.cat(list(places.values()))
+    groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
+    found = domains_at(model, metadata)
+    if metadata.is_floating_point():
+        plot_domain_map(domain_map(model, options.map_step), figures / "map.png", places)
+    usage = expert_usage(model, metadata)
+    plot_expert_usage(usage, figures / "routing.png")
+    matrix = forced_expert_matrix(model, batches_of(model, domains, args, options))
+    plot_expert_matrix(matrix, figures / "forced_experts.png")
+    counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
+    counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
+    return {
+        "role": options.role,
+        "groups": list(places),
+        "nmi": normalized_mutual_information(found, groups).item(),
+        "images_by_group_and_domain": counts.tolist(),
+        "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
+        "forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()},
+    }
+
+
+def inside(domain: PlacesDomain) -> Tensor:
+    """The metadata of a domain's test images."""
+    return torch.as_tensor(domain.metadata[domain.split.inside])
+
+
+def batches_of(
+    model: nn.Module, domains: Sequence[PlacesDomain], args: dict[str, Any], options: argparse.Namespace
+) -> Any:
+    """Yields the domains' test images with their metadata, on the device."""
+    config = data_config(model, args["img_size"])
+    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    splits = [Split(domain.split.inside, domain.split.outside[:0]) for domain in domains]
+    images = EvaluationImages(domains, splits, view, with_metadata=True)
+    for batch in evaluation_loader(images, batch_size=options.batch_size, workers=0):
+        yield tuple(part.to(options.device) for part in batch)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    try:
+        visualize(build_parser().parse_args(sys.argv[1:] if argv is None else argv))
+    except MoeDgError as error:
+        raise SystemExit(f"visualize.py: {type(error).__name__}: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
