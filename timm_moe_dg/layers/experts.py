@@ -13,6 +13,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from .dispatch import combine, sort_assignments
+from .initialisation import OwnInitialisation
 
 
 def portable_path() -> bool:
@@ -20,7 +21,7 @@ def portable_path() -> bool:
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
-class StackedLinear(nn.Module):
+class StackedLinear(OwnInitialisation, nn.Module):
     """E linear maps, weight (E, out_features, in_features) and bias (E, out_features)."""
 
     def __init__(
@@ -42,10 +43,6 @@ class StackedLinear(nn.Module):
         trunc_normal_(self.weight, std=0.02)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-    def init_weights(self) -> None:
-        """What timm's model initialisation calls."""
-        self.reset_parameters()
 
     def load_linear(self, linear: nn.Linear) -> None:
         """Makes every expert a copy of a dense layer."""

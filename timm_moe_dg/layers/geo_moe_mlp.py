@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import RouterError
 from .experts import StackedExperts
+from .initialisation import OwnInitialisation
 from .moe_mlp import RoutedMlp
 from .router import MetadataRouter
 
@@ -29,7 +30,7 @@ class ExpertReport(NamedTuple):
 
 
 @register_notrace_module
-class GeoMoeMlp(RoutedMlp):
+class GeoMoeMlp(OwnInitialisation, RoutedMlp):
     """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
 
     The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
@@ -103,7 +104,7 @@ class GeoMoeMlp(RoutedMlp):
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__(), report=None)  # it belongs to a graph, as a recorded routing does
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Half shared, half routed; the submodules initialise themselves."""
         nn.init.zeros_(self.gamma)
 

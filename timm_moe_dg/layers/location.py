@@ -12,6 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import MetadataError
+from .initialisation import OwnInitialisation
 
 NORMS = ("orthonormal", "satclip")
 RADIANS_HINT = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"
@@ -55,7 +56,7 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
     return torch.cat(features, dim=-1)
 
 
-class CoordinateEncoder(nn.Module):
+class CoordinateEncoder(OwnInitialisation, nn.Module):
     """What encoders of geographic coordinates have in common: who has any, and what cannot be coordinates."""
 
     def present(self, metadata: Tensor) -> Tensor:
@@ -81,14 +82,9 @@ class CoordinateEncoder(nn.Module):
         if longitude > 180:
             hint = "; subtract 360 from values beyond 180" if longitude <= 360 else ""
             raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
-        if looks_like_radians(metadata):
+        # As degrees, all of these would lie in the same piece of open sea
+        if len(metadata) >= 16 and 0 < longitude <= math.pi and latitude <= math.pi / 2:
             warnings.warn(RADIANS_HINT, stacklevel=2)
-
-
-def looks_like_radians(lonlat: Tensor) -> bool:
-    """Whether (B, 2) coordinates, 16 or more, all lie within pi and pi / 2 of zero: as degrees that is open sea."""
-    known = lonlat[~lonlat.isnan().any(dim=1)].abs()
-    return len(known) >= 16 and bool((known <= known.new_tensor([math.pi, math.pi / 2])).all()) and bool(known.any())
 
 
 class LocationEncoder(CoordinateEncoder):
@@ -133,9 +129,9 @@ class LocationEncoder(CoordinateEncoder):
         self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop)
         self.first_frequency = 30.0
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """SIREN's uniform bounds: 1 / d_in in the first layer, sqrt(6 / d_in) in the others; biases too."""
         for layer in (self.first, self.hidden, self.last):
             bound = 1 / layer.in_features if layer is self.first else math.sqrt(6 / layer.in_features)
@@ -173,9 +169,9 @@ class SinCosEncoder(CoordinateEncoder):
         self.out_features = out_features
         self.hidden = nn.Linear(4, hidden_features, device=device, dtype=dtype)
         self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """The uniform bounds of He et al. (2015) for the hidden layer, 1 / sqrt(d_in) for the last."""
         nn.init.kaiming_uniform_(self.hidden.weight, nonlinearity="relu")
         nn.init.kaiming_uniform_(self.last.weight, a=math.sqrt(5))
@@ -196,7 +192,7 @@ def _upcast_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
 
 
-class LocationIdEmbedding(nn.Module):
+class LocationIdEmbedding(OwnInitialisation, nn.Module):
     """One embedding per discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
 
     Args:
@@ -219,9 +215,9 @@ class LocationIdEmbedding(nn.Module):
         self.num_locations = num_locations
         self.out_features = out_features
         self.table = nn.Embedding(num_locations, out_features, device=device, dtype=dtype)
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Truncated normal, standard deviation 0.02."""
         trunc_normal_(self.table.weight, std=0.02)
 

@@ -12,6 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import RouterError
+from .initialisation import OwnInitialisation
 
 _INIT_LOG_SCALE = math.log(1 / 0.5)
 
@@ -58,7 +59,7 @@ def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tenso
     return cosine * logit_scale.clamp(max=math.log(100.0)).exp()
 
 
-class Router(nn.Module):
+class Router(OwnInitialisation, nn.Module):
     """Noisy top-k routing; subclasses say how features become logits.
 
     Everything is computed in float32 or better, with autocast off: a logit rounded to bfloat16 sends
@@ -146,9 +147,9 @@ class LinearRouter(Router):
     ) -> None:
         super().__init__(num_experts, top_k, normalize_weights, noise_std)
         self.gate = nn.Linear(in_features, num_experts, bias=False, device=device, dtype=dtype)
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Truncated normal, standard deviation 0.02."""
         trunc_normal_(self.gate.weight, std=0.02)
 
@@ -186,9 +187,9 @@ class CosineRouter(Router):
         self.proj = nn.Linear(in_features, proj_features, device=device, dtype=dtype)
         self.codes = nn.Parameter(torch.empty(num_experts, proj_features, device=device, dtype=dtype))
         self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Codes from N(0, 0.01), scale 2, projection from a truncated normal with standard deviation 0.02."""
         trunc_normal_(self.proj.weight, std=0.02)
         nn.init.zeros_(self.proj.bias)
@@ -228,9 +229,9 @@ class MetadataRouter(Router):
         super().__init__(num_experts, top_k, True, noise_std)
         self.codes = nn.Parameter(torch.empty(num_experts, context_features, device=device, dtype=dtype))
         self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
-        self.init_weights()
+        self.reset_parameters()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Codes from N(0, 0.01), scale 2."""
         nn.init.normal_(self.codes, std=0.01)
         nn.init.constant_(self.logit_scale, _INIT_LOG_SCALE)

@@ -45,7 +45,7 @@ class SatClipEncoder(LocationEncoder):
         self.requires_grad_(False)
         self.eval()
 
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Nothing is drawn: the weights come from a checkpoint."""
 
     @torch.jit.ignore

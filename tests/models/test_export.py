@@ -1,0 +1,154 @@
+"""Scripted, traced, symbolically traced, exported, ONNX and compiled models agree with the eager one."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from timm.layers import create_feature_extractor
+
+import timm_moe_dg
+from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
+
+TOLERANCE = 1e-4
+SHORT = {"depth": 2, "moe_layers": [1]}
+
+
+def prepared(case: Case, **options) -> torch.nn.Module:
+    """A short model in which routing matters: every expert and code is different."""
+    torch.manual_seed(0)
+    model = randomise(case.small(**{**SHORT, **options})).eval()
+    for layer in mixture_layers(model).values():
+        for name, parameter in layer.router.named_parameters():
+            if name in ("codes", "gate.weight"):
+                torch.nn.init.normal_(parameter)
+    return model
+
+
+def batches(case: Case) -> list[tuple[torch.Tensor, ...]]:
+    """The batch size that programs are recorded with (3), one image, and more images than that."""
+    inputs = case.inputs(7)
+    return [tuple(one[:size] for one in inputs) for size in (3, 1, 7)]
+
+
+@torch.no_grad()
+def assert_agrees(case: Case, model: torch.nn.Module, program, tolerance: float = TOLERANCE) -> None:
+    for inputs in batches(case):
+        torch.testing.assert_close(program(*inputs), model(*inputs), rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def recorded(request):
+    """A case, its short model and its exported program with a dynamic batch."""
+    case: Case = request.param
+    model = prepared(case)
+    inputs = case.inputs(3)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
+    return case, model, program
+
+
+@torch.no_grad()
+def test_the_models_compared_here_route_differently_from_image_to_image(recorded):
+    case, model, _ = recorded
+    with timm_moe_dg.record_routing(model):
+        model(*case.inputs(7))
+    (output,) = timm_moe_dg.router_outputs(model).values()
+    assert len(output.expert_indices.unique(dim=0)) > 1
+
+
+def test_exported_program_with_a_dynamic_batch(recorded):
+    case, model, program = recorded
+    assert_agrees(case, model, program.module())
+
+
+def test_onnx_through_onnxruntime_with_a_dynamic_batch(recorded, tmp_path):
+    case, model, program = recorded
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = [one.name for one in session.get_inputs()]
+    assert len(names) == (2 if case.metadata else 1)
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        (logits,) = session.run(None, {name: np.asarray(one) for name, one in zip(names, inputs, strict=True)})
+        return torch.from_numpy(logits)
+
+    assert_agrees(case, model, run)
+
+
+def test_torchscript(recorded):
+    case, model, _ = recorded
+    scripted = torch.jit.script(model)
+    assert_agrees(case, model, scripted)
+    if case.metadata:
+        images = case.images()
+        torch.testing.assert_close(scripted(images), model(images), rtol=0, atol=TOLERANCE)
+
+
+def test_tracing(recorded):
+    case, model, _ = recorded
+    assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
+
+
+@torch.no_grad()
+def test_symbolic_tracing_for_feature_extraction(recorded):
+    # mixture layers and the metadata encoder are leaves in this graph
+    case, model, _ = recorded
+    nodes = ["blocks.0", "blocks.1", "head"]
+    graph = create_feature_extractor(model, nodes)
+    for inputs in batches(case):
+        features = graph(*inputs)
+        keywords = {"metadata": inputs[1]} if case.metadata else {}
+        final, blocks = model.forward_intermediates(inputs[0], norm=False, output_fmt="NLC", **keywords)
+        assert list(features) == nodes
+        for node, expected in zip(nodes, [*blocks, model.forward_head(final)], strict=True):
+            got = features[node][:, 1:] if node != "head" else features[node]
+            torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", MOGE, ids=lambda case: case.name)
+def test_the_image_alone_is_exported_without_the_metadata_path(case):
+    model = prepared(case)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    images = case.images()
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},)).module()
+    for size in (3, 1, 5):
+        torch.testing.assert_close(program(case.images(size)), model(case.images(size)), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("mode", ["shared", 4])
+@pytest.mark.parametrize("case", MOGE, ids=lambda case: case.name)
+def test_a_scripted_model_keeps_its_expert_mode(case, mode):
+    model = prepared(case)
+    model.set_expert_mode(mode)
+    assert_agrees(case, model, torch.jit.script(model))
+
+
+def test_a_scripted_model_can_be_trained():
+    case = BY_NAME["gmoe_tiny_patch16"]
+    model = prepared(case, expert_drop=0.0, router_noise=0.0).train()
+    scripted = torch.jit.script(model)
+    scripted(case.images()).square().sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(case.images()).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
+def test_compiled_without_graph_break_forward_and_backward(name):
+    case = BY_NAME[name]
+    short = {"depth": 1, "moe_layers": [0], "num_experts": 3, "top_k": 2}  # compiling takes its time per expert
+    model = prepared(case, **short, expert_drop=0.0, router_noise=0.0).train()
+    if case.metadata:
+        model.metadata_encoder.encoder.drop.p = 0.0
+    torch._dynamo.reset()
+    found = []
+    for one in (torch.compile(model, fullgraph=True), model):
+        model.zero_grad()
+        logits = one(*case.inputs(3))
+        (logits.square().sum() + timm_moe_dg.auxiliary_loss(model)).backward()
+        found.append({"logits": logits.detach()} | {key: value.grad.clone() for key, value in model.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    for key in found[0]:
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=TOLERANCE)
