@@ -1,12 +1,15 @@
 """Both dispatch paths against the naive mixture, forward and every gradient, and the shapes nobody plans for."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.references.naive_moe import naive_drops, naive_mixture
+from timm_moe_dg.layers import dispatch_info
 from timm_moe_dg.layers.dispatch import expert_capacity, over_capacity, sort_assignments
-from timm_moe_dg.layers.experts import StackedExperts
+from timm_moe_dg.layers.experts import StackedExperts, _sorted_path_is_tested
 
 PATHS = ["forward_sorted", "forward_loop"]
 
@@ -132,3 +135,26 @@ def test_cuda_equals_cpu(path):
     expected = getattr(experts, path)(x, indices, weights)
     actual = getattr(experts.cuda(), path)(x.cuda(), indices.cuda(), weights.cuda())
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_each_layer_says_which_path_it_took():
+    experts = make_experts()
+    assert dispatch_info(experts) == {"": None}
+    experts(*make_routing(5, 4, 2))
+    assert dispatch_info(experts) == {"": "sorted"}
+
+
+def test_where_the_fast_path_is_not_tested_the_loop_runs_with_one_warning(monkeypatch):
+    monkeypatch.setattr("timm_moe_dg.layers.experts.SORTED_PATH_DTYPES", (torch.float32,))
+    monkeypatch.setattr(StackedExperts, "forward_sorted", None)  # would fail if called
+    experts = make_experts(dtype=torch.float64)
+    x, indices, weights = make_routing(5, 4, 2, torch.float64)
+    _sorted_path_is_tested.cache_clear()
+    with pytest.warns(UserWarning, match=r"experts on cpu in torch.float64: the sorted dispatch is not tested"):
+        output = experts(x, indices, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experts(x, indices, weights)
+    _sorted_path_is_tested.cache_clear()
+    torch.testing.assert_close(output, naive_mixture(experts, x, indices, weights.double()))
+    assert dispatch_info(experts) == {"": "loop"}

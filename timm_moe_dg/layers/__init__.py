@@ -1,5 +1,6 @@
 """Expert layers: routers, stacked experts, and the feed-forward layers made of them."""
 
+from .experts import dispatch_info
 from .geo_moe_mlp import GeoMoeMlp
 from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .metadata import MetadataEncoder
@@ -21,6 +22,7 @@ __all__ = [
     "RouterOutput",
     "SatClipEncoder",
     "SinCosEncoder",
+    "dispatch_info",
     "load_satclip",
     "save_satclip",
     "spherical_harmonics",

@@ -6,6 +6,9 @@ item visited without a gradient, which breaks distributed training and every opt
 Axes: T items, A assignments, D features, H hidden features, E experts, K experts per item.
 """
 
+import functools
+import warnings
+
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
@@ -15,10 +18,38 @@ from torch import Tensor, nn
 from .dispatch import combine, sort_assignments
 from .initialisation import OwnInitialisation
 
+SORTED_PATH_DEVICES = ("cpu", "cuda")
+SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
 
 def portable_path() -> bool:
     """Whether a program is being recorded (export, trace, compile), which rules out sizes that depend on data."""
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+@functools.cache
+def _sorted_path_is_tested(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether the fast path runs here; warns once about each combination that it does not run on."""
+    if device_type in SORTED_PATH_DEVICES and dtype in SORTED_PATH_DTYPES:
+        return True
+    message = (
+        f"experts on {device_type} in {dtype}: the sorted dispatch is not tested there; looping over experts instead"
+    )
+    warnings.warn(message, stacklevel=2)
+    return False
+
+
+def dispatch_info(model: nn.Module) -> dict[str, str | None]:
+    """Which dispatch each mixture layer took in its last eager forward.
+
+    Args:
+        model: Any module that holds `StackedExperts`.
+
+    Returns:
+        Name of the experts' module -> 'sorted' (one sort, a matrix product per expert), 'loop' (expert by expert), or
+        None before the first eager forward. Exported, traced and compiled programs always hold the loop.
+    """
+    return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
 
 class StackedLinear(OwnInitialisation, nn.Module):
@@ -103,6 +134,7 @@ class StackedExperts(nn.Module):
         self.drop = nn.Dropout(hidden_drop)
         self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
+        self.path: str | None = None
 
     def forward(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """Sends every item through its experts and adds the weighted outputs.
@@ -117,7 +149,9 @@ class StackedExperts(nn.Module):
         """
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the body of this very test only)
             if not portable_path():
-                return self.forward_sorted(x, expert_indices, combine_weights)
+                self.path = "sorted" if _sorted_path_is_tested(x.device.type, x.dtype) else "loop"
+                if self.path == "sorted":
+                    return self.forward_sorted(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
