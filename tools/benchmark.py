@@ -1,7 +1,9 @@
 """Time and memory of mixture models against dense ones, interleaved in one process so that a noisy machine cancels.
 
     python tools/benchmark.py                                                  # gmoe_small_patch16, batch 8, inference
-    python tools/benchmark.py --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train
+    python tools/benchmark.py --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train --memory
+    python tools/benchmark.py --layer --mode inference train                   # the feed-forward alone
+    python tools/benchmark.py --num-experts 2 6 16 64 --batch-size 1 8 --plot cost.png
     python tools/benchmark.py --device cuda --dtype bfloat16 --batch-size 160 --compile --output gpu.json
 
 Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come
@@ -11,8 +13,9 @@ go A B C A B C; each ratio is taken within a round, and the median over rounds i
 """
 
 import argparse
+import itertools
 import json
-import platform
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -21,34 +24,72 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
+from timm_moe_dg.analysis.plots import plot_cost
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=["gmoe_small_patch16"], help="registered models of timm_moe_dg")
-    parser.add_argument("--mode", nargs="+", choices=["inference", "train"], default=["inference"])
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[8], help="images per forward")
-    parser.add_argument("--img-size", type=int, help="pixels; default: the model's own")
-    parser.add_argument("--num-experts", type=int, help="experts per layer; default: the model's own")
-    parser.add_argument("--top-k", type=int, help="experts per token or image; default: the model's own")
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds after --warmup")
-    parser.add_argument("--warmup", type=int, default=3, help="rounds that are not timed")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
-    parser.add_argument("--device", default="cpu", help="torch device, such as cuda")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="autocast type; float32: no autocast")
-    parser.add_argument("--compile", action="store_true", help="torch.compile all models")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures")
+    add = parser.add_argument
+    add("--model", nargs="+", default=["gmoe_small_patch16"], help="mixture models of timm_moe_dg (%(default)s)")
+    add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
+    add("--layer", action="store_true", help="the mixture layer alone instead of the model")
+    add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
+    add("--batch-size", nargs="+", type=int, default=[8], help="images per forward (%(default)s)")
+    add("--img-size", nargs="+", type=int, default=[None], help="pixels (default: the model's own)")
+    add("--num-experts", nargs="+", type=int, default=[None], help="experts per layer (default: the model's own)")
+    add("--top-k", nargs="+", type=int, default=[None], help="experts per token or image (default: the model's own)")
+    add("--rounds", type=int, default=20, help="timed rounds (%(default)s)")
+    add("--warmup", type=int, default=3, help="rounds before them (%(default)s)")
+    add(
+        "--memory",
+        action="store_true",
+        help="peak memory too, each model in a process of its own (on a CPU: Linux only)",
+    )
+    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--device", default="cpu", help="torch device, such as cuda (%(default)s)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="autocast type; float32 is none (%(default)s)")
+    add("--compile", action="store_true", help="torch.compile everything")
+    add("--output", type=Path, metavar="JSON", help="file for the figures")
+    add("--plot", type=Path, metavar="PNG", help="picture of the cost against experts and batch size")
     return parser
+
+
+def mixture_layer(model: nn.Module) -> RoutedMlp:
+    """The first mixture layer of a model."""
+    return next(module for module in model.modules() if isinstance(module, RoutedMlp))
+
+
+def active_width(layer: RoutedMlp) -> int:
+    """How many feed-forwards a token passes in a mixture layer."""
+    return layer.router.top_k + isinstance(layer, GeoMoeMlp)
+
+
+def builders(name: str, options: dict[str, int], args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
+    """How to make the model and what it is compared with, by label; with `--layer` one feed-forward of each."""
+    plan = timm.create_model(name, device="meta", **options)
+    layer = mixture_layer(plan)
+    width = active_width(layer)
+    if args.layer:
+        _, hidden, features = layer.fc1.weight.shape
+        makers = {name: lambda: mixture_layer(timm.create_model(name, **options))}
+        return {**makers, TWIN: lambda: Mlp(features, hidden), EQUIVALENT: lambda: Mlp(features, width * hidden)}
+    makers = {name: lambda: timm.create_model(name, **options)}
+    makers |= {TWIN: lambda: dense_twin(plan), EQUIVALENT: lambda: dense_twin(plan, width)}
+    if args.against:
+        makers[args.against] = lambda: timm.create_model(args.against, num_classes=plan.num_classes)
+    return makers
 
 
 def dense_twin(model: nn.Module, widen: int = 1) -> nn.Module:
@@ -59,19 +100,24 @@ def dense_twin(model: nn.Module, widen: int = 1) -> nn.Module:
     def build_block(depth: int, mlp_ratio: float, **kwargs: Any) -> Block:
         return Block(depth=depth, mlp_ratio=mlp_ratio * (widen if depth in mixtures else 1), **kwargs)
 
-    return timm.create_model(
-        name, num_classes=model.num_classes, img_size=model.patch_embed.img_size, block_fn=build_block
-    )
+    size = model.patch_embed.img_size
+    return timm.create_model(name, num_classes=model.num_classes, img_size=size, block_fn=build_block)
 
 
-def active_width(model: nn.Module) -> int:
-    """How many feed-forwards a token of `model` passes in a mixture block."""
-    layer = next(module for module in model.modules() if isinstance(module, RoutedMlp))
-    return layer.router.top_k + isinstance(layer, GeoMoeMlp)
+def num_tokens(name: str, options: dict[str, int]) -> int:
+    """Tokens per image."""
+    plan = timm.create_model(name, device="meta", **options)
+    return plan.patch_embed.num_patches + plan.num_prefix_tokens
 
 
-def make_inputs(model: nn.Module, batch_size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Random images, and random metadata for a model that takes it."""
+def make_inputs(model: nn.Module, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    """Random input of one model: images, and metadata where it takes any; tokens for a feed-forward."""
+    if hasattr(model, "fc1") or isinstance(model, RoutedMlp):
+        x = torch.randn(batch_size, tokens, model.fc1.weight.shape[-1], device=device)
+        if not isinstance(model, GeoMoeMlp):
+            return (x,)
+        present = torch.ones(batch_size, dtype=torch.bool, device=device)
+        return x, torch.randn(batch_size, model.router.codes.shape[1], device=device), present
     images = torch.randn(batch_size, 3, *model.patch_embed.img_size, device=device)
     encoder = getattr(getattr(model, "metadata_encoder", None), "encoder", None)
     if encoder is None:
@@ -81,25 +127,28 @@ def make_inputs(model: nn.Module, batch_size: int, device: torch.device) -> tupl
     return images, (torch.rand(batch_size, 2, device=device) - 0.5) * torch.tensor([360.0, 180.0], device=device)
 
 
-def make_step(model: nn.Module, inputs: tuple[Tensor, ...], args: argparse.Namespace, mode: str) -> Callable[[], None]:
-    """What is timed: a forward in inference mode, or forward, auxiliary loss, backward and Adam."""
+def make_step(model: nn.Module, inputs: tuple[Tensor, ...], mode: str, args: argparse.Namespace) -> Callable[[], None]:
+    """What is timed: a forward in inference mode, or forward, auxiliary loss, backward and (for a model) fused Adam."""
     model = model.to(args.device).train(mode == "train")
     forward = torch.compile(model) if args.compile else model
-    device_type = torch.device(args.device).type
-    dtype, enabled = DTYPES[args.dtype], args.dtype != "float32"
-    target = torch.arange(len(inputs[0]), device=args.device) % model.num_classes
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5) if mode == "train" else None
+    autocast = {"device_type": torch.device(args.device).type, "dtype": DTYPES[args.dtype]}
+    autocast["enabled"] = args.dtype != "float32"
+    target = torch.arange(len(inputs[0]), device=args.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
 
     def infer() -> None:
-        with torch.inference_mode(), torch.autocast(device_type, dtype, enabled=enabled):
+        with torch.inference_mode(), torch.autocast(**autocast):
             forward(*inputs)
 
     def train() -> None:
-        with torch.autocast(device_type, dtype, enabled=enabled):
-            loss = F.cross_entropy(forward(*inputs).float(), target) + 0.01 * timm_moe_dg.auxiliary_loss(model)
+        with torch.autocast(**autocast):
+            output = forward(*inputs).float()
+            task = output.square().mean() if args.layer else F.cross_entropy(output, target % output.shape[1])
+            loss = task + 0.01 * timm_moe_dg.auxiliary_loss(model)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        if not args.layer:
+            optimizer.step()
 
     return train if mode == "train" else infer
 
@@ -113,6 +162,38 @@ def timed(step: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
+def peak_memory(setting: dict[str, Any], label: str, args: argparse.Namespace) -> float:
+    """MiB that one model and three steps take: allocated on a GPU, resident beyond the imports on a CPU."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory, (setting, label, args))
+
+
+def _peak_memory(setting: dict[str, Any], label: str, args: argparse.Namespace) -> float:
+    torch.set_num_threads(args.threads)
+    torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak of the imports
+    before = _resident_peak()
+    model = builders(setting["model"], setting["options"], args)[label]()
+    step = make_step(model, setting_inputs(model, setting, args), setting["mode"], args)
+    for _ in range(3):
+        step()
+    if torch.device(args.device).type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _resident_peak() - before
+
+
+def _resident_peak() -> float:
+    """MiB of this process's largest resident size so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def setting_inputs(model: nn.Module, setting: dict[str, Any], args: argparse.Namespace) -> tuple[Tensor, ...]:
+    """Inputs of one model in one setting."""
+    tokens = num_tokens(setting["model"], setting["options"])
+    return make_inputs(model, tokens, setting["batch_size"], args.device)
+
+
 def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
     """Multiply-accumulates of one image in matrix products and convolutions (torch's counter)."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -120,59 +201,77 @@ def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
     return counter.get_total_flops() / 2
 
 
-def measure(name: str, mode: str, batch_size: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per model: itself, its dense twin, and the FLOP-equivalent."""
-    options = {key: getattr(args, key) for key in ("img_size", "num_experts", "top_k") if getattr(args, key)}
-    model = timm.create_model(name, **options)
-    inputs = make_inputs(model, batch_size, torch.device(args.device))
-    models = {name: model, "dense twin": dense_twin(model), "FLOP-equivalent": dense_twin(model, active_width(model))}
-    given = {label: inputs if label == name else inputs[:1] for label in models}
-    macs = {label: count_macs(one.to(args.device), given[label]) for label, one in models.items()}
-    steps = {label: make_step(one, given[label], args, mode) for label, one in models.items()}
-    rounds = []
-    for index in range(args.warmup + args.rounds):
-        times = {label: timed(step, args.device) for label, step in steps.items()}
-        if index >= args.warmup:
-            rounds.append(times)
+def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per model: itself, its dense twin, the FLOP-equivalent, and what `--against` names."""
+    name = setting["model"]
+    models = {label: make().to(args.device) for label, make in builders(name, setting["options"], args).items()}
+    inputs = {label: setting_inputs(model, setting, args) for label, model in models.items()}
+    macs = {label: count_macs(model, inputs[label]) for label, model in models.items()}
+    steps = {label: make_step(model, inputs[label], setting["mode"], args) for label, model in models.items()}
+    rounds = [
+        {label: timed(step, args.device) for label, step in steps.items()} for _ in range(args.warmup + args.rounds)
+    ]
+    rounds = rounds[args.warmup :]
     return [
         {
-            "model": name,
+            **setting,
             "against": label,
-            "mode": mode,
-            "batch_size": batch_size,
-            "parameters": sum(parameter.numel() for parameter in models[label].parameters()),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
             "seconds": statistics.median(times[label] for times in rounds),
             "ratio": statistics.quantiles([times[name] / times[label] for times in rounds], n=4),
+            "peak_mib": peak_memory(setting, label, args) if args.memory else None,
         }
-        for label in models
+        for label, model in models.items()
     ]
 
 
+def settings(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every combination of the command line's lists."""
+    grid = itertools.product(args.model, args.mode, args.img_size, args.num_experts, args.top_k, args.batch_size)
+    return [
+        {
+            "model": model,
+            "mode": mode,
+            "batch_size": batch_size,
+            "options": {
+                key: value for key, value in (("img_size", size), ("num_experts", experts), ("top_k", k)) if value
+            },
+        }
+        for model, mode, size, experts, k, batch_size in grid
+    ]
+
+
+def table_line(row: dict[str, Any], own: dict[str, Any]) -> str:
+    """One line of the printed table; `own` is the row of the mixture model itself."""
+    itself = row is own
+    options = " ".join(f"{key}={value}" for key, value in row["options"].items()) if itself else ""
+    low, middle, high = row["ratio"]
+    ratio = "" if itself else f"{middle:.3f} ({low:.3f}-{high:.3f})"
+    memory = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+    if memory and not itself:
+        memory += f" ({own['peak_mib'] / row['peak_mib']:.2f})"
+    label = f"{row['model']} {options}" if itself else f"  {row['against']}"
+    numbers = f"{row['parameters'] / 1e6:8.2f} {row['gmacs']:7.3f} {row['seconds'] * 1e3:9.2f}"
+    return f"{label:40} {row['mode']:9} {row['batch_size']:5} {numbers} {ratio:>23} {memory:>13}"
+
+
 def main(args: argparse.Namespace) -> None:
-    """Measures, prints a table, writes JSON."""
+    """Measures, prints a table, writes JSON and a picture."""
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.dtype}, {args.rounds} rounds")
-    print(
-        f"{'model':34} {'mode':10} {'batch':>5} {'M param':>8} {'GMACs':>6} {'ms':>9} {'ratio to it (quartiles)':>26}"
-    )
+    heading = f"{'M param':>8} {'GMACs':>7} {'ms':>9} {'ratio to it (quartiles)':>23} {'MiB (ratio)':>13}"
+    print(f"{'model':40} {'mode':9} {'batch':>5} {heading}")
     rows = []
-    for name in args.model:
-        for mode in args.mode:
-            for batch_size in args.batch_size:
-                for row in measure(name, mode, batch_size, args):
-                    low, middle, high = row["ratio"]
-                    label = name if row["against"] == name else f"  {row['against']}"
-                    ratio = "" if row["against"] == name else f"{middle:.3f} ({low:.3f}-{high:.3f})"
-                    print(
-                        f"{label:34} {mode:10} {batch_size:5} {row['parameters'] / 1e6:8.2f} {row['gmacs']:6.2f} "
-                        f"{row['seconds'] * 1e3:9.1f} {ratio:>26}",
-                        flush=True,
-                    )
-                    rows.append(row)
+    for setting in settings(args):
+        new = measure(setting, args)
+        print("\n".join(table_line(row, new[0]) for row in new), flush=True)
+        rows += new
     if args.output:
-        machine = {"torch": torch.__version__, "processor": platform.machine(), **vars(args), "output": None}
+        machine = {"torch": torch.__version__, **{key: str(value) for key, value in vars(args).items()}}
         args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
+    if args.plot:
+        plot_cost(rows, args.plot)
 
 
 if __name__ == "__main__":

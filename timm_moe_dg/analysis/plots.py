@@ -106,6 +106,42 @@ def plot_curves(steps: Sequence[int], curves: Mapping[str, Sequence[float]], pat
     figure.savefig(path, dpi=DPI)
 
 
+def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws the cost of mixture layers over dense models, against the number of experts and the batch size.
+
+    Args:
+        rows: Of `tools/benchmark.py`: "model", "against", "mode", "batch_size", "options", "ratio" (three quartiles).
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure = _figure(9.0, 3.8)
+    axes = figure.subplots(1, 2, sharey=True)
+    compared = [row for row in rows if row["against"] != row["model"]]
+    for panel, quantity, other in zip(axes, ("num_experts", "batch_size"), ("batch_size", "num_experts"), strict=True):
+        lines: dict[str, list[tuple[int, Sequence[float]]]] = {}
+        for row in compared:
+            values = {**row["options"], "batch_size": row["batch_size"]}
+            fixed = f", {other} {values[other]}" if other in values else ""
+            if quantity in values:
+                name = f"{row['model']} {row['mode']} / {row['against']}{fixed}"
+                lines.setdefault(name, []).append((values[quantity], row["ratio"]))
+        for name, points in lines.items():
+            at, ratios = zip(*sorted(points), strict=True)
+            low, middle, high = np.array(ratios).T
+            panel.errorbar(at, middle, [middle - low, high - middle], marker="o", capsize=2, label=name)
+        ticks = sorted({at for points in lines.values() for at, _ in points})
+        panel.set(xlabel=quantity.replace("_", " "), xscale="log")
+        panel.set_xticks(ticks, map(str, ticks))
+        panel.minorticks_off()
+        panel.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        if lines:
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7, frameon=False)
+    axes[0].set_ylabel("time over the dense model's")
+    figure.savefig(path, dpi=DPI)
+
+
 def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
