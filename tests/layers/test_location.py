@@ -28,9 +28,9 @@ def scipy_harmonics(lonlat: Tensor, degrees: int) -> np.ndarray:
     phi, theta = np.radians(lonlat[:, 0].numpy() + 180), np.radians(lonlat[:, 1].numpy() + 90)
     columns = []
     for degree in range(degrees):
-        for m in range(-degree, degree + 1):
-            y = sph_harm_y(degree, abs(m), theta, phi) * (-1) ** m
-            columns.append(y.real if m == 0 else math.sqrt(2) * (y.real if m > 0 else y.imag))
+        waves = [sph_harm_y(degree, m, theta, phi) * (-1) ** m * math.sqrt(2) for m in range(1, degree + 1)]
+        zonal = sph_harm_y(degree, 0, theta, phi).real
+        columns += [*(wave.imag for wave in reversed(waves)), zonal, *(wave.real for wave in waves)]
     return np.stack(columns, 1)
 
 

@@ -48,6 +48,12 @@ class Case:
         """The small variant's dense twin."""
         return self.build_dense(**{**SMALL, "img_size": self.small_size, **kwargs})
 
+    @property
+    def without_chance(self) -> dict[str, float]:
+        """Options that switch off what the mixture layers draw in training."""
+        encoder = {"metadata_drop": 0.0} if self.metadata else {}
+        return {"expert_drop": 0.0, "router_noise": 0.0, **encoder}
+
     def images(self, batch: int = 3, size: int | None = None, seed: int = 0) -> Tensor:
         """Random images for the small variant."""
         size = size or self.small_size
@@ -86,7 +92,7 @@ MOGE = [case for case in CASES if case.metadata]
 
 
 def randomise(model: nn.Module, std: float = 0.05, seed: int = 1) -> nn.Module:
-    """Moves every floating-point weight away from its initial value, so that no bias is 0 and no two experts are equal."""
+    """Moves every weight away from its initial value, so that no bias is 0 and no two experts are equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

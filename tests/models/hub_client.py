@@ -34,7 +34,7 @@ def run_request(case: str, model: str, options: dict[str, Any]) -> dict[str, Any
     logger.addHandler(handler)
     try:
         network = timm.create_model(model, pretrained=True, **options).eval()
-    except Exception as error:  # noqa: BLE001 (it is the result)
+    except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         logger.removeHandler(handler)

@@ -57,7 +57,11 @@ def test_a_wider_source(num_classes):
     experts = "blocks.0.mlp.experts.fc1.weight: (6, 256, 64) in the checkpoint, (6, 128, 32) in the model"
     assert experts in found["of another shape"]
     assert len(found["of another shape"]) == len(
-        [key for key in GMOE.small().state_dict() if "router" not in key and not key.startswith(("head", "patch_embed"))]
+        [
+            key
+            for key in GMOE.small().state_dict()
+            if "router" not in key and not key.startswith(("head", "patch_embed"))
+        ]
     )
 
 
@@ -164,5 +168,7 @@ def test_a_missing_classifier_is_refused_where_the_classes_agree():
 
 
 def test_the_message_names_the_class_and_the_remedy():
-    with pytest.raises(CheckpointError, match=r"MoeVisionTransformer cannot load .* give a checkpoint of this model or"):
+    with pytest.raises(
+        CheckpointError, match=r"MoeVisionTransformer cannot load .* give a checkpoint of this model or"
+    ):
         GMOE.small(**overlay({"conv1.weight": torch.zeros(1)}))

@@ -1,4 +1,4 @@
-"""Checkpoints of the GMoE authors' released code, made here by the inverse of the layout that the paper's code writes."""
+"""Checkpoints of the GMoE authors' released code, made here from our weights by writing them in its layout."""
 
 import math
 
@@ -50,7 +50,9 @@ def released(model: torch.nn.Module, form: str = "plain", bias_axis: bool = Fals
     if form == "plain":
         return weights
     weights = {f"model.{key}": value for key, value in weights.items()}
-    return weights if form == "prefixed" else {"args": {"dataset": "PACS"}, "model_num_classes": 7, "model_dict": weights}
+    return (
+        weights if form == "prefixed" else {"args": {"dataset": "PACS"}, "model_num_classes": 7, "model_dict": weights}
+    )
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -78,7 +80,9 @@ def test_a_converted_layer_computes_what_the_released_layout_means(source):
     weights = released(model)
     layer = case.small(**overlay(weights)).eval().blocks[2].mlp
     x = torch.randn(5, 32)
-    part = {key.removeprefix("blocks.2.mlp."): value for key, value in weights.items() if key.startswith("blocks.2.mlp.")}
+    part = {
+        key.removeprefix("blocks.2.mlp."): value for key, value in weights.items() if key.startswith("blocks.2.mlp.")
+    }
     for expert in range(6):
         hidden = F.gelu(x @ part["experts.batched_fc1_w"][expert].T + part["experts.batched_fc1_bias"][expert])
         expected = hidden @ part["experts.batched_fc2_w"][expert] + part["experts.batched_fc2_bias"][expert]

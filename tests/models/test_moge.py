@@ -28,11 +28,13 @@ def expert(layer, index, x):
 
 
 def shared(layer, x):
-    return feed_forward(x, layer.shared.fc1.weight, layer.shared.fc1.bias, layer.shared.fc2.weight, layer.shared.fc2.bias)
+    return feed_forward(
+        x, layer.shared.fc1.weight, layer.shared.fc1.bias, layer.shared.fc2.weight, layer.shared.fc2.bias
+    )
 
 
 def mixture_of_one_image(layer, x, embedding):
-    """g f0(x) + (1 - g) sum_k alpha_k f_k(x); alpha is the softmax of the K best s_k / tau, s the cosine to code k."""
+    """The layer by its equation, g f0(x) + (1 - g) sum_k alpha_k f_k(x), alpha the softmax of the K best s_k / tau."""
     scores = [
         (embedding @ code / embedding.norm() / code.norm() * min(layer.logit_scale_exp, 100.0)).item()
         for code in layer.router.codes
@@ -89,7 +91,9 @@ def test_known_places_are_routed_and_unknown_ones_use_the_shared_expert(moge, mo
     def layer_output(layer, index, x):
         return shared(layer, x) if absent[index] else mixture_of_one_image(layer, x, embeddings[index].double())
 
-    torch.testing.assert_close(model(images, metadata), reference_logits(model, images, layer_output), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        model(images, metadata), reference_logits(model, images, layer_output), rtol=0, atol=1e-10
+    )
 
 
 @torch.no_grad()
@@ -154,10 +158,14 @@ def test_one_missing_coordinate_is_enough(place):
 @torch.no_grad()
 def test_a_prediction_depends_on_the_place(moge):
     model, image = randomise(moge.small()).eval(), moge.images(1)
-    places = [torch.tensor([[10.0, 20.0]]), torch.tensor([[-120.0, -33.0]])] if moge is COORDINATES else [
-        torch.tensor([3]),
-        torch.tensor([4]),
-    ]
+    places = (
+        [torch.tensor([[10.0, 20.0]]), torch.tensor([[-120.0, -33.0]])]
+        if moge is COORDINATES
+        else [
+            torch.tensor([3]),
+            torch.tensor([4]),
+        ]
+    )
     assert not torch.equal(model(image, places[0]), model(image, places[1]))
 
 
@@ -192,7 +200,10 @@ def test_the_head_alone_can_be_trained_on_the_frozen_shared_backbone(moge):
     model.requires_grad_(False).get_classifier().requires_grad_(True)
     model.set_expert_mode("shared")
     model(*moge.inputs()).sum().backward()
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == {"head.weight", "head.bias"}
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == {
+        "head.weight",
+        "head.bias",
+    }
 
 
 def test_an_encoder_of_ones_own_takes_other_metadata():
@@ -230,9 +241,7 @@ def test_wrong_coordinates_are_refused(metadata, message):
 
 def test_one_wrong_row_among_good_and_missing_ones_is_refused():
     with pytest.raises(MetadataError, match=r"latitude=95"):
-        COORDINATES.small().eval()(
-            COORDINATES.images(), torch.tensor([[0.0, 1.0], [float("nan"), 2.0], [3.0, 95.0]])
-        )
+        COORDINATES.small().eval()(COORDINATES.images(), torch.tensor([[0.0, 1.0], [float("nan"), 2.0], [3.0, 95.0]]))
 
 
 @pytest.mark.parametrize(
@@ -256,10 +265,13 @@ def test_features_check_metadata_too(method):
         getattr(COORDINATES.small(), method)(COORDINATES.images(), metadata=torch.tensor([[0.0, 91.0]] * 3))
 
 
-@pytest.mark.parametrize("options", [{"metadata_encoder": "zip_code"}, {"metadata_encoder": torch.nn.ReLU()}])
-def test_an_unknown_encoder_is_refused(options):
-    with pytest.raises(MetadataError, match="metadata_encoder='zip_code'|metadata_features=None"):
-        COORDINATES.small(**options)
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [("zip_code", r"metadata_encoder='zip_code': choose one of"), (torch.nn.ReLU(), r"metadata_features=None: give")],
+)
+def test_an_unknown_encoder_and_one_of_unknown_width_are_refused(encoder, message):
+    with pytest.raises(MetadataError, match=message):
+        COORDINATES.small(metadata_encoder=encoder)
 
 
 @torch.no_grad()

@@ -45,7 +45,8 @@ def test_weights_come_from_the_dense_source_on_the_hub_and_nowhere_else(case):
 
 
 @pytest.mark.parametrize(
-    "key", ["num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier", "license"]
+    "key",
+    ["num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier", "license"],
 )
 def test_configuration_describes_the_dense_weights_as_timm_does(case, key):
     ours, theirs = timm.get_pretrained_cfg(case.name), timm.get_pretrained_cfg(case.dense)

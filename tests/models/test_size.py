@@ -54,7 +54,9 @@ def test_cosine_router_has_the_parameters_of_the_specification():
     assert sum(parameter.numel() for parameter in router.parameters()) == 100_097 == cosine_router(384)
 
 
-@pytest.mark.parametrize(("name", "width"), [("gmoe_tiny_patch16", 192), ("gmoe_small_patch16", 384), ("gmoe_base_patch16", 768)])
+@pytest.mark.parametrize(
+    ("name", "width"), [("gmoe_tiny_patch16", 192), ("gmoe_small_patch16", 384), ("gmoe_base_patch16", 768)]
+)
 def test_gmoe_parameters_are_the_dense_models_with_five_more_experts_and_a_router(name, width):
     assert count(name) == gmoe(width, 1000)
 

@@ -62,7 +62,22 @@ def test_gradient_checkpointing_changes_no_gradient(family, options):
     plain, recomputed = (gradients(family, family.inputs(), on, **options) for on in (False, True))
     assert plain.keys() == recomputed.keys()
     for name in plain:
-        torch.testing.assert_close(recomputed[name], plain[name], rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            recomputed[name], plain[name], rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_gradient_checkpointing_computes_every_block_again_in_the_backward_pass(family, checkpointing):
+    model, calls = family.small().train(), []
+    model.set_grad_checkpointing(checkpointing)
+    for index, block in enumerate(model.blocks):
+        block.attn.register_forward_hook(lambda *_, index=index: calls.append(index))
+    logits = model(*family.inputs())
+    assert calls == [0, 1, 2, 3]
+    logits.sum().backward()
+    again = sorted(calls[4:])
+    assert again == ([0, 1, 2, 3] if checkpointing else [])
 
 
 def test_gradient_checkpointing_with_a_capacity_changes_no_gradient():
@@ -95,21 +110,20 @@ def test_evaluation_is_the_same_with_checkpointing_on(family):
     assert torch.equal(model(*inputs), plain)
 
 
-def test_noise_and_expert_dropout_act_in_training_only(family):
-    for options in ({"expert_drop": 0.5, "router_noise": 0.0}, {"expert_drop": 0.0, "router_noise": 5.0}):
-        model, inputs = randomise(family.small(**options)), family.inputs()
-        if family.name == "moge_tiny":
-            model.metadata_encoder.encoder.drop.p = 0.0
-        assert not torch.equal(model(*inputs), model(*inputs))
-        model.eval()
-        assert torch.equal(model(*inputs), model(*inputs))
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "chance", [{"expert_drop": 0.5}, {"router_noise": 5.0}], ids=["expert dropout", "router noise"]
+)
+def test_dropout_and_noise_act_in_training_only(family, chance):
+    model, inputs = randomise(family.small(**{**family.without_chance, **chance})), family.inputs()
+    assert not torch.equal(model(*inputs), model(*inputs))
+    model.eval()
+    assert torch.equal(model(*inputs), model(*inputs))
 
 
 @torch.no_grad()
 def test_training_without_noise_or_dropout_computes_what_evaluation_computes(family):
-    model, inputs = randomise(family.small(expert_drop=0.0, router_noise=0.0)), family.inputs()
-    if family.name == "moge_tiny":
-        model.metadata_encoder.encoder.drop.p = 0.0
+    model, inputs = randomise(family.small(**family.without_chance)), family.inputs()
     torch.testing.assert_close(model(*inputs), model.eval()(*inputs), rtol=0, atol=1e-6)
 
 

@@ -184,7 +184,9 @@ def test_top_1_equals_the_probability_scaled_feed_forward(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{"num_experts": 1, "top_k": 1}, {"num_experts": 3, "top_k": 3}, {"moe_layers": "SSSS"}])
+@pytest.mark.parametrize(
+    "options", [{"num_experts": 1, "top_k": 1}, {"num_experts": 3, "top_k": 3}, {"moe_layers": "SSSS"}]
+)
 def test_upcycled_equals_dense_for_other_options_too(family, options):
     dense = randomise(family.small_dense()).eval()
     mixture = upcycled(family, dense, **options).eval()

@@ -52,7 +52,7 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
     record = max(read_records(run / "results.jsonl"), key=lambda record: sum(record.out_acc[:5]))
     domain = next(domain for domain in geo_digits() if domain.name == "id Asia")
-    pixels = torch.stack([torch.from_numpy(image) for image in domain.images]).float() / 255
+    pixels = torch.stack([torch.tensor(image) for image in domain.images]).float() / 255
     mean, std = (torch.tensor(model.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
         right = model((pixels[:, None] - mean) / std, torch.tensor(domain.metadata)).argmax(1)

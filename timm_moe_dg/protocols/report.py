@@ -59,11 +59,11 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
 
 
 def role_line(role: str, scores: Mapping[str, Any]) -> str:
-    """Formats the scores of one role of `Record.roles` in one line."""
-    number = scores["num_samples"].get(scores["worst_group"], 0)
+    """Formats the scores of one role of `Record.roles` in one line, the number of images of each group included."""
+    numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
     return (
         f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
-        f"({scores['worst_group']}, n = {number}), F1-macro {scores['f1_macro']:.4f}"
+        f"({scores['worst_group']}), F1-macro {scores['f1_macro']:.4f}; images: {numbers}"
     )
 
 
