@@ -233,7 +233,7 @@ def start(args: argparse.Namespace) -> Accelerator:
 
 def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     """Builds the network and sets what is asked of it beyond its architecture."""
-    network = build_network(
+    network: Any = build_network(
         args.model,
         args.num_classes,
         pretrained=args.pretrained,

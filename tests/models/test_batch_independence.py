@@ -11,7 +11,7 @@ CASES = [*FAMILIES, BY_NAME["moge_small_patch32_384"]]
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case, record_property):
+def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case):
     # a training capacity, where the family has one, must not hold in evaluation
     options = {} if case.metadata else {"capacity_factor": 0.5}
     model = randomise(case.small(**options)).eval()
@@ -20,8 +20,6 @@ def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case,
     alone = torch.cat([model(*(one[index : index + 1] for one in inputs)) for index in range(8)])
     order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
     permuted = model(*(one[order] for one in inputs))
-    differences = torch.cat([alone - together, permuted - together[order]])
-    record_property("max difference", differences.abs().max().item())
     torch.testing.assert_close(alone, together, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(permuted, together[order], rtol=0, atol=TOLERANCE)
 
@@ -37,10 +35,9 @@ def test_many_copies_of_one_image_crowd_nobody_out(case):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
-def test_an_image_among_others_at_full_size(name, record_property):
+def test_an_image_among_others_at_full_size(name):
     case = BY_NAME[name]
     model = randomise(case.build(num_classes=10), std=0.02).eval()
     inputs = case.inputs(4, size=224)
     together, alone = model(*inputs), model(*(one[:1] for one in inputs))
-    record_property("max difference", (together[:1] - alone).abs().max().item())
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=TOLERANCE)

@@ -9,6 +9,10 @@ from timm.layers import create_feature_extractor
 import timm_moe_dg
 from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
 TOLERANCE = 1e-4
 SHORT = {"depth": 2, "moe_layers": [1]}
 
