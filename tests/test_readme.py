@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import timm
 
-import timm_moe_dg  # noqa: F401 (registers the models)
+import timm_moe_dg
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
