@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from tests.hub_cache import COMMIT
 
 
 @dataclass

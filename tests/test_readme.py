@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import safetensors.torch
 import timm
 
 import timm_moe_dg
+from tests.hub_cache import fill_cache
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,12 +44,7 @@ def load_tool(path: Path) -> ModuleType:
 def hub_cache(tmp_path_factory):
     """The Hub's cache as it would be after downloading the snippet's dense source, with random weights."""
     cache = tmp_path_factory.mktemp("hub")
-    commit = "0" * 40
-    snapshot = cache / f"models--timm--{DENSE}" / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot.parent.parent / "refs").mkdir()
-    (snapshot.parent.parent / "refs" / "main").write_text(commit)
-    safetensors.torch.save_file(timm.create_model(DENSE).state_dict(), snapshot / "model.safetensors")
+    fill_cache(cache, f"timm/{DENSE}", timm.create_model(DENSE).state_dict())
     return cache
 
 

@@ -5,7 +5,8 @@ import safetensors.torch
 import torch
 from timm.models import save_for_hf
 
-from tests.hub_server import COMMIT, serve
+from tests.hub_cache import fill_cache
+from tests.hub_server import serve
 from tests.models.cases import BY_NAME, CASES, randomise
 from tests.models.hub_client import ask, small_request
 
@@ -28,13 +29,7 @@ def offline_cache(dense_models, tmp_path_factory):
     """The folder that the Hub's client would have left behind after downloading every source."""
     cache = tmp_path_factory.mktemp("hub")
     for source, model in dense_models.items():
-        repository = cache / f"models--timm--{source}"
-        snapshot = repository / "snapshots" / COMMIT
-        snapshot.mkdir(parents=True)
-        (repository / "refs").mkdir()
-        (repository / "blobs").mkdir()
-        (repository / "refs" / "main").write_text(COMMIT)
-        safetensors.torch.save_file(model.state_dict(), snapshot / "model.safetensors")
+        fill_cache(cache, f"timm/{source}", model.state_dict())
     return cache
 
 

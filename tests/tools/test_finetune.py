@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_model_data_config
 
+from tests.hub_cache import fill_cache
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
 
@@ -152,6 +153,25 @@ def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
     (record, *_) = read_records(tmp_path / "runs" / "a" / "results.jsonl")
     domain = read_folder(image_folder)[1]
     assert reloaded_accuracy(tmp_path / "runs" / "a", record, domain, 1) == pytest.approx(record.in_acc[1])
+
+
+def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
+    torch.manual_seed(0)
+    kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+    dense = timm.create_model("deit_tiny_patch16_224", img_size=32, **kwargs)
+    fill_cache(tmp_path / "hub", "timm/deit_tiny_patch16_224.fb_in1k", dense.state_dict())
+    result = launch(
+        *("--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"),
+        *("--pretrained", "--experiment", "a", *GMOE, *QUICK, "--lr", "0", "--workers", "0"),
+        HF_HUB_CACHE=str(tmp_path / "hub"),
+        HF_HUB_OFFLINE="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Upcycled from timm/deit_tiny_patch16_224.fb_in1k: 3 experts filled in 1 mixture layers" in result.stderr
+    best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
+    for expert in best["blocks.1.mlp.experts.fc2.weight"]:
+        assert torch.equal(expert, dense.blocks[1].mlp.fc2.weight)
+    assert torch.equal(best["norm.weight"], dense.norm.weight)
 
 
 def test_two_processes_train_as_one(image_folder, tmp_path):
