@@ -1,0 +1,80 @@
+"""The benchmark compares what it says it compares; its times are not tested."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+from PIL import Image
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "benchmark.py"
+QUICK = ["--rounds", "2", "--warmup", "0", "--img-size", "32", "--threads", "1"]
+TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(tool, tmp_path, *words):
+    tool.main(tool.build_parser().parse_args([*QUICK, "--output", str(tmp_path / "rows.json"), *words]))
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    return rows, {row["against"]: row for row in rows}
+
+
+def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dense_model(tool, tmp_path, capsys):
+    rows, by = run(tool, tmp_path, "--model", "gmoe_tiny_patch16", "--mode", "inference", "train", "--batch-size", "2")
+    assert [row["mode"] for row in rows] == ["inference"] * 3 + ["train"] * 3
+    own, twin, equivalent = (by[name] for name in ("gmoe_tiny_patch16", "dense twin", "FLOP-equivalent"))
+    router = 2 * TOKENS * (WIDTH * PROJECTION + PROJECTION * EXPERTS)
+    assert own["gmacs"] * 1e9 == pytest.approx(equivalent["gmacs"] * 1e9 + router)
+    assert equivalent["gmacs"] * 1e9 == pytest.approx(twin["gmacs"] * 1e9 + 2 * TOKENS * 2 * WIDTH * HIDDEN)
+    dense = timm.create_model("deit_tiny_patch16_224", img_size=32)
+    assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
+    assert own["ratio"][1] > 0
+    assert "FLOP-equivalent" in capsys.readouterr().out
+
+
+def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(tool, tmp_path):
+    _, by = run(tool, tmp_path, "--model", "moge_tiny", "--top-k", "2", "--batch-size", "1")
+    wider = by["FLOP-equivalent"]["gmacs"] - by["dense twin"]["gmacs"]
+    # two blocks, two routed experts beside the shared one
+    assert wider * 1e9 == pytest.approx(2 * 2 * TOKENS * 2 * WIDTH * HIDDEN)
+    assert by["moge_tiny"]["gmacs"] > by["FLOP-equivalent"]["gmacs"]
+
+
+def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
+    grid = ["--num-experts", "2", "4", "--batch-size", "1", "3", "--mode", "train"]
+    rows, _ = run(
+        tool, tmp_path, "--model", "gmoe_tiny_patch16", "--layer", *grid, "--plot", str(tmp_path / "cost.png")
+    )
+    assert len(rows) == 2 * 2 * 3
+    assert {(row["options"]["num_experts"], row["batch_size"]) for row in rows} == {(2, 1), (2, 3), (4, 1), (4, 3)}
+    dense = [row for row in rows if row["against"] == "dense twin"]
+    assert {row["parameters"] for row in dense} == {2 * WIDTH * HIDDEN + WIDTH + HIDDEN}
+    with Image.open(tmp_path / "cost.png") as picture:
+        picture.verify()
+
+
+def test_peak_memory_holds_at_least_parameters_gradients_and_both_moments(tmp_path):
+    words = ["--model", "gmoe_tiny_patch16", "--mode", "train", "--batch-size", "1", "--memory"]
+    command = [sys.executable, str(SCRIPT), *QUICK, *words, "--output", str(tmp_path / "rows.json")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
+        held = 4 * 4 * row["parameters"] / 2**20
+        # freed blocks that the allocator keeps make it more, and never twice as much for so small a batch
+        assert held < row["peak_mib"] < 2 * held + 50
