@@ -1,19 +1,18 @@
 """What the README shows runs: its Python as it stands, its commands against the tools' own command lines."""
 
-import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import timm
 
 import timm_moe_dg
 from tests.hub_cache import fill_cache
+from tests.load_tool import load_tool
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,14 +29,6 @@ def tool_commands() -> list[list[str]]:
     words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
     scripts = [[index for index, word in enumerate(line) if word.startswith("tools/")] for line in words]
     return [line[at[0] :] for line, at in zip(words, scripts, strict=True) if at]
-
-
-def load_tool(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +54,7 @@ def test_every_tool_command_parses():
     commands = tool_commands()
     assert {command[0] for command in commands} >= {"tools/finetune.py", "tools/benchmark.py"}
     for script, *arguments in commands:
-        load_tool(ROOT / script).build_parser().parse_args(arguments)
+        load_tool(Path(script).stem).build_parser().parse_args(arguments)
 
 
 def test_the_table_lists_every_registered_model_with_its_size():

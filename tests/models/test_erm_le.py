@@ -53,3 +53,14 @@ def test_a_checkpoint_that_lacks_blocks_is_refused() -> None:
     weights = {"state_dict": {key: dense[key] for key in dense if not key.startswith("blocks.1.mlp")}}
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.weight"):
         timm.create_model("erm_le_tiny_patch16", pretrained=True, pretrained_cfg_overlay=weights, **SIZES)
+
+
+def test_average_pooling_keeps_the_final_norm_and_misfits_are_listed() -> None:
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    torch.nn.init.normal_(dense.norm.weight)
+    overlay = {"state_dict": dense.state_dict(), "num_classes": 4}
+    options = {"pretrained": True, "pretrained_cfg_overlay": overlay, **SIZES}
+    pooled = timm.create_model("erm_le_tiny_patch16", global_pool="avg", **options)
+    assert torch.equal(pooled.fc_norm.weight, dense.norm.weight)
+    with pytest.raises(CheckpointError, match=r"of another shape .*blocks\.0\.mlp\.fc1\.weight"):
+        timm.create_model("erm_le_tiny_patch16", **{**options, "mlp_ratio": 2.0, "num_classes": 7})

@@ -1,29 +1,25 @@
 """The benchmark compares what it says it compares; its times are not tested."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import timm
 from PIL import Image
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.load_tool import TOOLS, load_tool
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "benchmark.py"
+SCRIPT = TOOLS / "benchmark.py"
 QUICK = ["--rounds", "2", "--warmup", "0", "--img-size", "32", "--threads", "1"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("benchmark")
 
 
 def run(tool, tmp_path, *words):

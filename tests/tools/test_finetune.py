@@ -1,7 +1,6 @@
 """The fine-tuning script as a user runs it: launched with accelerate, on digits and on folders of images."""
 
 import csv
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_model_data_config
 
 from tests.hub_cache import fill_cache
+from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "finetune.py"
+SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
 GMOE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "moe_layers=(1,)", "num_experts=3"]
 DENSE = ["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE]
@@ -60,10 +60,7 @@ def image_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tool():
     """The script as a module, for runs that end before they train."""
-    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("finetune")
 
 
 def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float:

@@ -1,38 +1,29 @@
 """MoGE from the command line: training with metadata, its options, the baselines, and the pictures of a run."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
 
+from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.data.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
 
-TOOLS = Path(__file__).parents[2] / "tools"
 SIZE = ["patch_size=16", "depth=2", "embed_dim=24", "num_heads=3"]
 MOGE = ["--model", "moge_tiny", "--model-kwargs", *SIZE, "moe_layers=(0,1)", "metadata_drop=0.0"]
 QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-b", "4", "--workers", "0",
          "--cpu-threads", "1", "--validation-batch-size", "500"]  # fmt: skip
 
 
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("geo")
-    tool("finetune").main([*MOGE, *QUICK, "--output", str(folder), "--experiment", "moge", "--cka-tokens", "8"])
+    load_tool("finetune").main([*MOGE, *QUICK, "--output", str(folder), "--experiment", "moge", "--cka-tokens", "8"])
     return folder / "moge"
 
 
@@ -62,7 +53,7 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
 
 def test_pictures_and_their_numbers(run: Path) -> None:
     pytest.importorskip("matplotlib")
-    tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
+    load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
     figures = run / "figures"
     for name in ("map", "routing", "forced_experts", "curves"):
         assert (figures / f"{name}.png").stat().st_size > 2000
@@ -80,7 +71,7 @@ def test_pictures_and_their_numbers(run: Path) -> None:
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
     words = ["--initial-checkpoint", str(start), "--freeze", "backbone", "--expert-mode", "shared"]
-    tool("finetune").main([*MOGE, *QUICK, *words, "--output", str(tmp_path), "--experiment", "se"])
+    load_tool("finetune").main([*MOGE, *QUICK, *words, "--output", str(tmp_path), "--experiment", "se"])
     before, after = load_file(start), load_file(tmp_path / "se" / "best" / "model.safetensors")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
     record = read_records(tmp_path / "se" / "results.jsonl")[-1]
@@ -93,7 +84,7 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
 )
 def test_baselines_run_through_the_same_command(model: str, extra: list[str], tmp_path: Path) -> None:
     words = ["--model", model, "--model-kwargs", *SIZE, *extra, "--output", str(tmp_path), "--experiment", "baseline"]
-    tool("finetune").main([*QUICK, *words])
+    load_tool("finetune").main([*QUICK, *words])
     record = read_records(tmp_path / "baseline" / "results.jsonl")[-1]
     assert set(record.roles) == {"id", "ood"}
     assert "cka_loss" not in record.losses
@@ -102,7 +93,7 @@ def test_baselines_run_through_the_same_command(model: str, extra: list[str], tm
 def test_one_region_alone_is_a_matter_of_test_domains(tmp_path: Path) -> None:
     others = [str(position) for position in range(1, 11)]
     words = ["--output", str(tmp_path), "--experiment", "africa", "--test-domains", *others]
-    tool("finetune").main(["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE, *QUICK, *words])
+    load_tool("finetune").main(["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE, *QUICK, *words])
     assert read_records(tmp_path / "africa" / "results.jsonl")[-1].training_domains == (0,)
 
 
@@ -117,9 +108,9 @@ def test_one_region_alone_is_a_matter_of_test_domains(tmp_path: Path) -> None:
 def test_a_mistake_is_named(words: list[str], message: str, tmp_path: Path) -> None:
     sizes = ["--model-kwargs", *SIZE]
     with pytest.raises(SystemExit, match=message):
-        tool("finetune").main(["--model", "moge_tiny", *QUICK, *words, *sizes, "--output", str(tmp_path)])
+        load_tool("finetune").main(["--model", "moge_tiny", *QUICK, *words, *sizes, "--output", str(tmp_path)])
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
-        tool("visualize").main([str(tmp_path)])
+        load_tool("visualize").main([str(tmp_path)])

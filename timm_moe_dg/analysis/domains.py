@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
-
-UNKNOWN = -1
+from ..losses import discovered_domains
 
 
 class DomainMap(NamedTuple):
@@ -60,7 +59,7 @@ def domains_at(model: Any, metadata: Tensor) -> Tensor:
     try:
         metadata = metadata.to(router.codes.device)
         context, present = model.metadata_encoder(router.codes.new_zeros(len(metadata), 1), metadata)
-        return router(context).probabilities.argmax(1).masked_fill(~present, UNKNOWN).cpu()
+        return discovered_domains(router(context)._replace(routed=present)).cpu()
     finally:
         model.train(training)
 

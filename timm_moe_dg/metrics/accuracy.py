@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ._shapes import check_vectors
 
 
 class GroupAccuracy(NamedTuple):
@@ -46,9 +47,7 @@ def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups:
     Raises:
         ArgumentError: The shapes differ, or a group index is out of range.
     """
-    if not predicted.shape == target.shape == group.shape or group.ndim != 1:
-        shapes = [tuple(tensor.shape) for tensor in (predicted, target, group)]
-        raise ArgumentError.of("predicted, target, group", shapes, "give three vectors of equal length")
+    check_vectors(predicted=predicted, target=target, group=group)
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
         raise ArgumentError.of("group", (int(group.min()), int(group.max())), f"lies outside 0..{num_groups - 1}")
     right = (predicted == target).double()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ._shapes import check_vectors
 
 
 def normalized_mutual_information(first: Tensor, second: Tensor) -> Tensor:
@@ -23,9 +23,7 @@ def normalized_mutual_information(first: Tensor, second: Tensor) -> Tensor:
     Raises:
         ArgumentError: The shapes differ.
     """
-    if first.shape != second.shape or first.ndim != 1:
-        shapes = [tuple(first.shape), tuple(second.shape)]
-        raise ArgumentError.of("first, second", shapes, "give two vectors of equal length")
+    check_vectors(first=first, second=second)
     if not len(first):
         return torch.tensor(float("nan"), dtype=torch.float64)
     rows, columns = (torch.unique(labels, return_inverse=True)[1] for labels in (first, second))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ._shapes import check_vectors
 
 
 def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
@@ -24,9 +24,7 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
     Raises:
         ArgumentError: The shapes differ.
     """
-    if predicted.shape != target.shape or target.ndim != 1:
-        shapes = [tuple(predicted.shape), tuple(target.shape)]
-        raise ArgumentError.of("predicted, target", shapes, "give two vectors of equal length")
+    check_vectors(predicted=predicted, target=target)
     num_classes = 1 + int(torch.cat([predicted, target, target.new_tensor([-1])]).max())
     hits = torch.bincount(target[predicted == target], minlength=num_classes).double()
     either = torch.bincount(predicted, minlength=num_classes) + torch.bincount(target, minlength=num_classes)

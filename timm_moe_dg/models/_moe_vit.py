@@ -1,11 +1,12 @@
 """timm's VisionTransformer with token-routed experts in some blocks: the class behind GMoE and SF-MoE."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from timm.models import build_model_with_cfg
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers import MoeMlp, RoutedMlp
 from ._block import MoeLayers, mixture_block, resolve_moe_layers
@@ -95,13 +96,20 @@ class MoeVisionTransformer(VisionTransformer):
         return super().no_weight_decay() | undecayed_parameters(self)
 
 
-def create_moe_vit(model_cls: type[ModelT], variant: str, pretrained: bool = False, **kwargs: Any) -> ModelT:
+def create_moe_vit(
+    model_cls: type[ModelT],
+    variant: str,
+    pretrained: bool = False,
+    filter_fn: Callable[..., dict[str, Tensor]] = upcycle_filter_fn,
+    **kwargs: Any,
+) -> ModelT:
     """Builds a registered model through timm's builder, upcycling what it loads.
 
     Args:
         model_cls: The model's class.
         variant: Registered name.
         pretrained: Load the weights that the model's cfg names.
+        filter_fn: Fits a checkpoint to the model; timm calls it with both.
         **kwargs: Of the class and of timm's builder.
 
     Returns:
@@ -112,7 +120,7 @@ def create_moe_vit(model_cls: type[ModelT], variant: str, pretrained: bool = Fal
         model_cls,
         variant,
         pretrained,
-        pretrained_filter_fn=upcycle_filter_fn,
+        pretrained_filter_fn=filter_fn,
         feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **kwargs,
     )

@@ -43,7 +43,7 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
         state_dict = convert_tutel_state_dict(state_dict)
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
-    _rename_final_norm(loaded, own)
+    rename_final_norm(loaded, own)
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
@@ -51,7 +51,7 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
     ]
     if upcycled:
         loaded |= {key: own[key] for key in own if key.startswith(METADATA_PREFIX) and key not in loaded}
-    _check_complete(loaded, own, model)
+    check_complete(loaded, own, model)
     _report(model, upcycled)
     return loaded
 
@@ -80,7 +80,7 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor
     return True
 
 
-def _rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """With average pooling timm's model normalises after the pool, under another name."""
     source, target = ("norm", "fc_norm") if "fc_norm.weight" in own else ("fc_norm", "norm")
     for kind in ("weight", "bias"):
@@ -88,7 +88,12 @@ def _rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> Non
             loaded[f"{target}.{kind}"] = loaded.pop(f"{source}.{kind}")
 
 
-def _check_complete(loaded: dict[str, Tensor], own: dict[str, Tensor], model: VisionTransformer) -> None:
+def check_complete(loaded: dict[str, Tensor], own: dict[str, Tensor], model: VisionTransformer) -> None:
+    """Refuses a filtered checkpoint that does not hold exactly what the model needs, its classifier left aside.
+
+    Raises:
+        CheckpointError: Lists what is missing, of another shape, or of blocks that the model does not have.
+    """
     classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
     expected = [key for key in own if not key.startswith(classifier)]
     missing = [key for key in expected if key not in loaded]

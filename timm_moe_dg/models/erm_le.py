@@ -8,13 +8,13 @@ from typing import Any, Optional
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
 from ._geo_vit import build_metadata_encoder
-from ._moe_vit import IMAGENET_CFG
+from ._moe_vit import IMAGENET_CFG, create_moe_vit
+from ._upcycle import check_complete, rename_final_norm
 
 __all__ = ["erm_le_tiny_patch16"]
 
@@ -80,11 +80,10 @@ class LocationVisionTransformer(VisionTransformer):
 def _filter_fn(state_dict: dict[str, Any], model: LocationVisionTransformer) -> dict[str, Tensor]:
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
+    rename_final_norm(loaded, own)
     if not any(key.startswith(_NEW) for key in loaded):
         loaded |= {key: value for key, value in own.items() if key.startswith(_NEW)}
-    lost = [key for key in own if key not in loaded and not key.startswith("head.")]
-    if lost:
-        raise CheckpointError(f"{type(model).__name__} cannot load this checkpoint: it lacks {'; '.join(lost)}")
+    check_complete(loaded, own, model)
     return loaded
 
 
@@ -93,11 +92,6 @@ def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisi
     """DeiT-Ti/16 with coordinates concatenated to its features, the counterpart of moge_tiny."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
-    return build_model_with_cfg(
-        LocationVisionTransformer,
-        "erm_le_tiny_patch16",
-        pretrained,
-        pretrained_filter_fn=_filter_fn,
-        feature_cfg={"out_indices": model_args.pop("out_indices", 3), "feature_cls": "getter"},
-        **model_args,
+    return create_moe_vit(
+        LocationVisionTransformer, "erm_le_tiny_patch16", pretrained, filter_fn=_filter_fn, **model_args
     )

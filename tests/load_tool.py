@@ -1,0 +1,17 @@
+"""Scripts of tools/ as modules, since nobody imports them by name."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+def load_tool(name: str) -> ModuleType:
+    """Runs tools/NAME.py as a module; nothing in it starts by itself."""
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
