@@ -47,7 +47,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from timm_moe_dg.algorithms import ALGORITHMS, Algorithm, get_algorithm
+from timm_moe_dg.algorithms import ALGORITHMS, Algorithm, Setup, Training, get_algorithm
 from timm_moe_dg.data import (
     BENCHMARKS,
     Benchmark,
@@ -165,7 +165,7 @@ class Plan:
     domains: Sequence[Domain]
     training: Sequence[int]
     splits: Sequence[Split]
-    algorithm: Algorithm
+    method: type[Algorithm]
     folder: RunFolder
     record_args: Mapping[str, Any]
 
@@ -186,9 +186,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     splits = split_domains(domains, training, trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
     folder = RunFolder(Path(args.output, args.experiment), vars(args))
     record_args = {**vars(args), "test_envs": args.test_domains}
-    names = ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")
-    algorithm = method(**{name: vars(args)[name] for name in names})
-    return Plan(benchmark, hparams, domains, training, splits, algorithm, folder, record_args)
+    return Plan(benchmark, hparams, domains, training, splits, method, folder, record_args)
 
 
 def settle_hparams(args: argparse.Namespace, defaults: Mapping[str, float], search_space: str) -> dict[str, float]:
@@ -252,6 +250,12 @@ def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     return network
 
 
+def build_algorithm(args: argparse.Namespace, plan: Plan, network: nn.Module) -> Algorithm:
+    """Builds the training method around the network."""
+    coefs = {name: vars(args)[name] for name in ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")}
+    return plan.method(Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs))
+
+
 def takes_metadata(network: nn.Module, plan: Plan) -> bool:
     """Whether the network is to be given the images' metadata."""
     return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in plan.domains)
@@ -307,13 +311,15 @@ def finetune(args: argparse.Namespace) -> None:
     rates = {"lr": args.lr, "weight_decay": args.weight_decay}
     optimizer = create_optimizer_v2(network, args.opt, filter_bias_and_bn=False, **rates)  # one group, as DomainBed
     model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
+    algorithm = build_algorithm(args, plan, network).to(accelerator.device)
+    training = Training(model, optimizer, accelerator.backward, partial(accelerator.reduce, reduction="mean"))
 
     meter = StepMeter()
     bar = tqdm(range(args.steps), desc=args.model, unit="step", disable=not accelerator.is_main_process)
     for step, minibatches in zip(bar, batches, strict=False):
         torch.manual_seed(seed_hash(args.seed, step, accelerator.process_index))  # dropout is a function of the step
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
-        losses = plan.algorithm.update(model, minibatches, optimizer, accelerator.backward)
+        losses = algorithm.update(training, minibatches)
         meter.add(losses)
         if step % 10 == 0:
             bar.set_postfix(loss=losses["loss"].item())

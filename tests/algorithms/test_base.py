@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from timm_moe_dg.algorithms import ALGORITHMS, Algorithm, get_algorithm
+from timm_moe_dg.algorithms import ALGORITHMS, Algorithm, Setup, Training, get_algorithm
 from timm_moe_dg.errors import ArgumentError
 
 
@@ -24,7 +24,7 @@ class Scalar(nn.Module):
 def test_update_is_one_gradient_step():
     model = Scalar()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = [Distance(aux_coef=0.0).update(model, [], optimizer, torch.Tensor.backward) for _ in range(2)]
+    losses = [Distance(Setup(model, 1, 1)).update(Training(model, optimizer), []) for _ in range(2)]
     # 1 -> 1 - 0.1 * 2 * (1 - 3) = 1.4 -> 1.4 + 0.32 = 1.72; left-over gradients would give 2.12
     assert model.value.item() == pytest.approx(1.72)
     assert [step["loss"].item() for step in losses] == pytest.approx([4.0, 2.56])
@@ -34,7 +34,7 @@ def test_update_is_one_gradient_step():
 def test_backward_is_the_caller_s():
     model = Scalar()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Distance(aux_coef=0.0).update(model, [], optimizer, lambda loss: (loss * 0.5).backward())
+    Distance(Setup(model, 1, 1)).update(Training(model, optimizer, lambda loss: (loss * 0.5).backward()), [])
     assert model.value.item() == pytest.approx(1.2)
 
 

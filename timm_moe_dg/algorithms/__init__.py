@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..errors import ArgumentError
-from .base import Algorithm
+from .averaging import AVERAGING, Averaging, get_averaging
+from .base import Algorithm, Minibatches, Setup, Training
 from .erm import ERM
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType({"ERM": ERM})
@@ -21,4 +22,15 @@ def get_algorithm(name: str) -> type[Algorithm]:
     return ALGORITHMS[name]
 
 
-__all__ = ["ALGORITHMS", "ERM", "Algorithm", "get_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "AVERAGING",
+    "ERM",
+    "Algorithm",
+    "Averaging",
+    "Minibatches",
+    "Setup",
+    "Training",
+    "get_algorithm",
+    "get_averaging",
+]

@@ -2,35 +2,101 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import ArgumentError, ProtocolError
 from ..losses import auxiliary_loss, moge_losses
 
 # Per training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
 Minibatches = Sequence[tuple[Tensor, ...]]
+Draw = Callable[[np.random.RandomState], float | int]
 
 
-@dataclass
-class Algorithm(ABC):
-    """A training method.
+@dataclass(frozen=True)
+class Setup:
+    """What an algorithm is built from.
 
     Attributes:
+        network: The timm model with its starting weights, not wrapped, on its device.
+        num_domains: Number of training domains.
+        num_classes: Size of the classifier.
+        hparams: The run's hyper-parameters, the algorithm's own among them.
         aux_coef: Weight of the routers' auxiliary loss, added once per forward pass; models without routers have none.
         cka_coef: Weight of MoGE's diversity loss; other models have none, nor has MoGE while no tokens are forced.
         supcon_coef: Weight of MoGE's invariance loss; other models have none.
         supcon_temperature: Its temperature.
-        HPARAMS: Hyper-parameters of the method and their defaults, beside those of the benchmark.
     """
 
-    aux_coef: float
+    network: nn.Module
+    num_domains: int
+    num_classes: int
+    hparams: Mapping[str, float] = field(default_factory=dict)
+    aux_coef: float = 0.0
     cka_coef: float = 0.0
     supcon_coef: float = 0.0
     supcon_temperature: float = 0.1
-    HPARAMS: ClassVar[Mapping[str, float]] = {}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a step is taken with.
+
+    Attributes:
+        model: The network as the launcher wrapped it; forward passes go through it, once or several times a step.
+        optimizer: Steps the network's parameters and those of `Algorithm.parameter_groups`.
+        backward: Computes gradients of a loss, scaled or synchronised as the run needs.
+        reduce: Mean of a tensor over processes.
+        grad_accum_steps: Parts that a step's minibatches are cut into, to save memory.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    backward: Callable[[Tensor], None] = Tensor.backward
+    reduce: Callable[[Tensor], Tensor] = lambda value: value
+    grad_accum_steps: int = 1
+
+
+class Algorithm(nn.Module, ABC):
+    """A training method.
+
+    A module, so that what a method carries from step to step (buffers, discriminators) is in its `state_dict` and a
+    resumed run goes on with it; what is no tensor, an optimizer's state say, goes through `get_extra_state`.
+
+    Class attributes:
+        HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
+        SEARCH: Ranges from which a random search draws them, DomainBed's.
+        MIN_DOMAINS: Fewest training domains that the method is defined for.
+        ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
+
+    Raises:
+        ProtocolError: There are too few training domains.
+    """
+
+    HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
+    MIN_DOMAINS: ClassVar[int] = 1
+    ACCUMULATES: ClassVar[bool] = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        if setup.num_domains < self.MIN_DOMAINS:
+            name = type(self).__name__
+            raise ProtocolError.of(
+                "algorithm", name, f"needs {self.MIN_DOMAINS} training domains and was given {setup.num_domains}"
+            )
+        self.num_domains = setup.num_domains
+        self.num_classes = setup.num_classes
+        self.hparams = {**self.HPARAMS, **setup.hparams}
+        self.aux_coef = setup.aux_coef
+        self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
+        self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
     def objective(self, model: nn.Module, minibatches: Minibatches) -> dict[str, Tensor]:
@@ -44,31 +110,51 @@ class Algorithm(ABC):
             Scalars: "loss", which is minimised, and its parts for the records.
         """
 
-    def update(
-        self,
-        model: nn.Module,
-        minibatches: Minibatches,
-        optimizer: Optimizer,
-        backward: Callable[[Tensor], None],
-    ) -> dict[str, Tensor]:
-        """Takes one step on the objective; methods with inner loops replace this.
+    def parameter_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Returns further groups for the run's optimizer, with their own rates; none for most methods."""
+        return []
+
+    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Takes one step on the objective; methods with inner loops or a second optimizer replace this.
 
         Args:
-            model: The model to train.
+            training: The model and what steps it.
             minibatches: Images and targets of each training domain.
-            optimizer: Steps the model's parameters.
-            backward: Computes gradients of a loss, scaled or synchronised as the run needs.
 
         Returns:
-            The objective's scalars, detached.
-        """
-        losses = self.objective(model, minibatches)
-        optimizer.zero_grad()
-        backward(losses["loss"])
-        optimizer.step()
-        return {name: value.detach() for name, value in losses.items()}
+            The objective's scalars, detached, the mean over the parts of an accumulated step.
 
-    def forward(self, model: nn.Module, images: Tensor, *metadata: Tensor) -> tuple[Tensor, Tensor]:
+        Raises:
+            ArgumentError: The method does not accumulate, or a minibatch is too small to be cut.
+        """
+        parts = self.cut(minibatches, training.grad_accum_steps)
+        training.optimizer.zero_grad()
+        totals: dict[str, Tensor] = {}
+        for position, part in enumerate(parts, start=1):
+            with _synchronised(training.model, last=position == len(parts)):
+                losses = self.objective(training.model, part)
+                training.backward(losses["loss"] / len(parts))
+            for name, value in losses.items():
+                totals[name] = totals.get(name, 0) + value.detach() / len(parts)
+        training.optimizer.step()
+        return totals
+
+    def cut(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
+        """Cuts every domain's minibatch into equal parts; each part has all domains."""
+        if parts == 1:
+            return [minibatches]
+        if not self.ACCUMULATES:
+            name = type(self).__name__
+            raise ArgumentError.of(
+                "grad_accum_steps", parts, f"{name} takes steps of its own within one; leave it at 1"
+            )
+        sizes = {len(minibatch[0]) for minibatch in minibatches}
+        if any(size % parts for size in sizes):
+            raise ArgumentError.of("grad_accum_steps", parts, f"does not divide the batch of {sorted(sizes)} images")
+        cuts = [zip(*(column.chunk(parts) for column in minibatch), strict=True) for minibatch in minibatches]
+        return [list(part) for part in zip(*cuts, strict=True)]
+
+    def run(self, model: nn.Module, images: Tensor, *metadata: Tensor) -> tuple[Tensor, Tensor]:
         """Runs the model once; returns logits (B, num_classes) and that pass's auxiliary loss, a scalar, unweighted."""
         logits = model(images, *metadata)
         return logits, auxiliary_loss(model)
@@ -76,5 +162,10 @@ class Algorithm(ABC):
     def specialization(self, model: nn.Module, targets: Tensor) -> tuple[Tensor | float, dict[str, Tensor]]:
         """Weighs MoGE's own losses of the last forward pass; returns the sum and each loss, unweighted, by name."""
         losses = moge_losses(model, targets, self.supcon_temperature)
-        weights = {"cka_loss": self.cka_coef, "supcon_loss": self.supcon_coef}
-        return sum(weights[name] * loss for name, loss in losses.items()), losses
+        return sum(self.specialization_coefs[name] * loss for name, loss in losses.items()), losses
+
+
+def _synchronised(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """Lets a distributed model exchange gradients in the last part of a step only."""
+    no_sync: Any = getattr(model, "no_sync", nullcontext)
+    return nullcontext() if last else no_sync()

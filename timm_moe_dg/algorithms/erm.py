@@ -16,7 +16,7 @@ class ERM(Algorithm):
     def objective(self, model: nn.Module, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss", the weighted sum of "task_loss", "aux_loss" and MoGE's "cka_loss" and "supcon_loss"."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
-        logits, aux_loss = self.forward(model, images, *metadata)
+        logits, aux_loss = self.run(model, images, *metadata)
         task_loss = F.cross_entropy(logits, targets)
         penalty, losses = self.specialization(model, targets)
         total = task_loss + self.aux_coef * aux_loss + penalty
