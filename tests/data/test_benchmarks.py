@@ -17,8 +17,9 @@ def test_rows_refer_to_things_that_exist():
         assert row.licence
 
 
-def test_digits_row_says_what_reading_gives():
-    row = get_benchmark("rotated_digits")
+@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits"])
+def test_digits_row_says_what_reading_gives(name):
+    row = get_benchmark(name)
     domains = row.read(None)
     assert row.domains == tuple(domain.name for domain in domains)
     assert {row.classes} == {domain.classes for domain in domains}
@@ -26,7 +27,7 @@ def test_digits_row_says_what_reading_gives():
 
 
 def test_unknown_benchmark_lists_the_choices():
-    with pytest.raises(ArgumentError, match=r"dataset='rotated_digit': choose from rotated_digits, folder"):
+    with pytest.raises(ArgumentError, match=r"dataset='rotated_digit': choose from rotated_digits, colored_digits, "):
         get_benchmark("rotated_digit")
 
 

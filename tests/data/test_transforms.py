@@ -72,5 +72,5 @@ def test_photographs_change_colour_and_digits_never():
 
 
 def test_unknown_augmentation():
-    with pytest.raises(ArgumentError, match="augmentation='none': choose from photograph, digit"):
-        training_transform("none", **NEUTRAL)
+    with pytest.raises(ArgumentError, match="augmentation='cutmix': choose from photograph, digit, none"):
+        training_transform("cutmix", **NEUTRAL)

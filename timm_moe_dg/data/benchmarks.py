@@ -5,11 +5,13 @@ A new benchmark is a new row. Nothing here reads an image before a row's `read` 
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
 from ..errors import ArgumentError, DataError
+from .colored_digits import CLASSES as COLORED_CLASSES
+from .colored_digits import COLOR_NOISE, colored_digits
 from .digits import ANGLES, CLASSES, STORED_SIZE, rotated_digits
 from .domains import Domain
 from .folders import read_folder
@@ -38,6 +40,11 @@ class Benchmark:
         image_size: Side of the square input in pixels; None leaves it to the model.
         source: Where the images come from.
         licence: Their licence.
+        aliases: Names of the folder, below the data folder, that may hold the domains; DomainBed's comes first.
+        num_classes: Expected number of classes; None where the folder decides.
+        images: Expected number of images by domain, as published; empty where it is not known.
+        swad_hparams: What stochastic weight averaging (SWAD) does differently on this benchmark.
+        swad_checkpoint_freq: Steps from one evaluation to the next under SWAD.
     """
 
     name: str
@@ -52,6 +59,11 @@ class Benchmark:
     checkpoint_freq: int = 300
     augmentation: str = "photograph"
     image_size: int | None = None
+    aliases: tuple[str, ...] = ()
+    num_classes: int | None = None
+    images: Mapping[str, int] = field(default_factory=dict)
+    swad_hparams: Hparams = field(default_factory=dict)
+    swad_checkpoint_freq: int = 100
 
 
 def get_benchmark(name: str) -> Benchmark:
@@ -84,6 +96,20 @@ _ROWS = (
         steps=501,
         checkpoint_freq=100,
         augmentation="digit",
+        image_size=STORED_SIZE,
+        source="sklearn.datasets.load_digits (UCI Optical Recognition of Handwritten Digits, test part)",
+        licence="CC BY 4.0",
+    ),
+    Benchmark(
+        name="colored_digits",
+        read=lambda data_dir: colored_digits(),
+        domains=tuple(COLOR_NOISE),
+        classes=COLORED_CLASSES,
+        hparams={"lr": 3e-4, "weight_decay": 0.0, "batch_size": 16},
+        search_space="digits",
+        steps=501,
+        checkpoint_freq=100,
+        augmentation="none",
         image_size=STORED_SIZE,
         source="sklearn.datasets.load_digits (UCI Optical Recognition of Handwritten Digits, test part)",
         licence="CC BY 4.0",

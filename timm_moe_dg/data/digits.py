@@ -23,13 +23,13 @@ ASSIGNMENT_SEED = 0
 
 @dataclass(frozen=True)
 class DigitsDomain:
-    """The digits of one rotation.
+    """The digits of one domain.
 
     Attributes:
-        name: `rot_` and the angle in degrees.
-        targets: The digit in each image.
-        images: Grey images, uint8 of shape (N, 32, 32).
-        classes: "0" to "9".
+        name: Such as `rot_` and the angle in degrees.
+        targets: The class of each image.
+        images: uint8, grey (N, 32, 32) or RGB (N, 32, 32, 3).
+        classes: Their names.
     """
 
     name: str
@@ -54,7 +54,7 @@ def rotated_digits() -> list[DigitsDomain]:
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    images, targets = load_digits()
+    images, targets = load_digits("rotated_digits")
     dealt = np.random.RandomState(ASSIGNMENT_SEED).permutation(len(images))
     domains = []
     for position, angle in enumerate(ANGLES):
@@ -64,8 +64,11 @@ def rotated_digits() -> list[DigitsDomain]:
     return domains
 
 
-def load_digits() -> tuple[np.ndarray, np.ndarray]:
+def load_digits(benchmark: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ink of the 1,797 digits, (N, 8, 8) from 0 to 16, and which digit each is, (N,).
+
+    Args:
+        benchmark: Who asks, for the message.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
@@ -73,7 +76,7 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise MissingDependencyError.of("rotated_digits", "scikit-learn", "train") from error
+        raise MissingDependencyError.of(benchmark, "scikit-learn", "train") from error
     digits = datasets.load_digits()
     return digits.images, digits.target
 

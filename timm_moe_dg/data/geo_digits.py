@@ -41,7 +41,7 @@ def geo_digits() -> list[PlacesDomain]:
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    images, digits = load_digits()
+    images, digits = load_digits("geo_digits")
     random = np.random.default_rng(SEED)
     dealt = random.permutation(len(images))
     rows, columns = [], []

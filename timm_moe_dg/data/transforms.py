@@ -28,9 +28,15 @@ def _digit_augmentation(size: tuple[int, int]) -> list[Callable]:
     return [v2.RandomResizedCrop(size, scale=(0.7, 1.0))]
 
 
+def _no_augmentation(size: tuple[int, int]) -> list[Callable]:
+    """The whole image, as in evaluation; DomainBed's coloured and rotated digits are not augmented."""
+    return [v2.Resize(size)]
+
+
 AUGMENTATIONS: Mapping[str, Callable[[tuple[int, int]], list[Callable]]] = {
     "photograph": _photograph_augmentation,
     "digit": _digit_augmentation,
+    "none": _no_augmentation,
 }
 
 
