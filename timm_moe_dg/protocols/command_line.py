@@ -3,7 +3,7 @@
 import argparse
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,28 @@ def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
         raise ArgumentError.of("config", path, f"cannot be read as YAML ({error})") from error
     if not isinstance(table, dict):
         raise ArgumentError.of("config", path, "holds no table of options, such as `steps: 100`")
+    table.pop("config", None)  # a run's args.yaml says which file it was started with; its values are all in there
+    return table_words(parser, table, "config", path)
+
+
+def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argument: str, source: str) -> list[str]:
+    """Turns option names and values into words of a command line.
+
+    Args:
+        parser: Knows the options.
+        table: Option name, with hyphens or underscores, -> value; None leaves an option out.
+        argument: Where the table comes from, for the error's message: the argument...
+        source: ...and its value.
+
+    Raises:
+        ArgumentError: A name is no option.
+    """
     options = {action.dest: action for action in parser._actions if action.option_strings}
     words: list[str] = []
-    table.pop("config", None)  # a run's args.yaml says which file it was started with; its values are all in there
     for key, value in table.items():
         action = options.get(str(key).replace("-", "_"))
         if action is None or action.dest == "help":
-            raise ArgumentError.of("config", path, f"{key!r} is no option of {parser.prog}; see --help")
+            raise ArgumentError.of(argument, source, f"{key!r} is no option of {parser.prog}; see --help")
         words += _option_words(action, value)
     return words
 

@@ -34,6 +34,7 @@ class Record:
         args: The run's arguments, among them dataset, algorithm, test_envs, trial_seed and hparams_seed.
         hparams: The run's hyper-parameters.
         roles: Scores of "id" and "ood" where the benchmark has such domains; see `role_scores`.
+        averaged: Whether this is the averaged network at the end of a run, which then stands for the run alone.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Record:
     args: Mapping[str, Any]
     hparams: Mapping[str, Any]
     roles: Mapping[str, Any] = field(default_factory=dict)
+    averaged: bool = False
 
     @property
     def test_domains(self) -> tuple[int, ...]:
@@ -61,6 +63,7 @@ class Record:
         """Returns the row as one line of JSON, keys sorted."""
         row: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
         row |= {**self.losses, **({"roles": self.roles} if self.roles else {})}
+        row |= {"averaged": True} if self.averaged else {}
         for domain, (inside, outside) in enumerate(zip(self.in_acc, self.out_acc, strict=True)):
             row |= {f"env{domain}_in_acc": inside, f"env{domain}_out_acc": outside}
         return json.dumps(row, sort_keys=True)
@@ -78,11 +81,13 @@ class Record:
             raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
         if not isinstance(row, dict):
             raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
+        row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
         missing = [key for key in _OWN_KEYS if key not in row]
         missing += [f"args[{key!r}]" for key in _ARGS if key not in row.get("args", {})]
         if missing:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
+        known["averaged"] = row.pop("averaged", False)
         in_acc, out_acc = _pop_accuracies(row)
         return cls(losses=row, in_acc=in_acc, out_acc=out_acc, **known)
 
