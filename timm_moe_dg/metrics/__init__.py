@@ -1,7 +1,9 @@
 """Metrics: pure functions of (prediction, target, group)."""
 
 from .accuracy import GroupAccuracy, accuracy, group_accuracy, worst_group_accuracy
+from .calibration import expected_calibration_error
 from .clustering import normalized_mutual_information
+from .confusion import confusion_matrix
 from .f1 import f1_macro
 from .groups import WorstGroup, worst_group
 
@@ -9,6 +11,8 @@ __all__ = [
     "GroupAccuracy",
     "WorstGroup",
     "accuracy",
+    "confusion_matrix",
+    "expected_calibration_error",
     "f1_macro",
     "group_accuracy",
     "normalized_mutual_information",
