@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 def build_network(
     name: str,
-    num_classes: int,
+    num_classes: int | None,
     *,
     pretrained: bool = False,
     initial_checkpoint: str | os.PathLike[str] | None = None,
@@ -40,7 +40,8 @@ def build_network(
 
     Args:
         name: A timm model, with a tag or without, or `hf-hub:` and `local-dir:` sources.
-        num_classes: Classes of the new classifier; one of that size that comes with the weights is kept.
+        num_classes: Classes of the new classifier; one of that size that comes with the weights is kept. None keeps
+            whatever classifier there is.
         pretrained: Start from the model's published weights.
         initial_checkpoint: Start from this file instead; it passes through the model's own checkpoint filter, so a
             mixture model is upcycled from a dense checkpoint.
@@ -59,7 +60,8 @@ def build_network(
     loads = pretrained or overlay is not None
     try:
         options = resolve_model_input_args(name, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
-        classes = options["pretrained_cfg"]["num_classes"] if loads else num_classes
+        keeps = loads or num_classes is None
+        classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
         network = _create(options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None)
     except MoeDgError:
         raise
@@ -69,10 +71,11 @@ def build_network(
         if not loads:
             raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
         raise _unusable(name, initial_checkpoint, error) from error
-    if classes != num_classes:
+    resized = num_classes not in (None, classes)
+    if resized:
         network.reset_classifier(num_classes)
     source = initial_checkpoint or ("published weights" if pretrained else "random initialisation")
-    _logger.info(_describe(name, network, source, new_classifier=not loads or classes != num_classes))
+    _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
     return network
 
 
