@@ -54,6 +54,14 @@ def test_round_trip():
     assert "\n" not in record.to_json()
 
 
+def test_out_losses_are_kept_by_domain():
+    record = make_record(out_loss=(0.25, 1.5, float("inf")))
+    assert json.loads(record.to_json())["env1_out_loss"] == 1.5
+    assert Record.from_json(record.to_json()) == record
+    with pytest.raises(RecordError, match="env1_out_loss"):
+        Record.from_json(record.to_json().replace("env2_out_loss", "env3_out_loss"))
+
+
 def test_keys_are_those_of_domainbed():
     row = json.loads(make_record().to_json())
     assert set(row) == set(json.loads(DOMAINBED_ROW)) - {"penalty"} | {"task_loss"}

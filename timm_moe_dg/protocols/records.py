@@ -1,7 +1,8 @@
 """Records: one row of results.jsonl, written and read with DomainBed's keys.
 
-A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc and env{i}_out_acc for
-every domain i of the benchmark, and the run's args and hparams. DomainBed's own rows are read as well.
+A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc, env{i}_out_acc and
+env{i}_out_loss for every domain i of the benchmark, and the run's args and hparams; `averaged` where it is true.
+DomainBed's own rows, which have no out-losses, are read as well.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from ..errors import RecordError
 
-_ACCURACY = re.compile(r"env(\d+)_(in|out)_acc")
+_SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
 
@@ -34,6 +35,7 @@ class Record:
         args: The run's arguments, among them dataset, algorithm, test_envs, trial_seed and hparams_seed.
         hparams: The run's hyper-parameters.
         roles: Scores of "id" and "ood" where the benchmark has such domains; see `role_scores`.
+        out_loss: Mean cross-entropy on each domain's out-split; empty in DomainBed's rows.
         averaged: Whether this is the averaged network at the end of a run, which then stands for the run alone.
     """
 
@@ -47,6 +49,7 @@ class Record:
     args: Mapping[str, Any]
     hparams: Mapping[str, Any]
     roles: Mapping[str, Any] = field(default_factory=dict)
+    out_loss: tuple[float, ...] = ()
     averaged: bool = False
 
     @property
@@ -62,11 +65,16 @@ class Record:
     def to_json(self) -> str:
         """Returns the row as one line of JSON, keys sorted."""
         row: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
-        row |= {**self.losses, **({"roles": self.roles} if self.roles else {})}
+        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
         row |= {"averaged": True} if self.averaged else {}
-        for domain, (inside, outside) in enumerate(zip(self.in_acc, self.out_acc, strict=True)):
-            row |= {f"env{domain}_in_acc": inside, f"env{domain}_out_acc": outside}
         return json.dumps(row, sort_keys=True)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The numbers of every domain by DomainBed's keys, such as env0_in_acc."""
+        columns = {"in_acc": self.in_acc, "out_acc": self.out_acc, "out_loss": self.out_loss}
+        domains = range(len(self.in_acc))
+        return {f"env{at}_{kind}": column[at] for at in domains for kind, column in columns.items() if column}
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -88,8 +96,7 @@ class Record:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
         known["averaged"] = row.pop("averaged", False)
-        in_acc, out_acc = _pop_accuracies(row)
-        return cls(losses=row, in_acc=in_acc, out_acc=out_acc, **known)
+        return cls(**_pop_scores(row), losses=row, **known)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
@@ -109,16 +116,16 @@ def _iterate(path: Path) -> Iterator[Record]:
             raise RecordError(f"{path}, line {number}: {error}") from error
 
 
-def _pop_accuracies(row: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Takes the accuracy keys out of a row and returns (in, out), ordered by domain."""
-    found = {match.group(0): match for match in map(_ACCURACY.fullmatch, row) if match}
+def _pop_scores(row: dict[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
+    found = {match.group(0): match for match in map(_SCORE.fullmatch, row) if match}
     number = 1 + max((int(match[1]) for match in found.values()), default=-1)
-    expected = {f"env{domain}_{split}_acc" for domain in range(number) for split in ("in", "out")}
+    kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in found else ("in_acc", "out_acc")
+    expected = {f"env{domain}_{kind}" for domain in range(number) for kind in kinds}
     if not expected or expected != set(found):
-        raise RecordError(f"accuracies={sorted(found)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on")
+        raise RecordError(f"scores={sorted(found)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on")
     values = {key: row.pop(key) for key in found}
-    in_acc, out_acc = (tuple(values[f"env{domain}_{split}_acc"] for domain in range(number)) for split in ("in", "out"))
-    return in_acc, out_acc
+    return {kind: tuple(values[f"env{domain}_{kind}"] for domain in range(number)) for kind in kinds}
 
 
 def _shortened(line: str, length: int = 60) -> str:
