@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..layers import MoeMlp, RoutedMlp
 from ._block import MoeLayers, mixture_block, resolve_moe_layers
+from ._options import record_options
 from ._upcycle import upcycle_filter_fn
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)
@@ -103,7 +104,7 @@ def create_moe_vit(
     filter_fn: Callable[..., dict[str, Tensor]] = upcycle_filter_fn,
     **kwargs: Any,
 ) -> ModelT:
-    """Builds a registered model through timm's builder, upcycling what it loads.
+    """Builds a registered model through timm's builder, upcycling what it loads, and records all of its options.
 
     Args:
         model_cls: The model's class.
@@ -116,7 +117,7 @@ def create_moe_vit(
         The model, or timm's feature wrapper around it with `features_only=True`.
     """
     out_indices = kwargs.pop("out_indices", 3)
-    return build_model_with_cfg(
+    model = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
@@ -124,3 +125,5 @@ def create_moe_vit(
         feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **kwargs,
     )
+    record_options(model, model_cls, kwargs)
+    return model

@@ -38,9 +38,8 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create_gmoe(variant: str, pretrained: bool, **kwargs: Any) -> MoeVisionTransformer:
-    # Written out because checkpoints do not record defaults: these numbers are frozen
-    frozen = {"moe_layers": "last_two", "num_experts": 6, "top_k": 2, "router": "cosine", "expert_drop": 0.1}
-    return create_moe_vit(MoeVisionTransformer, variant, pretrained, **{**frozen, "patch_size": 16, **kwargs})
+    mixture = {"moe_layers": "last_two", "num_experts": 6, "top_k": 2, "router": "cosine", "expert_drop": 0.1}
+    return create_moe_vit(MoeVisionTransformer, variant, pretrained, **{**mixture, "patch_size": 16, **kwargs})
 
 
 @register_model

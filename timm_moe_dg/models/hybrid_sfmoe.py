@@ -37,14 +37,21 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
 
     Args:
         in_chans: Image channels.
-        output_stride: Pixels per token side, 32 or 16 (8 also works).
+        patch_size: Side of a patch in pixels of the feature map.
+        output_stride: Image pixels per pixel of the feature map, 32 or 16 (8 also works).
         device: Where the parameters are made.
         dtype: Their type.
         **kwargs: As `MoeVisionTransformer`.
     """
 
     def __init__(
-        self, in_chans: int = 3, output_stride: int = 32, device: Any = None, dtype: Any = None, **kwargs: Any
+        self,
+        in_chans: int = 3,
+        patch_size: int = 1,
+        output_stride: int = 32,
+        device: Any = None,
+        dtype: Any = None,
+        **kwargs: Any,
     ) -> None:
         dd = {"device": device, "dtype": dtype}
         backbone = ResNetV2(
@@ -59,13 +66,12 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
             **dd,
         )
         embed_layer = partial(HybridEmbed, backbone=backbone)
-        super().__init__(in_chans=in_chans, embed_layer=embed_layer, **{"patch_size": 1, **kwargs}, **dd)
+        super().__init__(in_chans=in_chans, patch_size=patch_size, embed_layer=embed_layer, **kwargs, **dd)
 
 
 @register_model
 def hybrid_sfmoe_r26_s16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """Hybrid SF-MoE: R26 stem, stride 32 (`output_stride=16` for 16), then [S, F] x 6, six experts, top-2."""
-    # Written out because checkpoints do not record defaults: these numbers are frozen
-    frozen = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
-    model_args = {**frozen, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
+    model_args = {**mixture, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return create_moe_vit(HybridMoeVisionTransformer, "hybrid_sfmoe_r26_s16", pretrained, **model_args)

@@ -34,9 +34,8 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:
-    # Written out because checkpoints do not record defaults: these numbers are frozen
-    frozen = {"moe_layers": "last_two", "num_experts": 6, "top_k": 3, "expert_drop": 0.0, "metadata_drop": 0.5}
-    return create_moe_vit(GeoMoeVisionTransformer, variant, pretrained, **{**frozen, **kwargs})
+    mixture = {"moe_layers": "last_two", "num_experts": 6, "top_k": 3, "expert_drop": 0.0, "metadata_drop": 0.5}
+    return create_moe_vit(GeoMoeVisionTransformer, variant, pretrained, **{**mixture, **kwargs})
 
 
 @register_model

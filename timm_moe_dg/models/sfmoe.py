@@ -31,7 +31,6 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def sfmoe_small(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2."""
-    # Written out because checkpoints do not record defaults: these numbers are frozen
-    frozen = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
-    model_args = {**frozen, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
+    model_args = {**mixture, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return create_moe_vit(MoeVisionTransformer, "sfmoe_small", pretrained, **model_args)
