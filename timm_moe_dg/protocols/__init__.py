@@ -8,10 +8,14 @@ from .run_folder import RunFolder
 from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
     SELECTION_RULES,
+    candidates,
+    leave_one_domain_out_cv,
     oracle,
     reported_accuracy,
     training_domain_validation,
+    transfer_accuracy,
     validation_accuracy,
+    whole_accuracy,
 )
 
 __all__ = [
@@ -20,9 +24,11 @@ __all__ = [
     "Predictions",
     "Record",
     "RunFolder",
+    "candidates",
     "domain_accuracies",
     "draw_hparams",
     "freeze_backbone",
+    "leave_one_domain_out_cv",
     "oracle",
     "predict",
     "read_records",
@@ -30,5 +36,7 @@ __all__ = [
     "resolve_hparams",
     "role_scores",
     "training_domain_validation",
+    "transfer_accuracy",
     "validation_accuracy",
+    "whole_accuracy",
 ]

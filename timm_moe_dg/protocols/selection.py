@@ -1,11 +1,14 @@
 """Selection rules: which of several records stands for an experiment, decided from records alone.
 
-All rules are given the records of one (dataset, algorithm, test domains, trial seed), over any number of
+All rules are given the records of one (dataset, algorithm, model, test domain, trial seed), over any number of
 hyper-parameter seeds and steps, and return one of them. What is then reported is that record's accuracy on the in-split
-of the test domain, as DomainBed reports it.
+of the test domain, as DomainBed reports it. A run that ends with an averaged network enters with that record alone.
+
+Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed; so do these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, isnan
 from statistics import fmean
 from types import MappingProxyType
 
@@ -25,14 +28,60 @@ def reported_accuracy(record: Record) -> float:
     return fmean(record.in_acc[domain] for domain in record.test_domains)
 
 
+def whole_accuracy(record: Record) -> float:
+    """Accuracy on all images of the test domain, for benchmarks that are split by `holdout_fraction`.
+
+    The splits are weighted by their shares; the out-split is rounded down to whole images, so this is exact up to the
+    difference of the splits' accuracies over the number of images.
+    """
+    share = record.args.get("holdout_fraction", 0.2)  # what DomainBed splits by unless told otherwise
+    pairs = [(record.in_acc[domain], record.out_acc[domain]) for domain in record.test_domains]
+    return fmean(inside if isnan(outside) else (1 - share) * inside + share * outside for inside, outside in pairs)
+
+
+def transfer_accuracy(record: Record) -> float:
+    """Mean accuracy on the test domains' out-splits: what single-source generalization is judged by."""
+    return fmean(record.out_acc[domain] for domain in record.test_domains)
+
+
 def training_domain_validation(records: Sequence[Record]) -> Record:
-    """Picks the record with the highest `validation_accuracy`, the first of equals; test domains play no part.
+    """Picks the record with the highest `validation_accuracy`; test domains play no part.
 
     Raises:
         RecordError: There are no records.
     """
+    return _best(candidates(records), validation_accuracy)
+
+
+def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
+    """Leave-one-domain-out cross-validation: the test domain t plays no part, each other one is left out in turn.
+
+    A hyper-parameter seed and step is worth the mean, over the other domains v, of the accuracy on v's in-split in the
+    run that holds out t and v; what is picked is the record at that seed and step of the run that holds out t alone.
+
+    Args:
+        records: Of the run with test domains {t} and of the runs {t, v} for every other domain v.
+
+    Raises:
+        RecordError: There are no records, they hold out no common domain, or no seed and step has all its runs.
+    """
     _require(records)
-    return max(records, key=validation_accuracy)
+    kept = candidates(records)
+    alone = [record for record in kept if len(record.test_domains) == 1]
+    targets = {record.test_domains[0] for record in alone}
+    if len(targets) != 1:
+        raise RecordError(f"records: runs with one test domain were expected, and found are those of {sorted(targets)}")
+    (target,) = targets
+    left_out: dict[tuple[int, int], dict[int, float]] = {_setting(record): {} for record in alone}
+    for record in kept:
+        if len(record.test_domains) == 2 and _setting(record) in left_out:
+            (other,) = set(record.test_domains) - targets
+            left_out[_setting(record)][other] = record.in_acc[other]
+    complete = [record for record in alone if set(left_out[_setting(record)]) == set(record.training_domains)]
+    if not complete:
+        pairs = ", ".join(f"{{{target}, {other}}}" for other in alone[0].training_domains)
+        raise RecordError(f"records: no hyper-parameter seed and step is in all the runs that hold out {pairs}")
+    return _best(complete, lambda record: fmean(left_out[_setting(record)].values()))
 
 
 def oracle(records: Sequence[Record]) -> Record:
@@ -43,11 +92,28 @@ def oracle(records: Sequence[Record]) -> Record:
     Raises:
         RecordError: There are no records.
     """
+    last = {_run(record): record for record in sorted(candidates(records), key=lambda record: record.step)}
+    return _best(list(last.values()), transfer_accuracy)
+
+
+def candidates(records: Sequence[Record]) -> list[Record]:
+    """Returns the records that may be selected: all of a run, or only that of its averaged network if it has one."""
+    averaged = {_run(record) for record in records if record.averaged}
+    return [record for record in records if record.averaged or _run(record) not in averaged]
+
+
+def _run(record: Record) -> tuple[tuple[int, ...], int]:
+    return tuple(sorted(record.test_domains)), record.args["hparams_seed"]
+
+
+def _setting(record: Record) -> tuple[int, int]:
+    return record.args["hparams_seed"], record.step
+
+
+def _best(records: Sequence[Record], value: Callable[[Record], float]) -> Record:
     _require(records)
-    last: dict[int, Record] = {}
-    for record in sorted(records, key=lambda record: record.step):
-        last[record.args["hparams_seed"]] = record
-    return max(last.values(), key=lambda record: fmean(record.out_acc[domain] for domain in record.test_domains))
+    by_seed = sorted(records, key=lambda record: -record.args["hparams_seed"])
+    return max(by_seed, key=lambda record: -inf if isnan(value(record)) else value(record))
 
 
 def _require(records: Sequence[Record]) -> None:
@@ -56,5 +122,9 @@ def _require(records: Sequence[Record]) -> None:
 
 
 SELECTION_RULES: Mapping[str, SelectionRule] = MappingProxyType(
-    {"training_domain_validation": training_domain_validation, "oracle": oracle}
+    {
+        "training_domain_validation": training_domain_validation,
+        "leave_one_domain_out_cv": leave_one_domain_out_cv,
+        "oracle": oracle,
+    }
 )

@@ -1,0 +1,197 @@
+"""Runs as processes: several at a time on this machine, or handed to Slurm; each with a log, one failure apart.
+
+A run is finished when its folder has the file `done`. While one is going its log is locked, also against a sweep that
+was started a second time, and also when the sweep that started it has been killed.
+"""
+
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import MissingDependencyError
+
+STATES = ("finished", "running", "failed", "incomplete", "missing")
+INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+_ENDED = "sweep: exit status "
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        name: What it is called.
+        command: Program and arguments; must go on with what an interrupted run has left.
+        folder: Where the run puts `done` when it is finished.
+        log: File for everything that it prints, over all attempts.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    folder: Path
+    log: Path
+
+    def state(self) -> str:
+        """Returns the state, one of `STATES`; incomplete runs were interrupted and can go on, failed ones as well."""
+        if (self.folder / "done").exists():
+            return "finished"
+        if not self.log.exists():
+            return "incomplete" if self.folder.exists() else "missing"
+        with self.log.open() as log:
+            if not _lock(log):
+                return "running"
+            last = log.read().rstrip().rpartition("\n")[2]
+        failed = last.startswith(_ENDED) and int(last.removeprefix(_ENDED)) not in INTERRUPTED
+        return "failed" if failed else "incomplete"
+
+    def __call__(self) -> int:
+        """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
+        attempt = Attempt.start(self) if self.state() not in ("finished", "running") else None
+        return attempt.wait() if attempt else 0
+
+    def checkpoint(self) -> Any:
+        """What submitit calls when Slurm's time is up: the same job again, which goes on where it was."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class Attempt:
+    """A job's process; use `Attempt.start`."""
+
+    def __init__(self, job: Job, log: IO[str], process: subprocess.Popen) -> None:
+        self.job, self.log, self.process = job, log, process
+        self.started = time.monotonic()
+
+    @classmethod
+    def start(cls, job: Job, environment: Mapping[str, str] | None = None) -> "Attempt | None":
+        """Starts a job in a process group of its own; None if another process runs it already."""
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        log = job.log.open("a")
+        if not _lock(log):
+            log.close()
+            return None
+        log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
+        log.flush()
+        variables = {**os.environ, **(environment or {})}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        try:
+            process = subprocess.Popen(job.command, env=variables, start_new_session=True, **options)
+        except OSError as error:
+            log.write(f"{error}\n{_ENDED}127\n")
+            log.close()
+            raise
+        return cls(job, log, process)
+
+    def poll(self) -> int | None:
+        """Returns the exit status, or None while the process goes on."""
+        status = self.process.poll()
+        if status is not None and not self.log.closed:
+            self.log.write(f"\n{_ENDED}{status}\n")
+            self.log.close()
+        return status
+
+    def wait(self) -> int:
+        """Waits for the exit status."""
+        self.process.wait()
+        return self.poll() or 0
+
+    def stop(self, seconds: float) -> None:
+        """Waits for a process that was asked to end, and kills it and its workers after some seconds."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.poll()
+
+
+def run_jobs(
+    jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], grace: float = 60.0
+) -> Iterator[tuple[Job, int | None, float]]:
+    """Runs jobs, one in each slot at a time, and yields each as it ends.
+
+    When the caller stops early, by an exception or by closing the iterator, processes that are going get SIGTERM, and
+    some seconds to save what they have.
+
+    Args:
+        jobs: In the order in which they are started.
+        slots: Environment variables of each slot; their number is the number of jobs at a time.
+        grace: Seconds between SIGTERM and SIGKILL.
+
+    Yields:
+        The job, its exit status (None: another process runs it already) and the seconds that it took.
+    """
+    waiting, going = list(reversed(jobs)), dict[int, Attempt]()
+    try:
+        while waiting or going:
+            for slot in [number for number in range(len(slots)) if number not in going and waiting]:
+                if waiting:
+                    job = waiting.pop()
+                    attempt = Attempt.start(job, slots[slot])
+                    if attempt is None:
+                        yield job, None, 0.0
+                    else:
+                        going[slot] = attempt
+            for slot, attempt in list(going.items()):
+                status = attempt.poll()
+                if status is not None:
+                    del going[slot]
+                    yield attempt.job, status, time.monotonic() - attempt.started
+            time.sleep(_POLL)
+    finally:
+        for attempt in going.values():
+            attempt.process.terminate()
+        deadline = time.monotonic() + grace
+        for attempt in going.values():
+            attempt.stop(max(0.0, deadline - time.monotonic()))
+
+
+def submit_jobs(
+    jobs: Sequence[Job], folder: Path, options: Mapping[str, Any], cluster: str = "slurm"
+) -> list[tuple[Job, Any]]:
+    """Hands jobs to Slurm as one array; they are queued, run and requeued at their time limit by it.
+
+    Args:
+        jobs: What to submit; every machine must see the same folders and have this package.
+        folder: For submitit's files.
+        options: Parameters of submitit's AutoExecutor, such as slurm_partition, timeout_min, gpus_per_node.
+        cluster: "slurm", or "local" for processes on this machine.
+
+    Returns:
+        Each job with submitit's handle of it.
+
+    Raises:
+        MissingDependencyError: submitit is not installed.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("--launcher slurm", "submitit", "slurm") from error
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+    executor.update_parameters(**options)
+    with executor.batch():
+        handles = [executor.submit(job) for job in jobs]
+    return list(zip(jobs, handles, strict=True))
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """Returns the last lines of a log that are not the sweep's own."""
+    text = log.read_text(errors="replace").replace("\r", "\n").splitlines()
+    return "\n".join([line for line in text if line.strip() and not line.startswith("sweep: ")][-lines:])
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""What of a run's arguments decides its numbers, to tell settings apart and name what differs."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..data import Benchmark
+
+# where a run is kept and how fast it goes: a run is the same with any other value
+PLACES = ("output", "experiment", "config", "resume", "data_dir", "checkpoints")
+SPEED = ("workers", "cpu_threads", "validation_batch_size", "compile", "grad_checkpointing", "trackers")
+MECHANICAL = frozenset(PLACES + SPEED)
+
+
+def differences(
+    planned: Mapping[str, Any], there: Mapping[str, Any], defaults: Mapping[str, Any], benchmark: Benchmark
+) -> list[str]:
+    """Compares the options that a run would be started with to the arguments of one that exists.
+
+    Args:
+        planned: Options as parsed, None for those that are left to the benchmark.
+        there: The arguments that the run wrote down, everything filled in.
+        defaults: What options have that are not given, and that an older run does not know.
+        benchmark: What it is trained on.
+
+    Returns:
+        One phrase per option that differs.
+    """
+    filled = left_open(planned, benchmark) | {name: value for name, value in planned.items() if value is not None}
+    there = {**defaults, **there}
+    return [
+        f"{name}: {there[name]!r} there, {value!r} planned"
+        for name, value in filled.items()
+        if name in there
+        and name not in MECHANICAL
+        and value is not None
+        and comparable(value) != comparable(there[name])
+    ]
+
+
+def left_open(planned: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
+    """What options that are not given come to, as far as the benchmark decides them alone."""
+    known = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+    if not str(planned.get("averaging")).startswith("swad"):
+        known["checkpoint_freq"] = benchmark.checkpoint_freq
+    return known if planned.get("hparams_seed") else {**known, **benchmark.hparams, **planned.get("hparams", {})}
+
+
+def comparable(value: Any) -> Any:
+    """A value as it reads back from a file: pairs as tables, tuples as lists."""
+    if isinstance(value, list) and value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+        value = dict(value)
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,236 @@
+"""Plans the runs of a protocol, says how many there are, runs those that are not finished, and says what is missing.
+
+Every domain of the digits held out once, three seeds, a mixture model and its dense twin, two runs at a time; words
+after `--` are options of tools/finetune.py for every run:
+
+    python tools/sweep.py --datasets rotated_digits --models gmoe_tiny_patch16 deit_tiny_patch16_224 --jobs 2 \
+        --output output/digits -- --steps 300
+
+The same command again skips finished runs and goes on with interrupted and failed ones. Leave-one-domain-out
+cross-validation needs a run for every pair of domains beside; what there is to do, and how far it is:
+
+    python tools/sweep.py -c tools/recipes/digits.yaml --dry-run
+    python tools/sweep.py -c tools/recipes/digits.yaml --status
+
+In such a file an entry of `datasets`, `algorithms` or `models` is a name or a table with options of its own:
+
+    models:
+      - deit_tiny_patch16_224
+      - {model: gmoe_tiny_patch16, label: gmoe_4, model_kwargs: {num_experts: 4}}
+    options: {steps: 300}
+
+On Slurm, as one array (the extra `slurm`); parameters are those of submitit's AutoExecutor:
+
+    python tools/sweep.py ... --launcher slurm --slurm slurm_partition=gpu timeout_min=240 gpus_per_node=1
+"""
+
+import argparse
+import ast
+import importlib.util
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import indent
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from timm_moe_dg.data import Benchmark, get_benchmark
+from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.protocols.command_line import explain, key_value, parse_arguments, positive_int, table_words
+from timm_moe_dg.protocols.jobs import STATES, Job, run_jobs, submit_jobs, tail
+from timm_moe_dg.protocols.launch import available_cpus
+from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, PlannedRun, Sweep, describe_plan, plan_runs
+from timm_moe_dg.protocols.settings import differences
+
+FINETUNE = Path(__file__).with_name("finetune.py")
+PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed", "output", "experiment")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    group = parser.add_argument_group("plan")
+    add = group.add_argument
+    add("--datasets", type=entry, nargs="+", default=["rotated_digits"], metavar="NAME", help="(%(default)s)")
+    add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
+    add("--algorithms", type=entry, nargs="+", default=["ERM"], metavar="NAME", help="(default: %(default)s)")
+    add("--models", type=entry, nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help="(%(default)s)")
+    formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
+    protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
+    what = f"what is held out of a data set's n domains: {protocols}; {OFFICIAL}: 1 run, as the data says (%(default)s)"
+    choices = [*PROTOCOLS, OFFICIAL]
+    add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=what)
+    only = "positions of the only domains to hold out, or to train on for single_source (default: all)"
+    add("--domains", type=int, nargs="+", metavar="I", help=only)
+    add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (%(default)s)")
+    seeds = "draws of hyper-parameters, 0 for the defaults (%(default)s)"
+    add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
+    add("--options", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help="of finetune.py, for every run")
+    add("--output", default="output/sweep", metavar="DIR", help="folder of all runs (default: %(default)s)")
+    _add_launch_options(parser.add_argument_group("launch"))
+    return parser
+
+
+def _add_launch_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--launcher", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
+    add("-j", "--jobs", type=positive_int, default=1, metavar="N", help="runs at a time, local (default: %(default)s)")
+    add("--gpus", nargs="+", metavar="I", help="local: one run at a time on each of these GPUs, instead of --jobs")
+    prefix = "what starts finetune.py, such as 'accelerate launch --num_processes 2' (default: this Python)"
+    add("--run-with", type=shlex.split, default=[sys.executable], metavar="COMMAND", help=prefix)
+    add("--slurm", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help="parameters of submitit")
+    add("--dry-run", action="store_true", help="write the commands of the runs that are not finished, and stop")
+    add("--status", action="store_true", help="say which runs are finished, failed, incomplete or missing, and stop")
+
+
+def entry(text: str) -> str | dict[str, Any]:
+    """Reads a name, or a table such as {'model': NAME, 'model_kwargs': {...}}."""
+    if not text.startswith("{"):
+        return text
+    try:
+        table = ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a name nor a table ({error})") from error
+    return table
+
+
+def read_sweep(args: argparse.Namespace) -> Sweep:
+    """Turns the command line into a plan's axes."""
+    common = dict(args.options) | ({"data_dir": args.data_dir} if args.data_dir else {})
+    return Sweep(
+        datasets=[Choice.of("dataset", entry) for entry in args.datasets],
+        algorithms=[Choice.of("algorithm", entry) for entry in args.algorithms],
+        models=[Choice.of("model", entry) for entry in args.models],
+        protocols=args.protocols,
+        trial_seeds=args.trial_seeds,
+        hparams_seeds=args.hparams_seeds,
+        domains=args.domains,
+        options=common,
+    )
+
+
+def load_finetune() -> ModuleType:
+    """Loads the tool whose runs are planned, to check their options before the first one starts."""
+    spec = importlib.util.spec_from_file_location("finetune", FINETUNE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["finetune"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: argparse.ArgumentParser) -> Job:
+    """Turns a planned run into a command, and makes sure that what its folder holds was run with the same options.
+
+    Raises:
+        ArgumentError: An option does not exist or is the plan's, or the folder holds a run with other options.
+    """
+    options = {**run.options, "output": args.output, "experiment": run.name}
+    words = [*table_words(parser, options, "options", run.name), *words]
+    parsed = vars(parse_arguments(parser, words))
+    for name in PLANNED:
+        if parsed[name] != options[name]:
+            raise ArgumentError.of(name, parsed[name], "is what the sweep decides; see sweep.py --help")
+    folder = Path(args.output, run.name)
+    check_same_options(folder, parsed, vars(parser.parse_args([])), get_benchmark(options["dataset"]))
+    share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
+    command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
+    return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
+
+
+def check_same_options(
+    folder: Path, planned: Mapping[str, Any], defaults: Mapping[str, Any], benchmark: Benchmark
+) -> None:
+    """Makes sure that a run which exists already is the one that is planned.
+
+    Raises:
+        ArgumentError: It differs; the message says in what.
+    """
+    if (folder / "args.yaml").exists():
+        there = yaml.safe_load((folder / "args.yaml").read_text())
+        if found := differences(planned, there, defaults, benchmark):
+            remedy = f"holds a run with other options ({'; '.join(found)}); give another --output"
+            raise ArgumentError.of("output", str(folder), remedy)
+
+
+def slots(args: argparse.Namespace) -> list[dict[str, str]]:
+    """Returns the environment of each local run at a time: a GPU, or a share of the cores."""
+    if args.gpus:
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus]
+    return [{} for _ in range(args.jobs)]
+
+
+def show_status(jobs: Sequence[Job]) -> None:
+    """Prints the runs by state."""
+    states = [job.state() for job in jobs]
+    print(", ".join(f"{states.count(state)} {state}" for state in STATES))
+    for state in STATES[1:]:
+        for job, found in zip(jobs, states, strict=True):
+            if found == state:
+                print(f"{state:<10} {job.name}" + (f"  (log: {job.log})" if job.log.exists() else ""))
+
+
+def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> list[Job]:
+    """Runs jobs and prints how each ended; returns those that failed."""
+    failed = []
+    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments), start=1):
+        how = job.state() if status is not None else "running already, left alone"
+        print(f"[{number}/{len(jobs)}] {how} {job.name} ({seconds:.0f} s)", flush=True)
+        if status is not None and how != "finished":
+            failed.append(job)
+            print(f"  exit status {status}; the end of {job.log}:\n{tail(job.log)}", flush=True)
+    return failed
+
+
+def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Plans, says what is planned, and does what was asked for."""
+    plan = read_sweep(args)
+    runs = plan_runs(plan)
+    print(indent(describe_plan(plan), "# " if args.dry_run else ""))
+    parser = load_finetune().build_parser()
+    jobs = [make_job(args, run, words, parser) for run in runs]
+    todo = [job for job in jobs if job.state() not in ("finished", "running")]
+    if args.status:
+        show_status(jobs)
+    elif args.dry_run:
+        print("\n".join(shlex.join(job.command) for job in todo))
+    elif args.launcher == "slurm":
+        for job, handle in submit_jobs(todo, Path(args.output, "slurm"), dict(args.slurm)) if todo else ():
+            print(f"{handle.job_id} {job.name}")
+    else:
+        print(f"{len(jobs) - len(todo)} are finished or running, {len(todo)} to do", flush=True)
+        failed = run_locally(todo, slots(args))
+        if failed:
+            names = ", ".join(job.name for job in failed)
+            raise SystemExit(f"sweep.py: {len(failed)} of {len(todo)} runs failed: {names}")
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Treats SIGTERM as Ctrl-C: the runs are asked to save what they have."""
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, passed = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        sweep(parse_arguments(build_parser(), own), passed)
+    except MoeDgError as error:
+        raise SystemExit(f"sweep.py: {explain(error)}") from error
+    except KeyboardInterrupt:
+        print("sweep.py: interrupted; the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
