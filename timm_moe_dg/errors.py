@@ -35,6 +35,14 @@ class CheckpointError(MoeDgError, RuntimeError):
     """A checkpoint lacks weights that the model needs, or holds weights that do not fit."""
 
 
+class StorageError(MoeDgError, OSError):
+    """A file that cannot be written: the disk is full, or the folder may not be changed."""
+
+
+class DivergenceError(MoeDgError, ArithmeticError):
+    """A training run whose loss or weights are no longer finite."""
+
+
 class DataError(MoeDgError, ValueError):
     """A data folder that cannot be used: empty, inconsistent between domains, or unknown."""
 
@@ -58,3 +66,7 @@ class MissingDependencyError(MoeDgError, ImportError):
 
 class RecordError(MoeDgError, ValueError):
     """A line of a results file that is not a record, or records that a selection rule cannot use."""
+
+
+class HubError(MoeDgError, RuntimeError):
+    """The Hub cannot be reached, refuses, or holds another model under the name that was given."""

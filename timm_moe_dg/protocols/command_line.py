@@ -12,7 +12,9 @@ import yaml
 from ..errors import ArgumentError, MoeDgError
 
 
-def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str], settings: Path | None = None
+) -> argparse.Namespace:
     """Parses a command line whose options may be spelt with hyphens or underscores.
 
     A file given with `--config` supplies values for options that the command line does not mention: its entries are put
@@ -21,15 +23,15 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     Args:
         parser: Has a `--config` option.
         argv: The command line, without the program's name.
+        settings: A file like that of `--config`, which both win over.
 
     Raises:
-        ArgumentError: The configuration file is missing, is not a table, or has an entry that is no option.
+        ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
     """
     argv = [_hyphenated(word) for word in argv]
     known, _ = parser.parse_known_args(argv)
-    if known.config is None:
-        return parser.parse_args(argv)
-    return parser.parse_args([*config_words(parser, known.config), *argv])
+    files = [str(path) for path in (settings, known.config) if path is not None]
+    return parser.parse_args([*(word for path in files for word in config_words(parser, path)), *argv])
 
 
 def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
@@ -40,7 +42,8 @@ def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
         raise ArgumentError.of("config", path, f"cannot be read as YAML ({error})") from error
     if not isinstance(table, dict):
         raise ArgumentError.of("config", path, "holds no table of options, such as `steps: 100`")
-    table.pop("config", None)  # a run's args.yaml says which file it was started with; its values are all in there
+    for name in ("config", "resume"):
+        table.pop(name, None)  # a run's args.yaml says how it was started; the values that came of it are all in there
     return table_words(parser, table, "config", path)
 
 
@@ -56,7 +59,8 @@ def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argum
     Raises:
         ArgumentError: A name is no option.
     """
-    options = {action.dest: action for action in parser._actions if action.option_strings}
+    # Reversed, so that of several ways to set a value the first in --help counts
+    options = {action.dest: action for action in reversed(parser._actions) if action.option_strings}
     words: list[str] = []
     for key, value in table.items():
         action = options.get(str(key).replace("-", "_"))
@@ -110,13 +114,23 @@ def _hyphenated(word: str) -> str:
     return name.replace("_", "-") + separator + value
 
 
-def _option_words(action: argparse.Action, value: Any) -> list[str]:
-    option = next(option for option in action.option_strings if option.startswith("--"))
+def option_words(option: str, value: Any, pairs: bool = False) -> list[str]:
+    """Turns an option's value into words of a command line.
+
+    Args:
+        option: Such as --steps.
+        value: None leaves the option out; True and False become --option and --no-option.
+        pairs: Write a table as KEY=VALUE words rather than as one JSON object.
+    """
     if value is None:
         return []
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
-    if isinstance(value, dict):
-        pairs = [f"{key}={item!r}" for key, item in value.items()]
-        return [option, json.dumps(value)] if action.nargs is None else [option, *pairs]
+    if isinstance(value, Mapping):
+        return [option, *(f"{key}={item!r}" for key, item in value.items())] if pairs else [option, json.dumps(value)]
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
+
+
+def _option_words(action: argparse.Action, value: Any) -> list[str]:
+    option = next(option for option in action.option_strings if option.startswith("--"))
+    return option_words(option, value, pairs=action.nargs is not None)
