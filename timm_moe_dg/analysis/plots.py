@@ -83,6 +83,35 @@ def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
+def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> None:
+    """Draws a confusion matrix: colours are shares of each target, and counts are written in while they are legible.
+
+    Args:
+        matrix: (C, C) counts, rows are targets, see `metrics.confusion_matrix`.
+        classes: Names of the classes.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
+    side = min(3.5 + 0.35 * len(classes), 15.0)
+    steps = range(0, len(classes), -(-len(classes) // 90))  # every name that there is room for
+    names = [classes[index] for index in steps]
+    figure = _figure(side + 1.0, side)
+    axes = figure.subplots()
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    if len(classes) <= 30:
+        for (row, column), count in np.ndenumerate(matrix.numpy()):
+            colour = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
+            axes.text(column, row, count, ha="center", va="center", color=colour, size=8)
+    axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, size=8)
+    axes.set_yticks(steps, names, size=8)
+    axes.set(xlabel="predicted class", ylabel="class of the image")
+    figure.colorbar(image, label="share of the class's images", shrink=0.8)
+    figure.savefig(path, dpi=DPI)
+
+
 def plot_curves(steps: Sequence[int], curves: Mapping[str, Sequence[float]], path: Path) -> None:
     """Draws each loss or score over the training steps, one panel each, four in a row.
 

@@ -1,18 +1,36 @@
 """Trained networks: a checkpoint with its own classifier, what its classes are called, and what it is given to see."""
 
+import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
+from .command_line import key_value, positive_int
 from .network import build_network
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which network, and from where; `load_trained` takes their values."""
+    add = parser.add_argument_group("model").add_argument
+    source = "local-dir:output/RUN/best, hf-hub:ORGANISATION/NAME, or any timm model with one of the next two options"
+    add("--model", required=True, metavar="NAME", help=source)
+    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
+    add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")
+    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
+    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
+    add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
+
+
 def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str | None = None, **kwargs: Any) -> Any:
-    """Builds a network with its weights and with the classifier that they come with.
+    """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
+
+    A MoGE model of a run that trained its shared expert alone answers with that.
 
     Args:
         name: A timm model, or a `local-dir:` or `hf-hub:` source, which always gives its weights.
@@ -33,7 +51,25 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
     )
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
+    if hasattr(network, "set_expert_mode"):
+        network.set_expert_mode(run_arguments(name).get("expert_mode", "routed"))
     return network.eval()
+
+
+def run_arguments(name: str) -> dict[str, Any]:
+    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
+
+    Raises:
+        ArgumentError: The file cannot be read as such.
+    """
+    source, _, folder = name.partition(":")
+    path = Path(folder).parent / "args.yaml"
+    if source != "local-dir" or not path.is_file():
+        return {}
+    try:
+        return dict(yaml.safe_load(path.read_text()))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ArgumentError.of("model", name, f"{path} beside it cannot be read as YAML ({error})") from error
 
 
 def label_names(network: Any) -> tuple[str, ...] | None:

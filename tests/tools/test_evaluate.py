@@ -1,0 +1,196 @@
+"""tools/evaluate.py: its numbers are those of logits computed by hand, and it refuses what would not mean anything."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import confusion_matrix, f1_score
+
+from tests.load_tool import load_tool
+from tests.saved_run import SMALL, saved_run
+from timm_moe_dg.data import split_domain
+from timm_moe_dg.data.digits import CLASSES, rotated_digits
+from timm_moe_dg.data.geo_digits import geo_digits
+
+QUICK = ["--workers", "0", "--batch-size", "500"]
+GMOE = "gmoe_tiny_patch16"
+
+
+def evaluate(*words):
+    load_tool("evaluate").main([*map(str, words), *QUICK])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on the rotated digits, what its network says about every image by hand, and the tool's files about it."""
+    folder = tmp_path_factory.mktemp("run")
+    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1], "trial_seed": 3, "steps": 7}
+    network = saved_run(folder, GMOE, CLASSES, holdout_fraction=0.3, **args)
+    mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        logits = [
+            network((torch.tensor(domain.images)[:, None] / 255 - mean) / std).double() for domain in rotated_digits()
+        ]
+    evaluate("--model", f"local-dir:{folder / 'best'}", "--output", folder / "scores")
+    return folder, logits
+
+
+def best(run):
+    return f"local-dir:{run[0] / 'best'}"
+
+
+def test_scores_are_those_of_the_logits(run):
+    folder, logits = run
+    metrics = json.loads((folder / "scores" / "metrics.json").read_text())
+    accuracies = {}
+    for domain, own in zip(rotated_digits(), logits, strict=True):
+        targets, predicted = np.array(domain.targets), own.argmax(1).numpy()
+        scores = metrics["domains"][domain.name]
+        accuracies[domain.name] = (predicted == targets).mean()
+        assert scores["images"] == len(targets)
+        assert scores["accuracy"] == pytest.approx(accuracies[domain.name])
+        assert scores["f1_macro"] == pytest.approx(f1_score(targets, predicted, average="macro"))
+    assert len(set(accuracies.values())) > 1
+    assert metrics["average_accuracy"] == pytest.approx(np.mean(list(accuracies.values())))
+    assert metrics["test_average_accuracy"] == pytest.approx(accuracies["rot_15"])
+    assert metrics["worst_domain"] == min(accuracies, key=accuracies.get)
+    assert metrics["dataset"] == "rotated_digits"
+
+
+def test_calibration_compares_confidence_with_accuracy(run):
+    folder, logits = run
+    probabilities = torch.cat(logits).softmax(1).numpy()
+    targets = np.concatenate([domain.targets for domain in rotated_digits()])
+    confidence, correct = probabilities.max(1), probabilities.argmax(1) == targets
+    bins = np.minimum(np.ceil(confidence * 15).astype(int) - 1, 14)
+    gaps = [abs((confidence - correct)[bins == number].sum()) for number in range(15)]
+    metrics = json.loads((folder / "scores" / "metrics.json").read_text())
+    assert metrics["overall"]["ece"] == pytest.approx(sum(gaps) / len(targets), abs=1e-3)
+    assert metrics["overall"]["ece"] > 0.01
+
+
+def test_confusions_are_counted_and_drawn(run):
+    folder, logits = run
+    with (folder / "scores" / "confusion.csv").open() as file:
+        header, *rows = csv.reader(file)
+    targets = np.concatenate([domain.targets for domain in rotated_digits()])
+    expected = confusion_matrix(targets, torch.cat(logits).argmax(1).numpy(), labels=range(10))
+    assert header == ["class", *CLASSES]
+    assert [row[0] for row in rows] == list(CLASSES)
+    assert np.array_equal(np.array([row[1:] for row in rows], dtype=int), expected)
+    with Image.open(folder / "scores" / "confusion.png") as picture:
+        assert min(picture.size) > 500
+        assert len(picture.convert("L").getcolors(256)) > 50
+
+
+def test_table_of_domains(run):
+    with (run[0] / "scores" / "per_domain.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["domain"] for row in rows] == [domain.name for domain in rotated_digits()]
+    assert [row["test"] for row in rows] == ["0", "1", "0", "0", "0", "0"]
+    metrics = json.loads((run[0] / "scores" / "metrics.json").read_text())
+    assert [float(row["ece"]) for row in rows] == [scores["ece"] for scores in metrics["domains"].values()]
+
+
+@pytest.mark.parametrize(("part", "other"), [("out", []), ("in", ["--trial-seed", "0", "--holdout-fraction", "0.5"])])
+def test_one_part_of_each_domain_by_the_seed_of_the_run_or_another(run, tmp_path, part, other):
+    evaluate("--model", best(run), "--split", part, "--output", tmp_path, *other)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    seed, fraction = (0, 0.5) if other else (3, 0.3)
+    for position, (domain, logits) in enumerate(zip(rotated_digits(), run[1], strict=True)):
+        split = split_domain(len(domain), position, trial_seed=seed, holdout_fraction=fraction)
+        chosen = split.outside if part == "out" else split.inside
+        right = logits.argmax(1).numpy()[chosen] == np.array(domain.targets)[chosen]
+        assert metrics["domains"][domain.name]["images"] == len(chosen)
+        assert metrics["domains"][domain.name]["accuracy"] == pytest.approx(right.mean())
+
+
+def test_classes_in_another_order_are_matched_by_name(run, tmp_path, capsys):
+    shutil.copytree(run[0] / "best", tmp_path / "best")
+    order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    config = json.loads((tmp_path / "best" / "config.json").read_text())
+    config["label_names"] = [CLASSES[index] for index in order]
+    (tmp_path / "best" / "config.json").write_text(json.dumps(config))
+    weights = load_file(tmp_path / "best" / "model.safetensors")
+    weights |= {key: weights[key][order].contiguous() for key in ("head.weight", "head.bias")}
+    save_file(weights, tmp_path / "best" / "model.safetensors")
+    model = ["--model", f"local-dir:{tmp_path / 'best'}", "--dataset", "rotated_digits"]
+    evaluate(*model, "--output", tmp_path / "scores")
+    found, expected = ((folder / "scores" / "confusion.csv").read_text() for folder in (tmp_path, run[0]))
+    assert found == expected
+    assert "average of test domains" not in capsys.readouterr().out  # no run beside it, and nobody said which
+
+
+def test_weights_in_a_file_give_the_same_as_the_folder(run, tmp_path):
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    file = run[0] / "best" / "model.safetensors"
+    evaluate("--model", GMOE, "--initial-checkpoint", file, "--dataset", "rotated_digits", "--output", tmp_path,
+             "--model-kwargs", *words)  # fmt: skip
+    assert (tmp_path / "confusion.csv").read_text() == (run[0] / "scores" / "confusion.csv").read_text()
+
+
+def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
+    classes = geo_digits()[0].classes
+    run = {"dataset": "geo_digits", "test_domains": [5, 6, 7, 8, 9, 10]}
+    network = saved_run(tmp_path, "moge_tiny", classes, **run)
+    domain = next(domain for domain in geo_digits() if domain.name == "id Asia")
+    pixels = torch.tensor(np.array(domain.images)[domain.split.inside])[:, None] / 255
+    mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    places, targets = torch.tensor(domain.metadata), torch.tensor(domain.targets)
+    with torch.no_grad():
+        routed, shared = (network((pixels - mean) / std, *one).argmax(1) for one in ((places,), ()))
+    assert not torch.equal(routed, shared)
+    for mode, predicted in (("routed", routed), ("shared", shared)):
+        evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--expert-mode", mode, "--output", tmp_path / mode)
+        roles = json.loads((tmp_path / mode / "metrics.json").read_text())["roles"]
+        expected = (predicted == targets).double().mean().item()
+        assert roles["id"]["group_accuracy"]["Asia"] == pytest.approx(expected, abs=1e-9)
+        groups = roles["id"]["group_accuracy"]
+        assert roles["id"]["worst_group"] == min(groups, key=groups.get)
+        assert f"worst group {min(groups.values()):.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--test-domains", "6"], r"test_domains=\[6\]: name domains out of: 0 rot_0, 1 rot_15"),
+        (["--dataset", "nothing"], "dataset='nothing': choose from"),
+        (["--dataset", "folder"], "data_dir=None: give --data-dir"),
+        (["--expert-mode", "shared"], "expert_mode='shared': .* no metadata-routed experts"),
+    ],
+)
+def test_a_mistake_is_named(run, words, message):
+    with pytest.raises(SystemExit, match=message):
+        evaluate("--model", best(run), *words)
+
+
+def test_a_network_without_weights_or_with_other_classes_is_not_evaluated(run, tmp_path):
+    with pytest.raises(SystemExit, match="model='gmoe_tiny_patch16': comes without weights; add --pretrained"):
+        evaluate("--model", GMOE, "--dataset", "rotated_digits")
+    with pytest.raises(SystemExit, match=r"dataset=None: give --dataset"):
+        evaluate("--model", GMOE, "--pretrained")
+    saved_run(tmp_path / "named", GMOE, ("cat", "dog"))
+    with pytest.raises(SystemExit, match=r"classes='10: 0, 1, 2.*and 2 more'.*the checkpoint's are 2: cat, dog"):
+        evaluate("--model", f"local-dir:{tmp_path / 'named' / 'best'}", "--dataset", "rotated_digits")
+    config = tmp_path / "named" / "best" / "config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "label_names"}))
+    with pytest.raises(SystemExit, match="the checkpoint's are 2 without names"):
+        evaluate("--model", f"local-dir:{tmp_path / 'named' / 'best'}", "--dataset", "rotated_digits")
+
+
+def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):
+    words = ["--model", best(run), "--output", tmp_path, "--split", "out"]
+    (tmp_path / "confusion.csv").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit, match=r"output=.*holds confusion.csv already.*--force"):
+        evaluate(*words)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["confusion.csv", "notes.txt"]
+    evaluate(*words, "--force")
+    assert (tmp_path / "confusion.csv").read_text() != "mine"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 5

@@ -1,0 +1,134 @@
+"""Assessment of a trained network: how often it is right, domain by domain, and how well it knows when it is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data import Split
+from ..errors import ArgumentError
+from ..metrics import accuracy, expected_calibration_error, f1_macro
+
+SPLITS = ("all", "in", "out")
+
+
+class Answers(NamedTuple):
+    """What a network answered, on CPU; all of shape (N,).
+
+    Attributes:
+        predicted: Class indices.
+        target: Class indices.
+        group: As `EvaluationImages` numbers them: 2 * domain, or 2 * domain + 1.
+        confidence: Softmax probability of the predicted class.
+    """
+
+    predicted: Tensor
+    target: Tensor
+    group: Tensor
+    confidence: Tensor
+
+
+class Scores(NamedTuple):
+    """Scores over some images; NaN where there are none.
+
+    Attributes:
+        images: How many.
+        accuracy: Share of right predictions.
+        f1_macro: See `metrics.f1_macro`.
+        ece: See `metrics.expected_calibration_error`, 15 bins.
+    """
+
+    images: int
+    accuracy: float
+    f1_macro: float
+    ece: float
+
+
+class Assessment(NamedTuple):
+    """Scores of a network on a benchmark.
+
+    Attributes:
+        domains: Of each domain, in the benchmark's order.
+        overall: Of all images together.
+        average: Mean accuracy over the domains that have images.
+        test_average: Likewise over the test domains; NaN without any.
+        worst: Position of the domain with the lowest accuracy, the first of equals.
+    """
+
+    domains: tuple[Scores, ...]
+    overall: Scores
+    average: float
+    test_average: float
+    worst: int
+
+
+def restrict(splits: Sequence[Split], part: str) -> list[Split]:
+    """Leaves of each split what is asked for: one of `SPLITS`.
+
+    Raises:
+        ArgumentError: None of them, or nothing is left of any domain.
+    """
+    if part not in SPLITS:
+        raise ArgumentError.of("split", part, f"choose from {', '.join(SPLITS)}")
+    inside, outside = (slice(None) if part in ("all", own) else slice(0) for own in ("in", "out"))
+    kept = [Split(split.inside[inside], split.outside[outside]) for split in splits]
+    if not any(len(split.inside) + len(split.outside) for split in kept):
+        raise ArgumentError.of("split", part, "holds no image of any domain")
+    return kept
+
+
+@torch.no_grad()
+def answer(
+    network: nn.Module,
+    batches: Iterable[Sequence[Tensor]],
+    positions: Tensor,
+    gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
+) -> Answers:
+    """Asks a network, in the mode that it is in, about every image.
+
+    Args:
+        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, C).
+        batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
+        positions: (C,) the class that each logit is about, see `class_positions`.
+        gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
+    """
+    columns = []
+    for images, target, group, *metadata in batches:
+        confidence, predicted = network(images, *metadata).float().softmax(dim=1).max(dim=1)
+        columns.append([part.cpu() for part in gather((predicted, target, group, confidence))])
+    predicted, target, group, confidence = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    return Answers(positions[predicted], target, group, confidence)
+
+
+def assess(answers: Answers, num_domains: int, test_domains: Sequence[int] = ()) -> Assessment:
+    """Scores answers by domain and altogether.
+
+    Args:
+        answers: Of one network.
+        num_domains: How many domains there are, empty ones counted.
+        test_domains: Positions of those that the network was not trained on.
+    """
+    domain = answers.group // 2
+    domains = tuple(_scores(answers, domain == position) for position in range(num_domains))
+    values = np.array([scores.accuracy for scores in domains])
+    tested = values[list(test_domains)]
+    return Assessment(
+        domains=domains,
+        overall=_scores(answers, torch.ones_like(domain, dtype=torch.bool)),
+        average=_mean(values),
+        test_average=_mean(tested),
+        worst=int(np.nanargmin(values)),
+    )
+
+
+def _scores(answers: Answers, mine: Tensor) -> Scores:
+    predicted, target, confidence = answers.predicted[mine], answers.target[mine], answers.confidence[mine]
+    ece = expected_calibration_error(confidence, predicted == target)
+    return Scores(int(mine.sum()), accuracy(predicted, target).item(), f1_macro(predicted, target).item(), ece.item())
+
+
+def _mean(values: np.ndarray) -> float:
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else float("nan")

@@ -1,0 +1,142 @@
+"""Predicts the classes of images: files, folders or patterns in, a csv file out.
+
+    python tools/predict.py --model local-dir:output/RUN/best photographs/
+    python tools/predict.py --model hf-hub:ORGANISATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
+
+The columns are path, class, probability, and class_2, probability_2 and so on for `--top-k`; rows come in the order of
+the arguments, and within a folder in the order of the paths. Classes have the names that the checkpoint holds, or
+numbers if it holds none. A MoGE model answers with its shared expert unless `--metadata` says where images were taken:
+a csv file with columns path, lon and lat in degrees, or path and location for models that know locations by number.
+"""
+
+import argparse
+import csv
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.data import evaluation_transform
+from timm_moe_dg.data.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.errors import ArgumentError, ImageReadError, MoeDgError
+from timm_moe_dg.layers import LocationIdEmbedding
+from timm_moe_dg.protocols.command_line import explain, parse_arguments, positive_int
+from timm_moe_dg.protocols.delivery import delivered
+from timm_moe_dg.protocols.network import data_config
+from timm_moe_dg.protocols.trained import add_model_options, label_names, load_trained
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth), patterns")
+    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    add_model_options(parser)
+    add = parser.add_argument_group("images").add_argument
+    add("--metadata", metavar="CSV", help="where images were taken; paths in it start from its folder")
+    skip = "leave out files that cannot be decoded, and name them on stderr (default: stop at the first)"
+    add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
+    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
+    add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", default=device, help="where the model runs (default here: %(default)s)")
+    add = parser.add_argument_group("output").add_argument
+    add("--top-k", type=positive_int, default=1, metavar="K", help="classes per image (default: %(default)s)")
+    add("--output", metavar="FILE", help="csv file (default: standard output)")
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace that file")
+    return parser
+
+
+def metadata_of(network: Any, args: argparse.Namespace, paths: Sequence[str]) -> np.ndarray | None:
+    """Reads the metadata that the network takes, if any is given."""
+    if args.metadata is None:
+        return None
+    if not hasattr(network, "metadata_encoder"):
+        raise ArgumentError.of("metadata", args.metadata, f"{args.model} does not read any; leave it out")
+    ids = isinstance(network.metadata_encoder.encoder, LocationIdEmbedding)
+    found = read_metadata(Path(args.metadata), paths, ids)
+    unknown = int((found < 0).sum() if ids else np.isnan(found).any(axis=1).sum())
+    if unknown:
+        print(f"without metadata: {unknown} of {len(paths)} images", file=sys.stderr)
+    return found
+
+
+@torch.inference_mode()
+def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Iterator[list[Any]]:
+    """Yields a row of the table for each image that can be read."""
+    names = label_names(network) or tuple(map(str, range(network.num_classes)))
+    loader = image_loader(images, batch_size=args.batch_size, workers=args.workers)
+    for batch in tqdm(loader, unit="batch", disable=None):
+        if not batch:
+            continue
+        positions, *inputs = batch
+        probabilities = network(*(part.to(args.device) for part in inputs)).float().softmax(dim=1)
+        best = probabilities.topk(args.top_k)
+        for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
+            pairs = zip(classes, values, strict=True)
+            yield [images.paths[position], *(cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))]
+
+
+def write(rows: Sequence[Sequence[Any]], top_k: int, file: Any) -> None:
+    """Writes the table."""
+    others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["path", "class", "probability", *others])
+    writer.writerows(rows)
+
+
+def predict(args: argparse.Namespace) -> list[list[Any]]:
+    """Runs everything up to the rows of the table."""
+    paths = find_images(args.images)
+    network = load_trained(
+        args.model,
+        pretrained=args.pretrained,
+        initial_checkpoint=args.initial_checkpoint,
+        img_size=args.img_size,
+        model_kwargs=dict(args.model_kwargs),
+    ).to(args.device)
+    if args.top_k > network.num_classes:
+        raise ArgumentError.of("top_k", args.top_k, f"the model has {network.num_classes} classes")
+    config = data_config(network, args.img_size)
+    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    images = ImageFiles(paths, view, metadata_of(network, args, paths), args.skip_unreadable)
+    rows = list(rows_of(network, images, args))
+    if len(rows) < len(paths):
+        read = {row[0] for row in rows}
+        skipped = [path for path in paths if path not in read]
+        print(f"unreadable: {len(skipped)} of {len(paths)} images: {', '.join(skipped)}", file=sys.stderr)
+    if not rows:
+        raise ImageReadError(f"images={args.images!r}: none can be decoded; repair or remove the files")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    logging.basicConfig(format="%(message)s")
+    try:
+        args = parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv)
+        if args.output is None:
+            write(predict(args), args.top_k, sys.stdout)
+            return
+        path = Path(args.output)
+        with delivered(path.parent, [path.name], overwrite=args.force) as folder:
+            rows = predict(args)
+            with (folder / path.name).open("w", newline="") as file:
+                write(rows, args.top_k, file)
+    except MoeDgError as error:
+        raise SystemExit(f"predict.py: {explain(error)}") from error
+
+
+if __name__ == "__main__":
+    main()
