@@ -12,7 +12,7 @@ def test_rows_refer_to_things_that_exist():
     for name, row in BENCHMARKS.items():
         assert row.name == name
         assert row.augmentation in AUGMENTATIONS
-        assert set(SEARCH_SPACES[row.search_space]) == set(row.hparams) == {"lr", "weight_decay", "batch_size"}
+        assert set(SEARCH_SPACES[row.search_space]) == set(row.hparams)
         assert row.source
         assert row.licence
 

@@ -1,10 +1,12 @@
 """Hyper-parameters: the draw written out again, and what beats what."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
 
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols import SEARCH_SPACES, draw_hparams, resolve_hparams
 
@@ -20,24 +22,66 @@ def generator(hparams_seed, trial_seed, name):
     return np.random.RandomState(bits(f"({bits(f'({hparams_seed}, {trial_seed})')}, '{name}')"))
 
 
-@pytest.mark.parametrize(("hparams_seed", "trial_seed"), [(1, 0), (7, 2)])
-def test_draws_are_those_of_domainbed(hparams_seed, trial_seed):
-    drawn = draw_hparams("photographs", hparams_seed=hparams_seed, trial_seed=trial_seed)
-    uniform = {name: generator(hparams_seed, trial_seed, name).uniform for name in DEFAULTS}
-    assert drawn == {
-        "lr": 10 ** uniform["lr"](-5, -3.5),
-        "weight_decay": 10 ** uniform["weight_decay"](-6, -2),
-        "batch_size": int(2 ** uniform["batch_size"](3, 5.5)),
+def expected_draws(dataset, algorithm, hparams_seed, trial_seed):
+    """DomainBed's ranges, for a few data sets and algorithms, written out by hyper-parameter."""
+
+    def stream(name):
+        return generator(hparams_seed, trial_seed, name)
+
+    widest = 5 if dataset == "DomainNet" else 5.5
+    draws = {
+        "lr": 10 ** stream("lr").uniform(-5, -3.5),
+        "weight_decay": 10 ** stream("weight_decay").uniform(-6, -2),
+        "batch_size": 8 if algorithm == "ARM" else int(2 ** stream("batch_size").uniform(3, widest)),
+        "resnet_dropout": [0.0, 0.1, 0.5][stream("resnet_dropout").randint(0, 3)],
     }
+    if algorithm == "MLDG":
+        draws["mldg_beta"] = 10 ** stream("mldg_beta").uniform(-1, 1)
+        draws["n_meta_test"] = [1, 2][stream("n_meta_test").randint(0, 2)]
+    return draws
+
+
+FURTHER = {
+    "ERM": {},
+    "ARM": {"batch_size": lambda random: 8},
+    "MLDG": {
+        "mldg_beta": lambda random: 10 ** random.uniform(-1, 1),
+        "n_meta_test": lambda random: random.choice([1, 2]),
+    },
+}
+
+
+@pytest.mark.parametrize(("hparams_seed", "trial_seed"), [(1, 0), (7, 2), (19, 1)])
+@pytest.mark.parametrize("algorithm", FURTHER)
+@pytest.mark.parametrize("dataset", ["PACS", "DomainNet"])
+def test_draws_are_those_of_domainbed(dataset, algorithm, hparams_seed, trial_seed):
+    seeds = {"hparams_seed": hparams_seed, "trial_seed": trial_seed}
+    drawn = draw_hparams(get_benchmark(dataset).search_space, **seeds, further=FURTHER[algorithm])
+    assert drawn == expected_draws(dataset, algorithm, hparams_seed, trial_seed)
+
+
+def test_draws_are_plain_numbers():
+    drawn = draw_hparams("photographs", hparams_seed=3, trial_seed=0, further=FURTHER["MLDG"])
+    assert json.loads(json.dumps(drawn)) == drawn
+
+
+RANGES = {
+    "photographs": (1e-5, 10**-3.5, 46),
+    "domain_net": (1e-5, 10**-3.5, 33),
+    "digits": (10**-4.5, 10**-2.5, 46),
+}
 
 
 @pytest.mark.parametrize("space", SEARCH_SPACES)
 def test_draws_stay_in_range_and_differ(space):
-    drawn = [draw_hparams(space, hparams_seed=seed, trial_seed=0) for seed in range(1, 40)]
-    assert {hparams["batch_size"] for hparams in drawn} <= set(range(8, 46))
-    assert len({hparams["lr"] for hparams in drawn}) == 39
-    low, high = (1e-5, 10**-3.5) if space == "photographs" else (10**-4.5, 10**-2.5)
+    drawn = [draw_hparams(space, hparams_seed=seed, trial_seed=0) for seed in range(1, 60)]
+    low, high, batch = RANGES[space]
+    batches = {hparams["batch_size"] for hparams in drawn}
+    assert batches <= set(range(8, batch))
+    assert max(batches) > 0.8 * batch
+    assert len({hparams["lr"] for hparams in drawn}) == 59
     assert all(low <= hparams["lr"] <= high for hparams in drawn)
+    assert {hparams["resnet_dropout"] for hparams in drawn} == {0.0, 0.1, 0.5}
 
 
 def test_given_beats_drawn_beats_default():

@@ -4,6 +4,7 @@ from .benchmarks import BENCHMARKS, Benchmark, get_benchmark
 from .domains import Domain
 from .folders import FolderDomain, read_folder
 from .loaders import (
+    AugmentedValidation,
     EvaluationImages,
     StepSampler,
     TrainingDraws,
@@ -17,6 +18,7 @@ from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 __all__ = [
     "AUGMENTATIONS",
     "BENCHMARKS",
+    "AugmentedValidation",
     "Benchmark",
     "Domain",
     "EvaluationImages",

@@ -1,9 +1,10 @@
 """Any folder laid out as DOMAIN/CLASS/IMAGE, read in the order of torchvision's ImageFolder."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
@@ -38,16 +39,31 @@ class FolderDomain:
         """
         return read_image(self.paths[index])
 
+    def without(self, positions: Collection[int]) -> "FolderDomain":
+        """Returns this domain without the images at some positions."""
+        kept = [position for position in range(len(self)) if position not in positions]
+        targets = [self.targets[position] for position in kept]
+        return replace(self, targets=targets, paths=[self.paths[position] for position in kept])
 
-def read_image(path: str) -> Image.Image:
+
+def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
     """Reads an image file as RGB.
+
+    Other modes become RGB as PIL's `convert` makes them, so transparency is dropped and not blended; an EXIF rotation
+    is ignored. Both are what torchvision's ImageFolder does, and DomainBed with it. A truncated file is an error here;
+    DomainBed fills the missing part with grey.
+
+    Args:
+        path: The file, and its name in messages.
+        file: Where to read instead of opening `path`.
 
     Raises:
         ImageReadError: The file cannot be decoded.
     """
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
+        with Image.open(file or path) as image:
+            image.load()
+            return image if image.mode == "RGB" else image.convert("RGB")  # converting would copy an RGB image too
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); repair or remove the file") from error
 

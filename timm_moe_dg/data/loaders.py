@@ -9,11 +9,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -36,6 +37,7 @@ class TrainingDraws(Dataset):
         transform: Applied with torch's CPU generator seeded for the draw.
         seed: The run's seed.
         with_metadata: Draw each image's metadata too; the domains must have some.
+        class_balanced: Draw a class first, each of those that the inside part has alike, and then one of its images.
     """
 
     domains: Sequence[Domain]
@@ -43,11 +45,22 @@ class TrainingDraws(Dataset):
     transform: Transform
     seed: int
     with_metadata: bool = False
+    class_balanced: bool = False
+
+    @cached_property
+    def _pools(self) -> list[list[np.ndarray]]:
+        """For each domain, the positions that are drawn alike; one pool, or one for each class."""
+        if not self.class_balanced:
+            return [[split.inside] for split in self.splits]
+        pairs = zip(self.domains, self.splits, strict=True)
+        return [_by_class(np.asarray(domain.targets), split.inside) for domain, split in pairs]
 
     def __getitem__(self, draw: Draw) -> tuple[Any, ...]:
         domain, number = draw
         random = np.random.default_rng((self.seed, domain, number))
-        index = int(random.choice(self.splits[domain].inside))
+        pools = self._pools[domain]
+        pool = pools[random.integers(len(pools))] if self.class_balanced else pools[0]
+        index = int(random.choice(pool))
         with seeded_torch(int(random.integers(2**63))):
             image = self.transform(self.domains[domain].image(index))
         return image, self.domains[domain].targets[index], *_metadata(self, domain, index)
@@ -79,6 +92,11 @@ class StepSampler(Sampler[list[Draw]]):
             yield [(domain, number) for domain in self.domains for number in draws]
 
 
+def _by_class(targets: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    own = targets[positions]
+    return [positions[own == target] for target in np.unique(own)]
+
+
 def training_loader(
     draws: TrainingDraws, sampler: StepSampler, *, workers: int, pin_memory: bool = False
 ) -> DataLoader:
@@ -105,20 +123,53 @@ def training_loader(
     return DataLoader(
         draws,
         batch_sampler=sampler,
-        collate_fn=partial(_by_domain, num_domains=len(sampler.domains)),
+        collate_fn=partial(_collate_by_domain, num_domains=len(sampler.domains)),
         **_worker_options(workers, pin_memory),
     )
+
+
+@dataclass(frozen=True)
+class AugmentedValidation:
+    """Which images are evaluated augmented, as DomainBed does: those of the training domains' "out" parts.
+
+    Each is augmented in one way, a function of (seed, domain, position), the same at every evaluation.
+
+    Attributes:
+        transform: Applied with torch's CPU generator seeded for the image.
+        domains: Positions of the training domains.
+        seed: The run's seed.
+    """
+
+    transform: Transform
+    domains: Sequence[int]
+    seed: int
+
+    def covers(self, group: int) -> bool:
+        """Whether a group of `EvaluationImages` is one of them."""
+        return group % 2 == 1 and group // 2 in self.domains
+
+    def __call__(self, image: Image.Image, domain: int, position: int) -> Tensor:
+        """Augments the image at a position of a domain."""
+        entropy = np.random.default_rng((self.seed, domain, position, 1))  # the 1 sets it apart from training's draws
+        with seeded_torch(int(entropy.integers(2**63))):
+            return self.transform(image)
 
 
 class EvaluationImages(Dataset):
     """Every image of every domain, once, with its group: 2 * domain for "in" images, 2 * domain + 1 for "out"."""
 
     def __init__(
-        self, domains: Sequence[Domain], splits: Sequence[Split], transform: Transform, with_metadata: bool = False
+        self,
+        domains: Sequence[Domain],
+        splits: Sequence[Split],
+        transform: Transform,
+        with_metadata: bool = False,
+        augmented: AugmentedValidation | None = None,
     ) -> None:
         self.domains = domains
         self.transform = transform
         self.with_metadata = with_metadata
+        self.augmented = augmented
         parts = [part for split in splits for part in (split.inside, split.outside)]
         self.positions = np.concatenate(parts)
         self.groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -130,7 +181,12 @@ class EvaluationImages(Dataset):
         position, group = int(self.positions[index]), int(self.groups[index])
         domain = self.domains[group // 2]
         metadata = _metadata(self, group // 2, position)
-        return self.transform(domain.image(position)), domain.targets[position], group, *metadata
+        image = domain.image(position)
+        if self.augmented is not None and self.augmented.covers(group):
+            view = self.augmented(image, group // 2, position)
+        else:
+            view = self.transform(image)
+        return view, domain.targets[position], group, *metadata
 
 
 def evaluation_loader(
@@ -158,7 +214,7 @@ def _metadata(images: TrainingDraws | EvaluationImages, domain: int, index: int)
     return [torch.as_tensor(places.metadata[index])]
 
 
-def _by_domain(samples: Sequence[tuple[Any, ...]], num_domains: int) -> list[Minibatch]:
+def _collate_by_domain(samples: Sequence[tuple[Any, ...]], num_domains: int) -> list[Minibatch]:
     images, targets, *metadata = zip(*samples, strict=True)
     columns = [torch.stack(images), torch.tensor(targets), *map(torch.stack, metadata)]
     return list(zip(*(column.chunk(num_domains) for column in columns), strict=True))

@@ -5,8 +5,8 @@ images outside. "id" and "ood" domains are only evaluated, one per group and rol
 benchmark sets apart for validation under shift.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class PlacesDomain:
         targets: One class index per image.
         images: As in `Places`.
         metadata: As in `Places`.
-        split: The official one.
+        split: The official one; None leaves it to `split_domains`.
     """
 
     name: str
@@ -63,7 +63,7 @@ class PlacesDomain:
     targets: Sequence[int] = field(repr=False)
     images: Sequence[Any] = field(repr=False)
     metadata: np.ndarray = field(repr=False)
-    split: Split = field(repr=False)
+    split: Split | None = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -76,6 +76,17 @@ class PlacesDomain:
         """
         image = self.images[index]
         return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_image(image)
+
+    def without(self, positions: Collection[int]) -> "PlacesDomain":
+        """Returns this domain without the images at some positions; an official split keeps the others."""
+        kept = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
+        return replace(
+            self,
+            targets=[self.targets[position] for position in kept],
+            images=[self.images[position] for position in kept],
+            metadata=self.metadata[kept],
+            split=self.split and Split(*(_renumbered(part, kept) for part in (self.split.inside, self.split.outside))),
+        )
 
 
 def domains_of(places: Places, pooled: bool = False) -> list[PlacesDomain]:
@@ -115,3 +126,8 @@ def _domain(places: Places, role: str, group: str, inside: str, outside: str) ->
         metadata=places.metadata[rows],
         split=Split(np.arange(first), np.arange(first, len(rows))),
     )
+
+
+def _renumbered(part: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Positions of a part's members among those that are kept."""
+    return np.searchsorted(kept, part[np.isin(part, kept)])

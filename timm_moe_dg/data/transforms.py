@@ -3,22 +3,30 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
 from ..errors import ArgumentError
+from .color import ColorJitter
 
 Transform: TypeAlias = Callable[[Image.Image], Tensor]
 
 
 def _photograph_augmentation(size: tuple[int, int]) -> list[Callable]:
-    """DomainBed's: crop of 70 to 100% of the area, mirror, colour jitter, grey one time in ten."""
+    """DomainBed's: crop of 70 to 100% of the area, mirror, colour jitter, grey one time in ten.
+
+    The draws are torchvision's; the pixels differ from those of its PIL transforms by rounding alone (one level in the
+    crop; see `color`), and take less than half the time.
+    """
     return [
+        _pixels,
         v2.RandomResizedCrop(size, scale=(0.7, 1.0)),
         v2.RandomHorizontalFlip(),
-        v2.ColorJitter(0.3, 0.3, 0.3, 0.3),
+        v2.ToDtype(torch.float32, scale=True),
+        ColorJitter(0.3, 0.3, 0.3, 0.3),
         v2.RandomGrayscale(0.1),
     ]
 
@@ -65,6 +73,11 @@ def training_transform(
 def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Transform:
     """Builds the evaluation transform: the whole image squeezed to `size`, bilinear, as DomainBed evaluates."""
     return v2.Compose([v2.Resize(size), *_to_tensor(mean, std)])
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """An RGB image as uint8 (3, height, width), in the image's own memory layout, which torchvision resizes fastest."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:

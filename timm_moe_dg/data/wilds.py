@@ -36,7 +36,7 @@ def read_fmow(data_dir: str | os.PathLike[str] | None, pooled: bool = True) -> l
     Raises:
         DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
     """
-    places = _fmow_places(data_dir)
+    places = fmow_table(data_dir)
     if not pooled:
         places.part[places.group == UNGROUPED] = "none"
     return domains_of(places, pooled=pooled)
@@ -51,7 +51,7 @@ def read_fmow_lao(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     Raises:
         DataError: See `read_fmow`.
     """
-    places = _fmow_places(data_dir)
+    places = fmow_table(data_dir)
     held_out = places.group == HELD_OUT_REGION
     for official, part in (("id_test", "ood_test"), ("id_val", "ood_val"), ("train", "none")):
         places.part[held_out & (places.part == official)] = part
@@ -67,7 +67,7 @@ def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     Raises:
         DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
     """
-    root = _root(data_dir, "iwildcam_v2.0", "metadata.csv")
+    root = release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
     rows = read_table(table, ("split", "y", "filename", "location_remapped"))
     official = parsed(table, rows, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
@@ -87,8 +87,13 @@ def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     )
 
 
-def _fmow_places(data_dir: str | os.PathLike[str] | None) -> Places:
-    root = _root(data_dir, "fmow_v1.1", "rgb_metadata.csv")
+def fmow_table(data_dir: str | os.PathLike[str] | None) -> Places:
+    """Reads the table of all images; the part of images outside the official split is "none", or "seq" if sequestered.
+
+    Raises:
+        DataError: See `read_fmow`.
+    """
+    root = release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
     rows = read_table(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
     regions = {
@@ -112,6 +117,8 @@ def _fmow_places(data_dir: str | os.PathLike[str] | None) -> Places:
 
 def _fmow_part(split: str, year: int) -> str:
     """The official part of an image, or "none": most combinations of release split and year are not used."""
+    if split == "seq":
+        return split
     if year < _OOD_VALIDATION:
         return {"train": "train", "val": "id_val", "test": "id_test"}.get(split, "none")
     if year < _OOD_TEST:
@@ -129,7 +136,12 @@ def _iwildcam_classes(root: Path, number: int) -> tuple[str, ...]:
     return tuple(names[index] for index in range(number))
 
 
-def _root(data_dir: str | os.PathLike[str] | None, release: str, table: str) -> Path:
+def release_folder(data_dir: str | os.PathLike[str] | None, release: str, table: str) -> Path:
+    """Finds the folder of a release, which may have been given itself or by its parent.
+
+    Raises:
+        DataError: No folder was given.
+    """
     if data_dir is None:
         raise DataError(f"data_dir=None: give --data-dir, the folder {release} that holds {table}, or its parent")
     root = Path(data_dir)

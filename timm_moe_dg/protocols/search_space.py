@@ -15,30 +15,43 @@ _PHOTOGRAPHS: Mapping[str, Distribution] = {
     "lr": lambda random: 10 ** random.uniform(-5, -3.5),
     "weight_decay": lambda random: 10 ** random.uniform(-6, -2),
     "batch_size": lambda random: int(2 ** random.uniform(3, 5.5)),
+    "resnet_dropout": lambda random: random.choice([0.0, 0.1, 0.5]),
 }
-_DIGITS: Mapping[str, Distribution] = {
+_DOMAIN_NET = {**_PHOTOGRAPHS, "batch_size": lambda random: int(2 ** random.uniform(3, 5))}
+# DomainBed's for small images, but for the batch: its 2 ** 9 images are more than a domain of these digits has
+_DIGITS = {
+    **_PHOTOGRAPHS,
     "lr": lambda random: 10 ** random.uniform(-4.5, -2.5),
     "weight_decay": lambda random: 0.0,
-    "batch_size": lambda random: int(2 ** random.uniform(3, 5.5)),
 }
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
-    {"photographs": _PHOTOGRAPHS, "digits": _DIGITS}
+    {"photographs": _PHOTOGRAPHS, "domain_net": _DOMAIN_NET, "digits": _DIGITS}
 )
 
 
-def draw_hparams(search_space: str, *, hparams_seed: int, trial_seed: int) -> Hparams:
-    """Draws each hyper-parameter of a search space from its own generator, seeded as DomainBed seeds it.
+def draw_hparams(
+    search_space: str, *, hparams_seed: int, trial_seed: int, further: Mapping[str, Distribution] = MappingProxyType({})
+) -> Hparams:
+    """Draws hyper-parameters under DomainBed's names, number for number as DomainBed draws them.
+
+    Each has a generator of its own, seeded with the two seeds and its name, so that no draw depends on which others are
+    made. `resnet_dropout` is the rate before the classifier, of any model; DomainBed gives its ViTs a draw of their own
+    from the same rates, under the name vit_dropout.
 
     Args:
         search_space: A name in `SEARCH_SPACES`.
         hparams_seed: Which draw; 0 stands for the defaults and is not drawn.
         trial_seed: Repetition of the experiment; every repetition draws anew.
+        further: An algorithm's own hyper-parameters, and those of the benchmark that it draws from other ranges, as
+            DomainBed fixes the batch of ARM.
     """
     seed = seed_hash(hparams_seed, trial_seed)
-    return {
-        name: draw(np.random.RandomState(seed_hash(seed, name))) for name, draw in SEARCH_SPACES[search_space].items()
+    drawn = {
+        name: draw(np.random.RandomState(seed_hash(seed, name)))
+        for name, draw in {**SEARCH_SPACES[search_space], **further}.items()
     }
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in drawn.items()}
 
 
 def resolve_hparams(defaults: Mapping[str, float | int], drawn: Mapping[str, float | int], given: Mapping) -> Hparams:
