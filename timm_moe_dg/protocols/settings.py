@@ -5,11 +5,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..data import Benchmark
+from .resume import FREE
 
-# where a run is kept and how fast it goes: a run is the same with any other value
-PLACES = ("output", "experiment", "config", "resume", "data_dir", "checkpoints")
-SPEED = ("workers", "cpu_threads", "validation_batch_size", "compile", "grad_checkpointing", "trackers")
-MECHANICAL = frozenset(PLACES + SPEED)
+IDENTITY = ("dataset", "algorithm", "averaging", "model", "test_domains", "test_envs", "trial_seed", "hparams_seed")
+DERIVED = ("seed", "num_classes", "hparams", "lr", "weight_decay", "batch_size")  # from the seeds and the data
+DOMAINBED = ("output_dir", "save_model_every_checkpoint", "skip_model_save")  # where DomainBed puts things
+
+
+def settings(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of a run's arguments that are the same for all seeds and held-out domains; tables are flattened."""
+    left_out = {*FREE, *IDENTITY, *DERIVED, *DOMAINBED}
+    found: dict[str, Any] = {}
+    for name, value in args.items():
+        if name not in left_out:
+            found |= value if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def differences(
@@ -31,10 +41,7 @@ def differences(
     return [
         f"{name}: {there[name]!r} there, {value!r} planned"
         for name, value in filled.items()
-        if name in there
-        and name not in MECHANICAL
-        and value is not None
-        and comparable(value) != comparable(there[name])
+        if name in there and name not in FREE and value is not None and comparable(value) != comparable(there[name])
     ]
 
 

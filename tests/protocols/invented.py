@@ -1,0 +1,45 @@
+"""Runs that never ran: folders with records of invented accuracies."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from timm_moe_dg.protocols import Record
+from timm_moe_dg.protocols.planner import leave_one_domain_out_cv
+
+
+def invented_records(
+    test, *, num_domains=3, trial_seed=0, hparams_seed=0, steps=(0, 300, 600), decimals=2, seed=0, **args
+) -> list[Record]:
+    """Random accuracies, coarse enough for equal values to occur; a function of everything given."""
+    words = {"dataset": "toy", "algorithm": "ERM", "model": "vit", "holdout_fraction": 0.2, **args}
+    words |= {"test_envs": list(test), "trial_seed": trial_seed, "hparams_seed": hparams_seed}
+    text = json.dumps([words, seed], sort_keys=True)
+    random = np.random.default_rng(list(text.encode()))
+    records = []
+    for step in steps:
+        in_acc, out_acc = random.random((2, num_domains)).round(decimals).tolist()
+        records.append(Record(step, 0.0, {"loss": 1.0}, 0.1, 0.0, tuple(in_acc), tuple(out_acc), words, {"lr": 1e-3}))
+    return records
+
+
+def write_run(folder: Path, records: list[Record], finished: bool = True) -> Path:
+    """Writes the files of a run that tables are made of."""
+    folder.mkdir(parents=True)
+    (folder / "results.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
+    (folder / "args.yaml").write_text(yaml.safe_dump(dict(records[0].args)))
+    if finished:
+        (folder / "done").write_text("done")
+    return folder
+
+
+def write_sweep(root: Path, *, num_domains=3, trial_seeds=(0, 1, 2), hparams_seeds=(0, 1), skip=(), **args) -> None:
+    """Writes the runs that cross-validation needs, except those of (test domains, trial, hparams seed) in `skip`."""
+    for test, trial, draw in product(leave_one_domain_out_cv(num_domains), trial_seeds, hparams_seeds):
+        if (test, trial, draw) not in skip:
+            seeds = {"num_domains": num_domains, "trial_seed": trial, "hparams_seed": draw}
+            name = "-".join(map(str, (*args.values(), *test, trial, draw)))
+            write_run(root / name, invented_records(test, **seeds, **args))

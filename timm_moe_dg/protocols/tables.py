@@ -1,0 +1,222 @@
+"""Tables of results: one per data set and selection rule, a row per method and model, a column per domain.
+
+A cell is the mean over trial seeds with its standard error, the population deviation over the root of their number.
+What a table lacks is listed, run by run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import nan, sqrt
+from statistics import fmean, pstdev
+from types import MappingProxyType
+
+from ..data import BENCHMARKS
+from ..errors import RecordError
+from .planner import leave_one_domain_out, leave_one_domain_out_cv, single_source
+from .records import Record
+from .runs import Row, Run, by_row
+from .selection import SELECTION_RULES, reported_accuracy, training_domain_validation, transfer_accuracy
+
+SINGLE_SOURCE = "single_source"
+# rule -> the runs that it needs, as sets of held-out domains
+NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
+    {
+        "training_domain_validation": leave_one_domain_out,
+        "leave_one_domain_out_cv": leave_one_domain_out_cv,
+        "oracle": leave_one_domain_out,
+        SINGLE_SOURCE: single_source,
+    }
+)
+TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "training_domain_validation": "training-domain validation",
+        "leave_one_domain_out_cv": "leave-one-domain-out cross-validation",
+        "oracle": "test-domain validation (oracle)",
+        SINGLE_SOURCE: "single source",
+    }
+)
+
+
+AVERAGES = "averages"  # stands for the data set where several are averaged
+Accuracy = Callable[[Record], float]
+Rows = Mapping[Row, Sequence[Run]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table.
+
+    Attributes:
+        values: Accuracy by trial seed, shares; seeds that it lacks are left out.
+        expected: Number of trial seeds of the whole table.
+    """
+
+    values: Mapping[int, float]
+    expected: int
+
+    @property
+    def mean(self) -> float:
+        """Mean over the trial seeds; NaN if there are none."""
+        return fmean(self.values.values()) if self.values else nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, std(ddof=0) / sqrt(n); NaN for less than two seeds."""
+        number = len(self.values)
+        return pstdev(self.values.values()) / sqrt(number) if number > 1 else nan
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        dataset: The data set, or `AVERAGES`.
+        rule: The selection rule, a name in `NEEDED`.
+        title: What it shows.
+        columns: Names of the domains, and the average's.
+        rows: Cells by row, in the order of the columns.
+        missing: Runs that it lacks, one phrase each.
+    """
+
+    dataset: str
+    rule: str
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[Row, Sequence[Cell]]
+    missing: Sequence[str] = ()
+
+
+def make_tables(
+    runs: Sequence[Run], rules: Sequence[str] = tuple(NEEDED), report: Accuracy = reported_accuracy
+) -> list[Table]:
+    """Makes the tables that runs have something for.
+
+    Args:
+        runs: Finished runs of any data sets.
+        rules: Names in `NEEDED`.
+        report: What is reported of the selected record; single-source tables report out-splits in any case.
+
+    Raises:
+        RecordError: Two runs are of the same row, held-out domains and seeds.
+    """
+    rows_of = {
+        dataset: by_row([run for run in runs if run.dataset == dataset])
+        for dataset in sorted({run.dataset for run in runs})
+    }
+    tables = []
+    for rule in rules:
+        made = []
+        for dataset, rows in rows_of.items():
+            if _has_something(rule, rows) and rule == SINGLE_SOURCE:
+                made += _single_source_tables(dataset, rows)
+            elif _has_something(rule, rows):
+                made.append(_table(dataset, rule, rows, report))
+        tables += made
+        if len(made) > 1 and rule != SINGLE_SOURCE:
+            tables.append(_averages(rule, made))
+    return tables
+
+
+def _has_something(rule: str, rows: Rows) -> bool:
+    """Whether some run shows that a rule is meant to be applied."""
+    runs = [run for members in rows.values() for run in members]
+    held_out = {len(run.test_domains) for run in runs}
+    if rule == SINGLE_SOURCE:
+        return any(run.num_domains - len(run.test_domains) == 1 for run in runs)
+    return held_out >= ({1, 2} if rule == "leave_one_domain_out_cv" else {1})
+
+
+def _table(dataset: str, rule: str, rows: Rows, report: Accuracy) -> Table:
+    number, seeds = _extent(rows)
+    cells = {}
+    for row, runs in rows.items():
+        domains = []
+        for domain in range(number):
+            found = {seed: _selected(rule, runs, domain, seed) for seed in seeds}
+            values = {seed: report(record) for seed, record in found.items() if record is not None}
+            domains.append(Cell(values, len(seeds)))
+        cells[row] = [*domains, average(domains)]
+    title = f"{dataset}, selection by {TITLES[rule]}"
+    columns = [*domain_names(dataset, number), "average"]
+    return Table(dataset, rule, title, columns, cells, _missing(NEEDED[rule](number), rows))
+
+
+def _selected(rule: str, runs: Sequence[Run], domain: int, trial_seed: int) -> Record | None:
+    """What a rule selects for a test domain; None if it lacks runs."""
+    sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
+    mine = [run for run in runs if run.seeds[0] == trial_seed and domain in run.test_domains]
+    try:
+        return SELECTION_RULES[rule](
+            [record for run in mine if len(run.test_domains) in sizes for record in run.records]
+        )
+    except RecordError:
+        return None
+
+
+def _single_source_tables(dataset: str, rows: Rows) -> list[Table]:
+    """One table per source: its own out-split, those of the others, and their mean."""
+    number, seeds = _extent(rows)
+    names = domain_names(dataset, number)
+    tables = []
+    for source, held_out in enumerate(single_source(number)):
+        cells = {}
+        for row, runs in rows.items():
+            chosen = {seed: _from_source(runs, held_out, seed) for seed in seeds}
+            records = {seed: record for seed, record in chosen.items() if record is not None}
+            shown = [
+                Cell({seed: record.out_acc[domain] for seed, record in records.items()}, len(seeds))
+                for domain in (source, *held_out)
+            ]
+            ood = Cell({seed: transfer_accuracy(record) for seed, record in records.items()}, len(seeds))
+            cells[row] = [*shown, ood]
+        title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
+        columns = [f"{names[source]} (IID)", *(names[domain] for domain in held_out), "average OOD"]
+        tables.append(Table(dataset, SINGLE_SOURCE, title, columns, cells, _missing([held_out], rows)))
+    return tables
+
+
+def _from_source(runs: Sequence[Run], held_out: tuple[int, ...], trial_seed: int) -> Record | None:
+    mine = [run for run in runs if run.test_domains == held_out and run.seeds[0] == trial_seed]
+    return training_domain_validation([record for run in mine for record in run.records]) if mine else None
+
+
+def _averages(rule: str, tables: Sequence[Table]) -> Table:
+    """The average columns of several data sets beside each other."""
+    cells = {}
+    for row in sorted({row for table in tables for row in table.rows}):
+        found = [table.rows[row][-1] if row in table.rows else Cell({}, 0) for table in tables]
+        cells[row] = [*found, average(found)]
+    columns = [*(table.dataset for table in tables), "average"]
+    return Table(AVERAGES, rule, f"averages of the domains, selection by {TITLES[rule]}", columns, cells)
+
+
+def average(cells: Sequence[Cell]) -> Cell:
+    """Averages cells of a row within each trial seed; seeds that a cell lacks are left out."""
+    seeds = [seed for seed in cells[0].values if all(seed in cell.values for cell in cells)]
+    values = {seed: fmean(cell.values[seed] for cell in cells) for seed in seeds}
+    return Cell(values, max(cell.expected for cell in cells))
+
+
+def domain_names(dataset: str, number: int) -> list[str]:
+    """Returns the benchmark's names of its domains, or their positions."""
+    names = BENCHMARKS[dataset].domains if dataset in BENCHMARKS else ()
+    return list(names) if len(names) == number else [f"domain {position}" for position in range(number)]
+
+
+def _extent(rows: Rows) -> tuple[int, list[int]]:
+    runs = [run for members in rows.values() for run in members]
+    return max(run.num_domains for run in runs), sorted({run.seeds[0] for run in runs})
+
+
+def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
+    """Names the runs that are not there, one phrase per row, held-out domains and draw of hyper-parameters."""
+    _, trial_seeds = _extent(rows)
+    phrases = []
+    for row, runs in rows.items():
+        there = {(run.test_domains, run.seeds) for run in runs}
+        for held_out, draw in product(needed, sorted({run.seeds[1] for run in runs})):
+            if lacking := [seed for seed in trial_seeds if (held_out, (seed, draw)) not in there]:
+                phrases.append(f"{row}: test domains {list(held_out)}, trial seeds {lacking}, hparams seed {draw}")
+    return phrases

@@ -1,0 +1,59 @@
+"""Makes tables of finished runs, by selection rule, with mean and standard error over trial seeds.
+
+    python tools/collect_results.py output/digits
+    python tools/collect_results.py output/digits --format markdown --plot accuracies.png
+    python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
+
+Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are per cent; a run that is
+missing is named below its table, and runs without a `done` file are left out.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from timm_moe_dg.errors import MoeDgError
+from timm_moe_dg.protocols.command_line import explain
+from timm_moe_dg.protocols.rendering import FORMATS, render
+from timm_moe_dg.protocols.runs import find_runs
+from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
+from timm_moe_dg.protocols.tables import NEEDED, Table, make_tables
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="collect_results.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="DIR", help="folders that hold runs")
+    rules = f"of {', '.join(NEEDED)} (default: those that there are runs for)"
+    add("--rules", nargs="+", choices=NEEDED, default=list(NEEDED), metavar="RULE", help=rules)
+    add("--format", choices=FORMATS, default="text", help="(default: %(default)s)")
+    whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
+    add("--whole-domain", action="store_true", help=whole)
+    return parser
+
+
+def collect(args: argparse.Namespace) -> list[Table]:
+    """Reads the runs, prints their tables and returns them."""
+    runs, unfinished = find_runs(args.folders)
+    tables = make_tables(runs, args.rules, whole_accuracy if args.whole_domain else reported_accuracy)
+    print(f"{len(runs)} finished runs", file=sys.stderr)
+    for table in tables:
+        print(f"\n{render(table, args.format)}")
+    for folder in unfinished:
+        print(f"not finished, left out: {folder}", file=sys.stderr)
+    return tables
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    try:
+        collect(build_parser().parse_args(argv))
+    except MoeDgError as error:
+        raise SystemExit(f"collect_results.py: {explain(error)}") from error
+
+
+if __name__ == "__main__":
+    main()
