@@ -12,6 +12,7 @@ from .loaders import (
     training_loader,
 )
 from .places import Places, PlacesDomain
+from .readable import drop_unreadable
 from .splits import Split, evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 
@@ -28,6 +29,7 @@ __all__ = [
     "Split",
     "StepSampler",
     "TrainingDraws",
+    "drop_unreadable",
     "evaluation_loader",
     "evaluation_only",
     "evaluation_transform",
