@@ -1,15 +1,23 @@
 """Selection rules on invented records, where the right answer can be seen."""
 
+from dataclasses import replace
+from itertools import product
+from math import nan
+
 import pytest
 
+from tests.protocols.invented import invented_records
+from timm_moe_dg.data import seed_hash
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import (
     SELECTION_RULES,
     Record,
+    leave_one_domain_out_cv,
     oracle,
     reported_accuracy,
     training_domain_validation,
     validation_accuracy,
+    whole_accuracy,
 )
 
 
@@ -66,3 +74,100 @@ def test_reported_accuracy_averages_several_test_domains():
 def test_no_records(name):
     with pytest.raises(RecordError, match="first evaluation"):
         SELECTION_RULES[name]([])
+
+
+def cross_validation_runs(target, num_domains, hparams_seeds, seed, **options):
+    """Runs {t} and {t, v} of one trial, shuffled among each other as folders on a disk are."""
+    held_out = [(target,)] + [tuple(sorted((target, other))) for other in range(num_domains) if other != target]
+    runs = {
+        (test, draw): invented_records(test, num_domains=num_domains, hparams_seed=draw, seed=seed, **options)
+        for test, draw in product(held_out, hparams_seeds)
+    }
+    return dict(sorted(runs.items(), key=lambda item: seed_hash(item[0], seed)))
+
+
+def literal_cross_validation(runs, target, num_domains, hparams_seeds, steps):
+    """The rule as it is written down, by looking every number up; the value and the accuracy on the test domain."""
+    best = None
+    for draw in sorted(hparams_seeds, reverse=True):
+        for step in steps:
+            total = 0.0
+            for other in range(num_domains):
+                if other != target:
+                    held_out = (min(target, other), max(target, other))
+                    (record,) = [record for record in runs[held_out, draw] if record.step == step]
+                    total += record.in_acc[other]
+            value = total / (num_domains - 1)
+            (alone,) = [record for record in runs[(target,), draw] if record.step == step]
+            if best is None or value > best[0]:
+                best = (value, alone)
+    return best[1]
+
+
+@pytest.mark.parametrize("num_domains", [3, 4, 6])
+@pytest.mark.parametrize("levels", [4, 1024])  # with and without equal values
+def test_cross_validation_against_the_written_rule(num_domains, levels):
+    steps, draws = (0, 300, 600), (0, 1, 2)
+    differ = 0
+    for seed, target in product(range(10), range(num_domains)):
+        runs = cross_validation_runs(target, num_domains, draws, seed, levels=levels, steps=steps)
+        records = [record for run in runs.values() for record in run]
+        chosen = leave_one_domain_out_cv(records)
+        assert chosen is literal_cross_validation(runs, target, num_domains, draws, steps)
+        alone = [record for (test, _), run in runs.items() for record in run if test == (target,)]
+        differ += chosen is not training_domain_validation(alone)
+    assert differ > 10  # the rules can be told apart on these records
+
+
+def test_cross_validation_skips_draws_and_steps_that_lack_a_run():
+    runs = cross_validation_runs(0, 4, (0, 1), seed=5)
+    whole = [record for run in runs.values() for record in run]
+    chosen = leave_one_domain_out_cv(whole)
+    draw = chosen.args["hparams_seed"]
+    without = [record for record in whole if (record.args["hparams_seed"], record.test_domains) != (draw, (0, 2))]
+    assert leave_one_domain_out_cv(without).args["hparams_seed"] == 1 - draw
+    cut = [record for record in whole if (record.test_domains, record.step) != ((0, 3), chosen.step)]
+    assert leave_one_domain_out_cv(cut).step != chosen.step
+
+
+def test_cross_validation_names_the_runs_that_it_needs():
+    with pytest.raises(RecordError, match=r"in all the runs that hold out \{1, 0\}, \{1, 2\}"):
+        leave_one_domain_out_cv(invented_records((1,)) + invented_records((0, 1)))
+    with pytest.raises(RecordError, match=r"one test domain were expected, and found are those of \[0, 1\]"):
+        leave_one_domain_out_cv(invented_records((1,)) + invented_records((0,)) + invented_records((0, 1)))
+
+
+def test_the_highest_draw_of_equals_as_in_domainbed():
+    records = [invented(0, (0.0, 0.5, 0.5), hparams_seed=draw) for draw in (0, 2, 1)]
+    assert training_domain_validation(records) is records[1]
+    assert oracle(records) is records[1]
+
+
+@pytest.mark.parametrize("rule", [training_domain_validation, oracle])
+def test_an_averaged_network_stands_for_its_run_alone(rule):
+    trained = [invented(step, (0.9, 0.9, 0.9)) for step in (0, 300)]
+    averaged = replace(invented(301, (0.2, 0.2, 0.2)), averaged=True)
+    assert rule([*trained, averaged]) is averaged
+    other = invented(300, (0.3, 0.3, 0.3), hparams_seed=1)
+    assert rule([*trained, averaged, other]) is other
+
+
+def test_cross_validation_takes_averaged_networks_of_all_runs():
+    runs = cross_validation_runs(0, 3, (0,), seed=1)
+    ends = [replace(run[-1], step=601, averaged=True) for run in runs.values()]
+    chosen = leave_one_domain_out_cv([*(record for run in runs.values() for record in run), *ends])
+    assert chosen.averaged
+    assert chosen.test_domains == (0,)
+
+
+def test_a_value_that_is_not_a_number_is_never_chosen():
+    records = [invented(0, (nan, nan, 0.5)), invented(300, (nan, 0.1, 0.1)), invented(600, (nan, nan, 0.9))]
+    assert training_domain_validation(records) is records[1]
+    assert oracle(records) is records[2]
+
+
+def test_whole_domain_counts_images_where_the_split_is_even():
+    inside, outside = 40, 10  # images, of which so many are right
+    record = invented(0, out_acc=(3 / outside, 1, 1), in_acc=(30 / inside, 0, 0))
+    assert whole_accuracy(record) == pytest.approx((30 + 3) / 50)
+    assert whole_accuracy(invented(0, out_acc=(nan, 1, 1), in_acc=(0.5, 0, 0))) == 0.5
