@@ -19,19 +19,27 @@ Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused)
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tools/finetune.py ...
 
 The output folder holds args.yaml (`-c args.yaml --experiment NAME` repeats the run), results.jsonl with DomainBed's
-keys, summary.csv, and best/, the model that training-domain validation selects, as a folder that timm loads:
-timm.create_model("local-dir:.../best", pretrained=True).
+keys, summary.csv, learning_curves.png, checkpoints/ while the run is unfinished, and two folders that timm loads with
+timm.create_model("local-dir:.../best", pretrained=True): best/, the network that training-domain validation selects,
+and best_oracle/, that of the last evaluation, which test-domain validation looks at.
+
+A run that was ended, by a signal or by a power failure, goes on where its newest checkpoint was written:
+
+    accelerate launch tools/finetune.py --resume output/NAME
+
+On SIGTERM it writes one at the end of the running step and exits with status 143.
 """
 
 import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 # Read when torch loads its OpenMP runtime. By default idle threads spin for long, and where another program has a core
@@ -40,16 +48,26 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device, set_seed
+from accelerate.utils import gather_object, send_to_device, set_seed
 from timm.models import safe_model_name
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from timm_moe_dg.algorithms import ALGORITHMS, Algorithm, Setup, Training, get_algorithm
+from timm_moe_dg.algorithms import (
+    ALGORITHMS,
+    AVERAGING,
+    Algorithm,
+    Averaging,
+    Setup,
+    Training,
+    get_algorithm,
+    get_averaging,
+)
+from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.data import (
-    BENCHMARKS,
+    AugmentedValidation,
     Benchmark,
     Domain,
     EvaluationImages,
@@ -73,87 +91,47 @@ from timm_moe_dg.protocols import (
     RunFolder,
     domain_accuracies,
     draw_hparams,
-    freeze_backbone,
+    out_losses,
     predict,
     resolve_hparams,
     role_scores,
 )
-from timm_moe_dg.protocols.command_line import explain, json_object, key_value, parse_arguments, positive_int
-from timm_moe_dg.protocols.freeze import FREEZABLE
+from timm_moe_dg.protocols.checkpoint import TrainingState
+from timm_moe_dg.protocols.command_line import explain
+from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
+from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
+from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
 from timm_moe_dg.protocols.launch import available_cpus, check_world_size
-from timm_moe_dg.protocols.network import build_network, data_config, save_network
+from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
+from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule, check_optimizer
+from timm_moe_dg.protocols.options import (
+    PRECISIONS,
+    add_data_options,
+    add_method_options,
+    add_model_options,
+    add_output_options,
+    add_training_options,
+)
 from timm_moe_dg.protocols.report import StepMeter, domain_table, summary
+from timm_moe_dg.protocols.resume import check_unchanged, is_finished, parse_resumable
+from timm_moe_dg.protocols.run_folder import summary_row
+from timm_moe_dg.protocols.trackers import TRACKERS, Trackers
 
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
+SHOWN_EVERY = 10  # steps; showing the loss waits for the device
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line: timm's names where timm has them, DomainBed's for the protocol."""
+    """Builds the command line."""
     parser = argparse.ArgumentParser(
         prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
-    _add_data_options(parser.add_argument_group("data and protocol"))
-    _add_model_options(parser.add_argument_group("model"))
-    _add_training_options(parser.add_argument_group("training"))
-    group = parser.add_argument_group("output")
-    group.add_argument("--output", default="output", metavar="DIR", help="folder of all runs (default: %(default)s)")
-    group.add_argument("--experiment", metavar="NAME", help="sub-folder of this run (default: time, data set, model)")
+    add_data_options(parser)
+    add_model_options(parser)
+    add_method_options(parser, ALGORITHMS, AVERAGING)
+    add_training_options(parser)
+    add_output_options(parser)
     return parser
-
-
-def _add_data_options(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--dataset", default="rotated_digits", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
-    add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
-    held_out = "positions of the domains to hold out, in their order (default: those set apart by the data, or 0)"
-    add("--test-domains", "--test-envs", type=int, nargs="+", metavar="I", help=held_out)
-    add("--trial-seed", type=int, default=0, metavar="N", help="repetition; decides the splits (default: 0)")
-    add("--holdout-fraction", type=float, default=0.2, help="share of a domain for validation (default: %(default)s)")
-    add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
-    per_process = "images per evaluation batch and process (default: %(default)s)"
-    add("--validation-batch-size", type=positive_int, default=64, metavar="N", help=per_process)
-
-
-def _add_model_options(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    any_model = "any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)"
-    add("--model", default="gmoe_small_patch16", metavar="NAME", help=any_model)
-    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="start from published weights")
-    add("--initial-checkpoint", metavar="FILE", help="start from this file; a dense one is upcycled")
-    add("--num-classes", type=positive_int, metavar="N", help="size of the classifier (default: classes in the data)")
-    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: data set's, else model's)")
-    add("--drop-path", type=float, metavar="RATE", help="stochastic depth (default: 0.1 for models that have it)")
-    frozen = "draw a new classifier and train nothing else (default: train everything)"
-    add("--freeze", choices=FREEZABLE, help=frozen)
-    mode = "MoGE: which experts answer, in training and evaluation (default: %(default)s)"
-    add("--expert-mode", choices=("routed", "shared"), default="routed", help=mode)
-    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
-    add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-
-
-def _add_training_options(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--algorithm", default="ERM", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default: %(default)s)")
-    add("--aux-coef", type=float, default=0.01, help="weight of the routers' auxiliary loss (default: %(default)s)")
-    add("--cka-coef", type=float, default=0.01, help="MoGE: weight of the diversity loss (default: %(default)s)")
-    tokens = "MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)"
-    add("--cka-tokens", type=positive_int, default=256, metavar="N", help=tokens)
-    add("--supcon-coef", type=float, default=0.1, help="MoGE: weight of the invariance loss (default: %(default)s)")
-    add("--supcon-temperature", type=float, default=0.1, help="MoGE: temperature of that loss (default: %(default)s)")
-    add("--steps", type=positive_int, metavar="N", help="training steps (default: data set's)")
-    add("--checkpoint-freq", type=positive_int, metavar="N", help="steps between evaluations (default: data set's)")
-    add("--opt", default="adam", metavar="NAME", help="timm optimizer, at a constant rate (default: %(default)s)")
-    add("--lr", type=float, help="learning rate (default: data set's)")
-    add("--weight-decay", type=float, help="of all parameters alike (default: data set's)")
-    per_step = "images per training domain and step, over all processes (default: data set's)"
-    add("-b", "--batch-size", type=positive_int, metavar="N", help=per_step)
-    table = "hyper-parameters as DomainBed gives them; the three options above win over it"
-    add("--hparams", type=json_object, default={}, metavar="JSON", help=table)
-    add("--hparams-seed", type=int, default=0, metavar="N", help="draw hyper-parameters; 0 for defaults (default: 0)")
-    add("--seed", type=int, metavar="N", help="of the run (default: derived from data set, algorithm, domains, seeds)")
-    add("--amp-dtype", choices=PRECISIONS, help="automatic mixed precision (default: off, or as accelerate is told)")
-    add("--cpu-threads", type=positive_int, metavar="N", help="per process, on CPU (default: all cores, shared)")
 
 
 @dataclass(frozen=True)
@@ -166,6 +144,7 @@ class Plan:
     training: Sequence[int]
     splits: Sequence[Split]
     method: type[Algorithm]
+    averaging: type[Averaging] | None
     folder: RunFolder
     record_args: Mapping[str, Any]
 
@@ -174,7 +153,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """Reads the data, checks the command line against it, and fills in, in place, what was left to the benchmark."""
     benchmark = get_benchmark(args.dataset)
     method = get_algorithm(args.algorithm)
-    hparams = settle_hparams(args, {**benchmark.hparams, **method.HPARAMS}, benchmark.search_space)
+    averaging = get_averaging(args.averaging) if args.averaging else None
+    hparams = settle_hparams(args, default_hparams(args, benchmark), benchmark.search_space, method.SEARCH)
     domains = benchmark.read(args.data_dir)
     if args.test_domains is None:
         args.test_domains = evaluation_only(domains) or [0]
@@ -184,15 +164,31 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise ArgumentError.of("num_classes", args.num_classes, f"the data has {len(domains[0].classes)} classes")
     training = training_domains([domain.name for domain in domains], args.test_domains, evaluation_only(domains))
     splits = split_domains(domains, training, trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
-    folder = RunFolder(Path(args.output, args.experiment), vars(args))
+    folder = RunFolder(Path(args.output, args.experiment), vars(args), resume=args.resume is not None)
     record_args = {**vars(args), "test_envs": args.test_domains}
-    return Plan(benchmark, hparams, domains, training, splits, method, folder, record_args)
+    return Plan(benchmark, hparams, domains, training, splits, method, averaging, folder, record_args)
 
 
-def settle_hparams(args: argparse.Namespace, defaults: Mapping[str, float], search_space: str) -> dict[str, float]:
+def default_hparams(args: argparse.Namespace, benchmark: Benchmark) -> dict[str, float]:
+    """Returns the benchmark's hyper-parameters, the algorithm's, the averaging's and what the benchmark says of it."""
+    hparams = {**benchmark.hparams, **get_algorithm(args.algorithm).HPARAMS}
+    if args.averaging:
+        hparams |= get_averaging(args.averaging).HPARAMS
+        hparams |= benchmark.swad_hparams if follows_swad(args) else {}
+    return hparams
+
+
+def follows_swad(args: argparse.Namespace) -> bool:
+    """Whether weights are averaged as SWAD does, which has settings of its own for each benchmark."""
+    return (args.averaging or "").startswith("swad")
+
+
+def settle_hparams(
+    args: argparse.Namespace, defaults: Mapping[str, float], search_space: str, further: Mapping[str, Any]
+) -> dict[str, float]:
     """Merges defaults, random draw, --hparams and the options that name a hyper-parameter; the last of them wins."""
     seeds = {"hparams_seed": args.hparams_seed, "trial_seed": args.trial_seed}
-    drawn = draw_hparams(search_space, **seeds) if args.hparams_seed else {}
+    drawn = draw_hparams(search_space, **seeds, further=further) if args.hparams_seed else {}
     direct = {name: vars(args)[name] for name in defaults if vars(args).get(name) is not None}
     hparams = resolve_hparams(defaults, drawn, {**args.hparams, **direct})
     args.lr, args.weight_decay, args.batch_size = (hparams[name] for name in ("lr", "weight_decay", "batch_size"))
@@ -201,11 +197,11 @@ def settle_hparams(args: argparse.Namespace, defaults: Mapping[str, float], sear
 
 def settle_options(args: argparse.Namespace, benchmark: Benchmark) -> None:
     """Fills in the options whose default depends on others."""
-    if args.opt not in list_optimizers():
-        raise ArgumentError.of("opt", args.opt, f"choose from {', '.join(map(str, list_optimizers()))}")
+    check_optimizer(args.opt)
     args.model_kwargs = dict(args.model_kwargs)
     args.steps = args.steps or benchmark.steps
-    args.checkpoint_freq = args.checkpoint_freq or benchmark.checkpoint_freq
+    frequency = benchmark.swad_checkpoint_freq if follows_swad(args) else benchmark.checkpoint_freq
+    args.checkpoint_freq = args.checkpoint_freq or frequency
     args.img_size = args.img_size or benchmark.image_size
     if args.seed is None:
         args.seed = seed_hash(args.dataset, args.algorithm, args.test_domains, args.hparams_seed, args.trial_seed)
@@ -218,7 +214,7 @@ def start(args: argparse.Namespace) -> Accelerator:
     accelerator = Accelerator(mixed_precision=PRECISIONS.get(args.amp_dtype))
     check_world_size(os.environ, accelerator.num_processes)
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
+    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     if accelerator.device.type == "cpu":
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(args.cpu_threads or max(1, share))
@@ -229,8 +225,16 @@ def start(args: argparse.Namespace) -> Accelerator:
     return accelerator
 
 
+def identity(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> dict[str, Any]:
+    """Returns all that the numbers of a run follow from; a resumed run has to have the same."""
+    data = [(domain.name, domain.classes, [int(target) for target in domain.targets]) for domain in plan.domains]
+    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+    return {**vars(args), "hparams": plan.hparams, "data": seed_hash(data), **launched}
+
+
 def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     """Builds the network and sets what is asked of it beyond its architecture."""
+    dropout = plan.hparams.get("resnet_dropout")  # DomainBed's name for that of any featurizer
     network: Any = build_network(
         args.model,
         args.num_classes,
@@ -238,22 +242,20 @@ def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
         initial_checkpoint=args.initial_checkpoint,
         img_size=args.img_size,
         drop_path=args.drop_path,
-        model_kwargs=args.model_kwargs,
+        model_kwargs={**({"drop_rate": dropout} if dropout else {}), **args.model_kwargs},
     )
     if args.freeze:
-        freeze_backbone(network)
+        FREEZABLE[args.freeze](network)
     if args.expert_mode != "routed":
         if not takes_metadata(network, plan):
             raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")
         network.set_expert_mode(args.expert_mode)
     force_tokens(network, args.cka_tokens if args.cka_coef else 0)
+    if args.grad_checkpointing:
+        checkpoint_activations(network)
+    if args.freeze_bn:
+        freeze_batch_norm(network)
     return network
-
-
-def build_algorithm(args: argparse.Namespace, plan: Plan, network: nn.Module) -> Algorithm:
-    """Builds the training method around the network."""
-    coefs = {name: vars(args)[name] for name in ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")}
-    return plan.method(Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs))
 
 
 def takes_metadata(network: nn.Module, plan: Plan) -> bool:
@@ -262,85 +264,250 @@ def takes_metadata(network: nn.Module, plan: Plan) -> bool:
 
 
 def build_loaders(
-    args: argparse.Namespace, plan: Plan, config: Mapping[str, Any], accelerator: Accelerator, with_metadata: bool
+    args: argparse.Namespace, plan: Plan, network: nn.Module, accelerator: Accelerator, first_step: int
 ) -> tuple[DataLoader, DataLoader]:
     """Returns the endless training loader, already this process's share, and the evaluation loader of everything."""
+    config = data_config(network, args.img_size)
     view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
     options = {"workers": args.workers, "pin_memory": accelerator.device.type != "cpu"}
+    metadata = takes_metadata(network, plan)
     augmented = training_transform(plan.benchmark.augmentation, **view)
-    draws = TrainingDraws(plan.domains, plan.splits, augmented, args.seed, with_metadata)
+    draws = TrainingDraws(plan.domains, plan.splits, augmented, args.seed, metadata, args.class_balanced)
     processes = {"process": accelerator.process_index, "num_processes": accelerator.num_processes}
-    sampler = StepSampler(plan.training, args.batch_size, **processes)
-    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), with_metadata)
+    sampler = StepSampler(plan.training, args.batch_size, first_step, **processes)
+    validation = AugmentedValidation(augmented, plan.training, args.seed) if args.val_augment else None
+    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), metadata, validation)
     evaluation = evaluation_loader(images, batch_size=args.validation_batch_size, **options)
     return training_loader(draws, sampler, **options), evaluation
 
 
-def evaluate(
-    accelerator: Accelerator, model: nn.Module, loader: DataLoader, plan: Plan, meter: StepMeter, step: int
-) -> Record:
-    """Measures every domain and returns the record of this step; all processes take part."""
-    losses, step_time = meter.take()
-    predictions = predict(model, loader, accelerator.gather_for_metrics)
-    in_acc, out_acc = domain_accuracies(predictions, len(plan.domains))
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with."""
+
+    accelerator: Accelerator
+    plan: Plan
+    network: nn.Module
+    training: Training
+    algorithm: Algorithm
+    schedule: Scheduler | None
+    averaging: Averaging | None
+    batches: DataLoader
+    evaluation: DataLoader
+    meter: StepMeter
+    state: TrainingState
+    identity: Mapping[str, Any]
+    first_step: int
+    trackers: Trackers
+    save: Callable[[nn.Module, Path], None]
+
+
+def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> Run:
+    """Builds everything, and puts it where the newest checkpoint left it if the run is resumed."""
+    checkpoint = plan.folder.newest_checkpoint()
+    facts = identity(args, plan, accelerator)
+    if checkpoint is not None:
+        check_unchanged(checkpoint["identity"], facts)
+    first_step = 0 if checkpoint is None else checkpoint["step"] + 1
+    logged = [name for name in TRACKERS if vars(args)[f"log_{name}"] and accelerator.is_main_process]
+    trackers = Trackers(logged, plan.folder.path, vars(args), first_step)
+
+    set_seed(args.seed)
+    network = prepare_network(args, plan).to(accelerator.device)
+    batches, evaluation = build_loaders(args, plan, network, accelerator, first_step)
+    # Before the algorithm, whose hooks on the network are none of the copy's business
+    averaging = plan.averaging(network, plan.hparams) if plan.averaging else None
+    coefs = {name: vars(args)[name] for name in ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")}
+    algorithm = plan.method(Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs))
+    algorithm.to(accelerator.device)
+    rates = {"lr": args.lr, "weight_decay": args.weight_decay}
+    further = algorithm.parameter_groups(**rates)
+    options = {"momentum": args.momentum, "layer_decay": args.layer_decay}
+    optimizer = build_optimizer(network, args.opt, **rates, **options, further=further)
+    lengths = {"steps": args.steps, "warmup_steps": args.warmup_steps}
+    schedule = build_schedule(optimizer, args.sched, **lengths, min_lr=args.min_lr)
+    if args.compile:
+        network.compile()
+    model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
+
+    mean = partial(accelerator.reduce, reduction="mean")
+    training = Training(model, optimizer, accelerator.backward, mean, args.grad_accum_steps)
+    meter = StepMeter(images_per_step=args.batch_size * len(plan.training))
+    shared = {"network": network, "optimizer": optimizer, "scaler": accelerator.scaler, "averaging": averaging}
+    state = TrainingState(
+        shared={name: part for name, part in shared.items() if part is not None},
+        own={"algorithm": algorithm, "meter": meter},
+        gather=gather_object,
+        process=accelerator.process_index,
+    )
+    if checkpoint is not None:
+        state.restore(checkpoint)
+        plan.folder.read_until(checkpoint["step"])
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            plan.folder.cut_back()
+        accelerator.print(f"resumed {plan.folder.path} after step {checkpoint['step']}")
+    return Run(
+        accelerator=accelerator,
+        plan=plan,
+        network=network,
+        training=training,
+        algorithm=algorithm,
+        schedule=schedule,
+        averaging=averaging,
+        batches=batches,
+        evaluation=evaluation,
+        meter=meter,
+        state=state,
+        identity=facts,
+        first_step=first_step,
+        trackers=trackers,
+        save=partial(save_network, classes=plan.domains[0].classes, config=data_config(network, args.img_size)),
+    )
+
+
+def measure(run: Run, model: nn.Module, stop: Interruption) -> dict[str, Any]:
+    """Scores a model on every domain; all processes take part."""
+    accelerator, domains = run.accelerator, run.plan.domains
+    with accelerator.autocast():
+        predictions = predict(model, stop.breaking(run.evaluation), accelerator.gather_for_metrics)
+    in_acc, out_acc = domain_accuracies(predictions, len(domains))
+    losses = out_losses(predictions, len(domains))
+    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": role_scores(predictions, domains)}
+
+
+def evaluate(run: Run, step: int, stop: Interruption) -> None:
+    """Evaluates and records the network of a step, or the average of weights that stands for it."""
+    accelerator, plan = run.accelerator, run.plan
+    losses, step_time = run.meter.take()
+    average = run.averaging.during() if run.averaging else None
     steps_per_epoch = min(len(split.inside) for split in plan.splits) / plan.hparams["batch_size"]
-    on_cpu = accelerator.device.type == "cpu"
-    return Record(
+    record = Record(
         step=step,
         epoch=step / steps_per_epoch,
         losses={name: accelerator.reduce(value, "mean").item() for name, value in losses.items()},
         step_time=step_time,
-        mem_gb=0.0 if on_cpu else torch.accelerator.max_memory_allocated() / 2**30,
-        in_acc=in_acc,
-        out_acc=out_acc,
+        mem_gb=0.0 if accelerator.device.type == "cpu" else torch.accelerator.max_memory_allocated() / 2**30,
         args=plan.record_args,
         hparams=plan.hparams,
-        roles=role_scores(predictions, plan.domains),
+        **measure(run, average or run.training.model, stop),
     )
+    report(run, record, average or run.network)
+    conclude(run, record)
+
+
+def conclude(run: Run, record: Record) -> None:
+    """Goes on to training after an evaluation."""
+    if run.averaging:
+        run.averaging.evaluated(record.step, fmean(record.out_loss[domain] for domain in run.plan.training))
+    run.meter.restart()
+
+
+def report(run: Run, record: Record, network: nn.Module) -> None:
+    """Writes an evaluation and shows it, on the main process."""
+    if run.accelerator.is_main_process:
+        run.plan.folder.add(record, partial(run.save, network))
+        tqdm.write(domain_table(record, [domain.name for domain in run.plan.domains]))
+        run.trackers.log({name: value for name, value in summary_row(record).items() if name != "step"}, record.step)
+
+
+def save_checkpoint(run: Run, step: int) -> None:
+    """Writes what the run can be resumed from, once its first evaluation has shown that it can be recorded."""
+    state = run.state.collect()
+    if run.accelerator.is_main_process and run.plan.folder.records:
+        run.plan.folder.checkpoints.save(step, {"step": step, "identity": run.identity, **state})
+
+
+def train(args: argparse.Namespace, run: Run, stop: Interruption) -> None:
+    """Takes the steps that are left. A checkpoint precedes each evaluation, so that neither is lost with the other."""
+    accelerator, checkpoints = run.accelerator, run.plan.folder.checkpoints
+    check = DivergenceCheck(run.first_step, [run.plan.domains[index].name for index in run.plan.training])
+    on_cpu = accelerator.device.type == "cpu"
+    steps = range(run.first_step, args.steps)
+    bar = tqdm(
+        steps, args.model, args.steps, initial=run.first_step, unit="step", disable=not accelerator.is_main_process
+    )
+    catch_up(args, run, stop)
+    for step, minibatches in zip(bar, run.batches, strict=False):
+        set_seed(seed_hash(args.seed, step, accelerator.process_index))  # what a step draws is a function of the step
+        minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
+        losses = run.algorithm.update(run.training, minibatches)
+        if run.schedule:
+            run.schedule.step_update(step + 1)
+        if run.averaging:
+            run.averaging.update(run.network, step)
+        run.meter.add(losses)
+
+        shown, evaluated, stopping = step % SHOWN_EVERY == 0, is_evaluated(args, step), stop.agreed()
+        if shown or on_cpu:
+            check(step, run.meter.total(), checkpoints.describe())
+        if shown:
+            bar.set_postfix({"loss": losses["loss"].item(), "images/s": run.meter.rate()})
+        if evaluated or stopping or (args.save_freq and step % args.save_freq == 0):
+            total = accelerator.reduce(with_weights(run.meter.total(), run.network))
+            check(step, total, checkpoints.describe())
+            save_checkpoint(run, step)
+        if stopping:
+            raise Interrupted
+        if evaluated:
+            evaluate(run, step, stop)
+
+
+def is_evaluated(args: argparse.Namespace, step: int) -> bool:
+    """Whether an evaluation follows a step."""
+    return step % args.checkpoint_freq == 0 or step == args.steps - 1
+
+
+def catch_up(args: argparse.Namespace, run: Run, stop: Interruption) -> None:
+    """Does what was left to do after the step that a resumed run goes on from."""
+    last = run.first_step - 1
+    if last >= 0 and is_evaluated(args, last):
+        found = [record for record in run.plan.folder.records if record.step == last]
+        if found:
+            conclude(run, found[0])
+        else:
+            evaluate(run, last, stop)
+
+
+def finish(run: Run, stop: Interruption) -> None:
+    """Evaluates the average that stands for the run, if there is one, and says what the run found."""
+    final = run.averaging.final() if run.averaging else None
+    scores = {} if final is None else measure(run, final, stop)
+    if run.accelerator.is_main_process:
+        folder = run.plan.folder
+        if final is not None:
+            report(run, replace(folder.records[-1], **scores, averaged=True), final)
+        draw_learning_curves(folder.records, [domain.name for domain in run.plan.domains], folder.path)
+        folder.finish()
+        run.trackers.finish()
+        print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
+        print(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
 
 
 def finetune(args: argparse.Namespace) -> None:
     """Runs the whole of it: checks and data, then the model, then the loop."""
+    if is_finished(args):
+        print(f"{Path(args.output, args.experiment)} is finished: nothing to do")
+        return
     plan = make_plan(args)
     accelerator = start(args)
-    set_seed(args.seed)
-    network = prepare_network(args, plan)
-    config = data_config(network, args.img_size)
-    save = partial(save_network, network, classes=plan.domains[0].classes, config=config)
-    batches, evaluation = build_loaders(args, plan, config, accelerator, takes_metadata(network, plan))
-    rates = {"lr": args.lr, "weight_decay": args.weight_decay}
-    optimizer = create_optimizer_v2(network, args.opt, filter_bias_and_bn=False, **rates)  # one group, as DomainBed
-    model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
-    algorithm = build_algorithm(args, plan, network).to(accelerator.device)
-    training = Training(model, optimizer, accelerator.backward, partial(accelerator.reduce, reduction="mean"))
-
-    meter = StepMeter()
-    bar = tqdm(range(args.steps), desc=args.model, unit="step", disable=not accelerator.is_main_process)
-    for step, minibatches in zip(bar, batches, strict=False):
-        torch.manual_seed(seed_hash(args.seed, step, accelerator.process_index))  # dropout is a function of the step
-        minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
-        losses = algorithm.update(training, minibatches)
-        meter.add(losses)
-        if step % 10 == 0:
-            bar.set_postfix(loss=losses["loss"].item())
-        if step % args.checkpoint_freq == 0 or step == args.steps - 1:
-            record = evaluate(accelerator, model, evaluation, plan, meter, step)
-            if accelerator.is_main_process:
-                plan.folder.add(record, save)
-                bar.write(domain_table(record, [domain.name for domain in plan.domains]))
-            meter.restart()
-
-    if accelerator.is_main_process:
-        plan.folder.finish()
-        print(f"selected step {plan.folder.selected.step}: {summary(plan.folder.selected)}")
-        print(f"model: timm.create_model('local-dir:{plan.folder.path}/best', pretrained=True)")
-    accelerator.end_training()
+    run = assemble(args, plan, accelerator)
+    try:
+        with Interruption(accelerator.num_processes) as stop:
+            train(args, run, stop)
+            finish(run, stop)
+    except Interrupted:
+        saved = f"{plan.folder.checkpoints.describe()}; go on with --resume {plan.folder.path}"
+        accelerator.print(f"asked to end; checkpoint: {saved}" if plan.folder.records else "asked to end at the start")
+        raise SystemExit(EXIT_CODE) from None
+    finally:
+        accelerator.end_training()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line; a mistake in it ends with one line that names it."""
     try:
-        finetune(parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv))
+        finetune(parse_resumable(build_parser(), sys.argv[1:] if argv is None else argv))
     except MoeDgError as error:
         raise SystemExit(f"finetune.py: {explain(error)}") from error
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from timm_moe_dg.protocols import Predictions, domain_accuracies, predict
+from timm_moe_dg.protocols import Predictions, domain_accuracies, out_losses, predict
 
 
 class Says(nn.Module):
@@ -63,7 +63,26 @@ def test_accuracies_by_domain_and_split():
     assert all(math.isnan(value) for value in out_acc[1:])
 
 
+def test_losses_on_out_splits_are_means_of_cross_entropies():
+    logits = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.5, 0.0], [1.0, 1.0, 1.0]])
+    target, group = torch.tensor([0, 2, 1]), torch.tensor([1, 1, 2])
+    predictions = predict(nn.Identity(), [(logits, target, group)])
+    each = [
+        -math.log(math.exp(row[at]) / sum(map(math.exp, row))) for row, at in zip(logits.tolist(), target, strict=True)
+    ]
+    first, second = out_losses(predictions, num_domains=2)
+    assert first == pytest.approx((each[0] + each[1]) / 2, rel=1e-6)
+    assert math.isnan(second)
+
+
+def test_modules_that_do_not_train_stay_so():
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
+    network[0].eval()
+    predict(network, [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.long))])
+    assert [module.training for module in network.modules()] == [True, False, True]
+
+
 def test_groups_beyond_the_domains_are_refused():
     one = torch.tensor([0])
     with pytest.raises(ValueError, match="lies outside"):
-        domain_accuracies(Predictions(one, one, torch.tensor([6])), num_domains=3)
+        domain_accuracies(Predictions(one, one, torch.tensor([6]), one), num_domains=3)

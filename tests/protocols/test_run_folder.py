@@ -47,6 +47,7 @@ def test_files_of_a_run(tmp_path):
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "args.yaml",
         "best",
+        "best_oracle",
         "done",
         "results.jsonl",
         "summary.csv",
@@ -55,6 +56,7 @@ def test_files_of_a_run(tmp_path):
     assert read_records(folder.path / "results.jsonl") == records
     assert folder.selected is records[1]
     assert (folder.path / "best" / "model").read_text() == "step 300"
+    assert (folder.path / "best_oracle" / "model").read_text() == "step 600"
     settings = yaml.safe_load((folder.path / "args.yaml").read_text())
     assert settings == {**SETTINGS, "model_kwargs": {"moe_layers": [8, 10]}}
 

@@ -75,7 +75,9 @@ def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float
 
 def test_digits_files_and_records(digits_run):
     run, _ = digits_run
-    assert {entry.name for entry in run.iterdir()} == {"args.yaml", "best", "done", "results.jsonl", "summary.csv"}
+    folders = {"best", "best_oracle"}
+    files = {"args.yaml", "done", "learning_curves.png", "results.jsonl", "summary.csv"}
+    assert {entry.name for entry in run.iterdir()} == folders | files
     records = read_records(run / "results.jsonl")
     assert [record.step for record in records] == [0, 2, 3]
     row = json.loads((run / "results.jsonl").read_text().splitlines()[-1])
@@ -229,7 +231,7 @@ MISTAKES = {
     ),
     "all held out": (["--test-domains", *"012345"], None, "ProtocolError: test_domains=.*every domain is held out"),
     "no such domain": (["--test-domains", "6"], None, r"ProtocolError: test_domains=\[6\]: name different domains out"),
-    "data set": (["--dataset", "PASC"], None, "ArgumentError: dataset='PASC': choose from rotated_digits, folder"),
+    "data set": (["--dataset", "PASC"], None, "ArgumentError: dataset='PASC': choose from rotated_digits, "),
     "model": (["--model", "gmoe_tny_patch16"], None, "ArgumentError: model='gmoe_tny_patch16': .*gmoe_tiny_patch16"),
     "algorithm": (["--algorithm", "ERMM"], None, "ArgumentError: algorithm='ERMM': choose from ERM"),
     "optimizer": (["--opt", "adamm"], None, "ArgumentError: opt='adamm': choose from .*adamw"),
@@ -268,7 +270,7 @@ def test_hyper_parameter_seed_draws_and_options_win(tool):
     parser = tool.build_parser()
     args = parser.parse_args(["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}'])
     defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
-    hparams = tool.settle_hparams(args, defaults, "photographs")
+    hparams = tool.settle_hparams(args, defaults, "photographs", {})
     assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
     assert hparams["batch_size"] != 32
     assert (args.lr, args.weight_decay, args.batch_size) == tuple(hparams.values())

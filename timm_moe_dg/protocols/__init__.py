@@ -1,6 +1,6 @@
 """Protocols: what a run starts from, what it records, and which of its records counts."""
 
-from .evaluate import Predictions, domain_accuracies, predict
+from .evaluate import Predictions, domain_accuracies, out_losses, predict
 from .freeze import freeze_backbone
 from .records import Record, read_records
 from .roles import role_scores
@@ -30,6 +30,7 @@ __all__ = [
     "freeze_backbone",
     "leave_one_domain_out_cv",
     "oracle",
+    "out_losses",
     "predict",
     "read_records",
     "reported_accuracy",

@@ -1,13 +1,18 @@
-"""Training a new linear classifier on features that stay as they are."""
+"""What is trained and what stays as it is."""
 
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from timm.layers import DropPath
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ArgumentError
+from ..layers.router import Router
 
-FREEZABLE = ("backbone",)
+_logger = logging.getLogger(__name__)
 
 
 def freeze_backbone(network: Any) -> nn.Module:
@@ -36,3 +41,48 @@ def freeze_backbone(network: Any) -> nn.Module:
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
     return classifier
+
+
+def train_routers_only(network: nn.Module) -> None:
+    """Freezes everything but the routers, the classifier too: it learns where to send tokens, and nothing else.
+
+    Raises:
+        ArgumentError: The model has no routers.
+    """
+    network.requires_grad_(False)
+    for router in _routers(network, "all-but-routers"):
+        router.requires_grad_(True)
+
+
+def freeze_routers(network: nn.Module) -> None:
+    """Freezes the routers and trains everything else.
+
+    Raises:
+        ArgumentError: The model has no routers.
+    """
+    for router in _routers(network, "routers"):
+        router.requires_grad_(False)
+
+
+FREEZABLE: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+    {"backbone": freeze_backbone, "routers": freeze_routers, "all-but-routers": train_routers_only}
+)
+
+
+def freeze_batch_norm(network: nn.Module) -> None:
+    """Keeps the running statistics of batch normalisation as they are, and normalises by them in training too.
+
+    Scales and shifts are trained still. Says so where there is any; vision transformers have none.
+    """
+    layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    for layer in layers:
+        layer.eval()
+    if layers:
+        _logger.info(f"{len(layers)} BatchNorm layers keep their statistics; --no-freeze-bn lets them learn")
+
+
+def _routers(network: nn.Module, policy: str) -> list[Router]:
+    routers = [module for module in network.modules() if isinstance(module, Router)]
+    if not routers:
+        raise ArgumentError.of("freeze", policy, f"{type(network).__name__} has no routers")
+    return routers

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from timm.data.model_config import resolve_input_data_config
 from timm.models import load_state_dict, parse_model_name, resolve_model_input_args, save_for_hf, split_model_name_tag
@@ -22,7 +23,8 @@ from torch import nn
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 
 DROP_PATH = 0.1  # what the papers fine-tune with
-_LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError)
+_HTTP_ERROR = HfHubHTTPError.__bases__[0]  # a download that breaks off raises its HTTP library's own error
+_LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
 _logger = logging.getLogger(__name__)
 
 
@@ -91,6 +93,19 @@ def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, An
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
     return resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+
+
+def checkpoint_activations(network: Any) -> None:
+    """Lets a network compute activations again in the backward pass instead of keeping them.
+
+    Raises:
+        ArgumentError: It cannot.
+    """
+    try:
+        network.set_grad_checkpointing(True)
+    except (AttributeError, AssertionError) as error:
+        name = type(network).__name__
+        raise ArgumentError.of("grad_checkpointing", True, f"{name} does not support it ({error})") from error
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ def _iterate(path: Path) -> Iterator[Record]:
             raise RecordError(f"{path}, line {number}: {error}") from error
 
 
-def _pop_scores(row: dict[str, Any]) -> dict[str, tuple[float, ...]]:
+def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
     found = {match.group(0): match for match in map(_SCORE.fullmatch, row) if match}
     number = 1 + max((int(match[1]) for match in found.values()), default=-1)

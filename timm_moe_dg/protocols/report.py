@@ -12,30 +12,48 @@ from .selection import reported_accuracy, validation_accuracy
 
 
 class StepMeter:
-    """Means of losses and of the time per step since the last `take`, without waiting for the device at every step."""
+    """Means of losses and of the time per step since the last evaluation, without waiting for the device.
 
-    def __init__(self) -> None:
-        self._reset()
+    Args:
+        images_per_step: Over all domains and processes.
+    """
+
+    def __init__(self, images_per_step: int = 0) -> None:
+        self.images_per_step = images_per_step
+        self.restart()
 
     def add(self, losses: Mapping[str, Tensor]) -> None:
         """Counts one step with its scalar losses."""
         self._steps += 1
         for name, value in losses.items():
-            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)).to(value.device) + value
 
     def take(self) -> tuple[dict[str, Tensor], float]:
         """Returns the mean of each loss and the seconds per step."""
         means = {name: total / self._steps for name, total in self._sums.items()}
         return means, (time.perf_counter() - self._start) / self._steps
 
-    def _reset(self) -> None:
-        self._steps = 0
-        self._sums: dict[str, Tensor] = {}
-        self._start = time.perf_counter()
+    def total(self) -> Tensor:
+        """Sum of the loss, which is finite only if each step's was."""
+        return self._sums["loss"]
+
+    def rate(self) -> float:
+        """Images per second."""
+        return self._steps * self.images_per_step / (time.perf_counter() - self._start)
 
     def restart(self) -> None:
         """Forgets everything; call it when training goes on after an evaluation."""
-        self._reset()
+        self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run goes on counting from."""
+        return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on counting from there."""
+        self._steps = state["steps"]
+        self._sums: dict[str, Tensor] = dict(state["sums"])
+        self._start = time.perf_counter() - state["seconds"]
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:
