@@ -28,8 +28,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add("--val-augment", action=_switch, default=False, help=augmented)
     skipped = "leave out, and count, images that cannot be decoded (default: stop and name the first)"
     add("--skip-unreadable", action=_switch, default=False, help=skipped)
-    skipped = "leave out, and count, images that cannot be decoded (default: stop and name the first)"
-    add("--skip-unreadable", action=_switch, default=False, help=skipped)
     add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
     per_process = "images per evaluation batch and process (default: %(default)s)"
     add("--validation-batch-size", type=positive_int, default=64, metavar="N", help=per_process)
