@@ -72,5 +72,5 @@ def test_peak_memory_holds_at_least_parameters_gradients_and_both_moments(tmp_pa
     subprocess.run(command, check=True, capture_output=True, env=environment)
     for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
         held = 4 * 4 * row["parameters"] / 2**20
-        # freed blocks that the allocator keeps make it more, and never twice as much for so small a batch
-        assert held < row["peak_mib"] < 2 * held + 50
+        # activations of one small image, the libraries' own buffers and gradients on their way add less than half
+        assert held < row["peak_mib"] < 1.5 * held + 50

@@ -1,4 +1,4 @@
-"""Which item goes to which expert, in which order, and how the experts' outputs come back together.
+"""Which item goes to which expert, and in which order.
 
 Axes: T items (tokens, or whole images where routing is per image), E experts, K experts per item (top_k),
 A assignments (A = T * K less the dropped ones), C places per expert. An item is anything indexed by the first axis.
@@ -39,23 +39,6 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
     positions = torch.argsort(flat_A, stable=True)[: sum(counts)]
     items = torch.div(positions, max(expert_indices.shape[1], 1), rounding_mode="floor")
     return SortedAssignments(positions, items, counts)
-
-
-def combine(outputs: Tensor, combine_weights: Tensor, assignments: SortedAssignments) -> Tensor:
-    """Adds the weighted expert outputs of each item.
-
-    Args:
-        outputs: (A, ..., D) expert outputs in the order of `assignments`.
-        combine_weights: (T, K).
-        assignments: what `sort_assignments` returned for the same routing table.
-
-    Returns:
-        (T, ..., D); zeros for an item that went to no expert.
-    """
-    weights_A = combine_weights.flatten().index_select(0, assignments.positions).to(outputs.dtype)
-    weighted = outputs * weights_A.view(-1, *[1] * (outputs.ndim - 1))
-    combined = outputs.new_zeros(combine_weights.shape[0], *outputs.shape[1:])
-    return combined.index_add(0, assignments.items, weighted)
 
 
 def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_factor: float) -> int:

@@ -55,8 +55,9 @@ def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
 
 def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tensor:
     """(T, R) features and (E, R) codes -> (T, E): their cosine times exp(min(logit_scale, log 100))."""
-    cosine = F.linear(F.normalize(features, dim=-1), F.normalize(codes, dim=-1))
-    return cosine * logit_scale.clamp(max=math.log(100.0)).exp()
+    scaled_codes = F.normalize(codes, dim=-1) * logit_scale.clamp(max=math.log(100.0)).exp()
+    norms_T1 = torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp(min=1e-12)  # F.normalize's bound
+    return F.linear(features, scaled_codes) / norms_T1  # E quotients per item instead of R
 
 
 class Router(OwnInitialisation, nn.Module):
