@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -50,8 +51,9 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
     """Reads an image file as RGB.
 
     Other modes become RGB as PIL's `convert` makes them, so transparency is dropped and not blended; an EXIF rotation
-    is ignored. Both are what torchvision's ImageFolder does, and DomainBed with it. A truncated file is an error here;
-    DomainBed fills the missing part with grey.
+    is ignored. Both are what torchvision's ImageFolder does, and DomainBed with it. It is not followed in two things:
+    16 bits become the upper 8, which it cuts off at 255, and a truncated file is an error, whose missing part DomainBed
+    fills with grey.
 
     Args:
         path: The file, and its name in messages.
@@ -63,9 +65,17 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
     try:
         with Image.open(file or path) as image:
             image.load()
-            return image if image.mode == "RGB" else image.convert("RGB")  # converting would copy an RGB image too
+            return image if image.mode == "RGB" else _as_rgb(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); repair or remove the file") from error
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F"):
+        raise ValueError(f"mode {image.mode!r} has no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
