@@ -36,7 +36,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -49,7 +48,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device, set_seed
-from timm.models import safe_model_name
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.utils.data import DataLoader
@@ -66,44 +64,19 @@ from timm_moe_dg.algorithms import (
     get_averaging,
 )
 from timm_moe_dg.analysis.curves import draw_learning_curves
-from timm_moe_dg.data import (
-    AugmentedValidation,
-    Benchmark,
-    Domain,
-    EvaluationImages,
-    Split,
-    StepSampler,
-    TrainingDraws,
-    evaluation_loader,
-    evaluation_only,
-    evaluation_transform,
-    get_benchmark,
-    seed_hash,
-    split_domains,
-    training_domains,
-    training_loader,
-    training_transform,
-)
+from timm_moe_dg.data import seed_hash
 from timm_moe_dg.errors import ArgumentError, MoeDgError
 from timm_moe_dg.losses import force_tokens
-from timm_moe_dg.protocols import (
-    Record,
-    RunFolder,
-    domain_accuracies,
-    draw_hparams,
-    out_losses,
-    predict,
-    resolve_hparams,
-    role_scores,
-)
+from timm_moe_dg.protocols import Record, domain_accuracies, out_losses, predict, role_scores
 from timm_moe_dg.protocols.checkpoint import TrainingState
 from timm_moe_dg.protocols.command_line import explain
 from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
+from timm_moe_dg.protocols.feeding import build_loaders, takes_metadata
 from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
 from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
 from timm_moe_dg.protocols.launch import available_cpus, check_world_size
 from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
-from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule, check_optimizer
+from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule
 from timm_moe_dg.protocols.options import (
     PRECISIONS,
     add_data_options,
@@ -115,6 +88,7 @@ from timm_moe_dg.protocols.options import (
 from timm_moe_dg.protocols.report import StepMeter, domain_table, summary
 from timm_moe_dg.protocols.resume import check_unchanged, is_finished, parse_resumable
 from timm_moe_dg.protocols.run_folder import summary_row
+from timm_moe_dg.protocols.run_plan import Plan, make_plan
 from timm_moe_dg.protocols.trackers import TRACKERS, Trackers
 
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
@@ -134,81 +108,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything about a run that is settled, and checked, before there is a model."""
-
-    benchmark: Benchmark
-    hparams: Mapping[str, float]
-    domains: Sequence[Domain]
-    training: Sequence[int]
-    splits: Sequence[Split]
-    method: type[Algorithm]
-    averaging: type[Averaging] | None
-    folder: RunFolder
-    record_args: Mapping[str, Any]
-
-
-def make_plan(args: argparse.Namespace) -> Plan:
-    """Reads the data, checks the command line against it, and fills in, in place, what was left to the benchmark."""
-    benchmark = get_benchmark(args.dataset)
-    method = get_algorithm(args.algorithm)
-    averaging = get_averaging(args.averaging) if args.averaging else None
-    hparams = settle_hparams(args, default_hparams(args, benchmark), benchmark.search_space, method.SEARCH)
-    domains = benchmark.read(args.data_dir)
-    if args.test_domains is None:
-        args.test_domains = evaluation_only(domains) or [0]
-    settle_options(args, benchmark)
-    args.num_classes = args.num_classes or len(domains[0].classes)
-    if args.num_classes < len(domains[0].classes):
-        raise ArgumentError.of("num_classes", args.num_classes, f"the data has {len(domains[0].classes)} classes")
-    training = training_domains([domain.name for domain in domains], args.test_domains, evaluation_only(domains))
-    splits = split_domains(domains, training, trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
-    folder = RunFolder(Path(args.output, args.experiment), vars(args), resume=args.resume is not None)
-    record_args = {**vars(args), "test_envs": args.test_domains}
-    return Plan(benchmark, hparams, domains, training, splits, method, averaging, folder, record_args)
-
-
-def default_hparams(args: argparse.Namespace, benchmark: Benchmark) -> dict[str, float]:
-    """Returns the benchmark's hyper-parameters, the algorithm's, the averaging's and what the benchmark says of it."""
-    hparams = {**benchmark.hparams, **get_algorithm(args.algorithm).HPARAMS}
-    if args.averaging:
-        hparams |= get_averaging(args.averaging).HPARAMS
-        hparams |= benchmark.swad_hparams if follows_swad(args) else {}
-    return hparams
-
-
-def follows_swad(args: argparse.Namespace) -> bool:
-    """Whether weights are averaged as SWAD does, which has settings of its own for each benchmark."""
-    return (args.averaging or "").startswith("swad")
-
-
-def settle_hparams(
-    args: argparse.Namespace, defaults: Mapping[str, float], search_space: str, further: Mapping[str, Any]
-) -> dict[str, float]:
-    """Merges defaults, random draw, --hparams and the options that name a hyper-parameter; the last of them wins."""
-    seeds = {"hparams_seed": args.hparams_seed, "trial_seed": args.trial_seed}
-    drawn = draw_hparams(search_space, **seeds, further=further) if args.hparams_seed else {}
-    direct = {name: vars(args)[name] for name in defaults if vars(args).get(name) is not None}
-    hparams = resolve_hparams(defaults, drawn, {**args.hparams, **direct})
-    args.lr, args.weight_decay, args.batch_size = (hparams[name] for name in ("lr", "weight_decay", "batch_size"))
-    return hparams
-
-
-def settle_options(args: argparse.Namespace, benchmark: Benchmark) -> None:
-    """Fills in the options whose default depends on others."""
-    check_optimizer(args.opt)
-    args.model_kwargs = dict(args.model_kwargs)
-    args.steps = args.steps or benchmark.steps
-    frequency = benchmark.swad_checkpoint_freq if follows_swad(args) else benchmark.checkpoint_freq
-    args.checkpoint_freq = args.checkpoint_freq or frequency
-    args.img_size = args.img_size or benchmark.image_size
-    if args.seed is None:
-        args.seed = seed_hash(args.dataset, args.algorithm, args.test_domains, args.hparams_seed, args.trial_seed)
-    if args.experiment is None:
-        args.experiment = f"{datetime.now():%Y%m%d-%H%M%S}-{args.dataset}-{safe_model_name(args.model)}"
-
-
 def start(args: argparse.Namespace) -> Accelerator:
     """Joins the other processes and says what the run has to work with."""
     accelerator = Accelerator(mixed_precision=PRECISIONS.get(args.amp_dtype))
@@ -223,13 +122,6 @@ def start(args: argparse.Namespace) -> Accelerator:
         f"mixed precision {accelerator.mixed_precision}, seed {args.seed}"
     )
     return accelerator
-
-
-def identity(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> dict[str, Any]:
-    """Returns all that the numbers of a run follow from; a resumed run has to have the same."""
-    data = [(domain.name, domain.classes, [int(target) for target in domain.targets]) for domain in plan.domains]
-    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    return {**vars(args), "hparams": plan.hparams, "data": seed_hash(data), **launched}
 
 
 def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
@@ -258,29 +150,6 @@ def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     return network
 
 
-def takes_metadata(network: nn.Module, plan: Plan) -> bool:
-    """Whether the network is to be given the images' metadata."""
-    return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in plan.domains)
-
-
-def build_loaders(
-    args: argparse.Namespace, plan: Plan, network: nn.Module, accelerator: Accelerator, first_step: int
-) -> tuple[DataLoader, DataLoader]:
-    """Returns the endless training loader, already this process's share, and the evaluation loader of everything."""
-    config = data_config(network, args.img_size)
-    view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
-    options = {"workers": args.workers, "pin_memory": accelerator.device.type != "cpu"}
-    metadata = takes_metadata(network, plan)
-    augmented = training_transform(plan.benchmark.augmentation, **view)
-    draws = TrainingDraws(plan.domains, plan.splits, augmented, args.seed, metadata, args.class_balanced)
-    processes = {"process": accelerator.process_index, "num_processes": accelerator.num_processes}
-    sampler = StepSampler(plan.training, args.batch_size, first_step, **processes)
-    validation = AugmentedValidation(augmented, plan.training, args.seed) if args.val_augment else None
-    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), metadata, validation)
-    evaluation = evaluation_loader(images, batch_size=args.validation_batch_size, **options)
-    return training_loader(draws, sampler, **options), evaluation
-
-
 @dataclass(frozen=True)
 class Run:
     """What the loop works with."""
@@ -305,7 +174,8 @@ class Run:
 def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> Run:
     """Builds everything, and puts it where the newest checkpoint left it if the run is resumed."""
     checkpoint = plan.folder.newest_checkpoint()
-    facts = identity(args, plan, accelerator)
+    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+    facts = plan.identity(**launched)
     if checkpoint is not None:
         check_unchanged(checkpoint["identity"], facts)
     first_step = 0 if checkpoint is None else checkpoint["step"] + 1
@@ -314,12 +184,22 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
 
     set_seed(args.seed)
     network = prepare_network(args, plan).to(accelerator.device)
-    batches, evaluation = build_loaders(args, plan, network, accelerator, first_step)
+    config = data_config(network, args.img_size)
+    batches, evaluation = build_loaders(
+        args,
+        plan,
+        config,
+        with_metadata=takes_metadata(network, plan),
+        first_step=first_step,
+        process=accelerator.process_index,
+        num_processes=accelerator.num_processes,
+        pin_memory=accelerator.device.type != "cpu",
+    )
     # Before the algorithm, whose hooks on the network are none of the copy's business
-    averaging = plan.averaging(network, plan.hparams) if plan.averaging else None
+    averaging = get_averaging(args.averaging)(network, plan.hparams) if args.averaging else None
     coefs = {name: vars(args)[name] for name in ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")}
-    algorithm = plan.method(Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs))
-    algorithm.to(accelerator.device)
+    setup = Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs)
+    algorithm = get_algorithm(args.algorithm)(setup).to(accelerator.device)
     rates = {"lr": args.lr, "weight_decay": args.weight_decay}
     further = algorithm.parameter_groups(**rates)
     options = {"momentum": args.momentum, "layer_decay": args.layer_decay}
@@ -331,7 +211,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
     model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
 
     mean = partial(accelerator.reduce, reduction="mean")
-    training = Training(model, optimizer, accelerator.backward, mean, args.grad_accum_steps)
+    training = Training(model, optimizer, accelerator.backward, mean, args.grad_accum_steps, accelerator.autocast)
     meter = StepMeter(images_per_step=args.batch_size * len(plan.training))
     shared = {"network": network, "optimizer": optimizer, "scaler": accelerator.scaler, "averaging": averaging}
     state = TrainingState(
@@ -362,7 +242,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
         identity=facts,
         first_step=first_step,
         trackers=trackers,
-        save=partial(save_network, classes=plan.domains[0].classes, config=data_config(network, args.img_size)),
+        save=partial(save_network, classes=plan.classes, config=config),
     )
 
 
@@ -407,7 +287,7 @@ def report(run: Run, record: Record, network: nn.Module) -> None:
     """Writes an evaluation and shows it, on the main process."""
     if run.accelerator.is_main_process:
         run.plan.folder.add(record, partial(run.save, network))
-        tqdm.write(domain_table(record, [domain.name for domain in run.plan.domains]))
+        tqdm.write(domain_table(record, run.plan.names))
         run.trackers.log({name: value for name, value in summary_row(record).items() if name != "step"}, record.step)
 
 
@@ -421,7 +301,7 @@ def save_checkpoint(run: Run, step: int) -> None:
 def train(args: argparse.Namespace, run: Run, stop: Interruption) -> None:
     """Takes the steps that are left. A checkpoint precedes each evaluation, so that neither is lost with the other."""
     accelerator, checkpoints = run.accelerator, run.plan.folder.checkpoints
-    check = DivergenceCheck(run.first_step, [run.plan.domains[index].name for index in run.plan.training])
+    check = DivergenceCheck(run.first_step, [run.plan.names[index] for index in run.plan.training])
     on_cpu = accelerator.device.type == "cpu"
     steps = range(run.first_step, args.steps)
     bar = tqdm(
@@ -477,7 +357,7 @@ def finish(run: Run, stop: Interruption) -> None:
         folder = run.plan.folder
         if final is not None:
             report(run, replace(folder.records[-1], **scores, averaged=True), final)
-        draw_learning_curves(folder.records, [domain.name for domain in run.plan.domains], folder.path)
+        draw_learning_curves(folder.records, run.plan.names, folder.path)
         folder.finish()
         run.trackers.finish()
         print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
@@ -489,7 +369,7 @@ def finetune(args: argparse.Namespace) -> None:
     if is_finished(args):
         print(f"{Path(args.output, args.experiment)} is finished: nothing to do")
         return
-    plan = make_plan(args)
+    plan = make_plan(args, get_algorithm(args.algorithm), get_averaging(args.averaging) if args.averaging else None)
     accelerator = start(args)
     run = assemble(args, plan, accelerator)
     try:

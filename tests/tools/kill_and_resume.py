@@ -83,6 +83,12 @@ def killed_and_resumed(folder: Path, name: str, delay: float, processes: int, se
     return f"status {process.returncode}", found[0] if found else "started afresh"
 
 
+def say(line: str) -> None:
+    """Prints at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Runs all of it and says how many were identical."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,8 +112,8 @@ def main() -> None:
             )
             same = outcome(Path(folder, name)) == whole
             identical += same
-            print(f"{name}: SIG{args.signal} after {delay:.1f} of {length:.1f} s, {how}; {where}; identical: {same}")
-        print(f"{identical} of {args.kills} identical")
+            say(f"{name}: SIG{args.signal} after {delay:.1f} of {length:.1f} s, {how}; {where}; identical: {same}")
+        say(f"{identical} of {args.kills} identical")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
+from timm_moe_dg.protocols.run_plan import settle_hparams
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
@@ -270,7 +271,7 @@ def test_hyper_parameter_seed_draws_and_options_win(tool):
     parser = tool.build_parser()
     args = parser.parse_args(["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}'])
     defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
-    hparams = tool.settle_hparams(args, defaults, "photographs", {})
+    hparams = settle_hparams(args, defaults, "photographs")
     assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
     assert hparams["batch_size"] != 32
     assert (args.lr, args.weight_decay, args.batch_size) == tuple(hparams.values())
