@@ -83,13 +83,7 @@ class Attempt:
         log.flush()
         variables = {**os.environ, **(environment or {})}
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        try:
-            process = subprocess.Popen(job.command, env=variables, start_new_session=True, **options)
-        except OSError as error:
-            log.write(f"{error}\n{_ENDED}127\n")
-            log.close()
-            raise
-        return cls(job, log, process)
+        return cls(job, log, subprocess.Popen(job.command, env=variables, start_new_session=True, **options))
 
     def poll(self) -> int | None:
         """Returns the exit status, or None while the process goes on."""

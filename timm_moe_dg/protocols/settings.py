@@ -9,6 +9,13 @@ from .resume import FREE
 
 IDENTITY = ("dataset", "algorithm", "averaging", "model", "test_domains", "test_envs", "trial_seed", "hparams_seed")
 DERIVED = ("seed", "num_classes", "hparams", "lr", "weight_decay", "batch_size")  # from the seeds and the data
+FILLED_IN = (
+    *DERIVED,
+    "test_domains",
+    "img_size",
+    "steps",
+    "checkpoint_freq",
+)  # by finetune.py where they are not given
 DOMAINBED = ("output_dir", "save_model_every_checkpoint", "skip_model_save")  # where DomainBed puts things
 
 
@@ -36,25 +43,34 @@ def differences(
     Returns:
         One phrase per option that differs.
     """
-    filled = left_open(planned, benchmark) | {name: value for name, value in planned.items() if value is not None}
+    filled = {
+        **planned,
+        **{name: value for name, value in left_open(planned, benchmark).items() if planned[name] is None},
+    }
     there = {**defaults, **there}
     return [
         f"{name}: {there[name]!r} there, {value!r} planned"
         for name, value in filled.items()
-        if name in there and name not in FREE and value is not None and comparable(value) != comparable(there[name])
+        if name not in FREE
+        and not (value is None and name in FILLED_IN)
+        and comparable(value) != comparable(there[name])
     ]
 
 
 def left_open(planned: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
     """What options that are not given come to, as far as the benchmark decides them alone."""
-    known = {"steps": benchmark.steps, "img_size": benchmark.image_size}
-    if not str(planned.get("averaging")).startswith("swad"):
+    known: dict[str, Any] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+    if not str(planned["averaging"]).startswith("swad"):
         known["checkpoint_freq"] = benchmark.checkpoint_freq
-    return known if planned.get("hparams_seed") else {**known, **benchmark.hparams, **planned.get("hparams", {})}
+    if planned["hparams_seed"]:
+        return known
+    hparams = {**benchmark.hparams, **planned["hparams"]}
+    return known | {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
 
 
-def comparable(value: Any) -> Any:
-    """A value as it reads back from a file: pairs as tables, tuples as lists."""
-    if isinstance(value, list) and value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+def comparable(value: Any) -> str:
+    """Text that is equal for values that mean the same: 1 and 1.0, tuples and lists, pairs and tables, empty ones."""
+    if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         value = dict(value)
-    return json.dumps(value, sort_keys=True, default=str)
+    text = json.dumps(None if value in ({}, []) else value, default=str)
+    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)

@@ -1,0 +1,135 @@
+"""Plans: which runs a protocol needs, counted by hand, and what tells them apart."""
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from PIL import Image
+
+from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, Sweep, describe_plan, plan_runs
+
+
+def sweep(datasets=("rotated_digits",), protocols=("leave_one_domain_out",), models=("a",), **options):
+    return Sweep(
+        datasets=[Choice.of("dataset", entry) for entry in datasets],
+        algorithms=[Choice.of("algorithm", "ERM")],
+        models=[Choice.of("model", entry) for entry in models],
+        protocols=protocols,
+        **options,
+    )
+
+
+def held_out(plan):
+    return [run.options["test_domains"] for run in plan_runs(plan)]
+
+
+def test_each_domain_once():
+    assert held_out(sweep(trial_seeds=(0,))) == [[0], [1], [2], [3], [4], [5]]
+
+
+def test_cross_validation_adds_every_pair():
+    found = held_out(sweep(protocols=["leave_one_domain_out_cv"], trial_seeds=(0,)))
+    expected = [{domain} for domain in range(6)] + [set(pair) for pair in combinations(range(6), 2)]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+    assert len(found) == 6 + 6 * 5 // 2
+
+
+def test_one_source_holds_out_all_others():
+    found = held_out(sweep(["colored_digits"], ["single_source"], trial_seeds=(0,)))
+    assert sorted(found) == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_runs_that_two_protocols_share_are_planned_once():
+    """With three domains, training on one is what holding out a pair comes to."""
+    found = held_out(sweep(["colored_digits"], ["leave_one_domain_out_cv", "single_source"], trial_seeds=(0,)))
+    assert len(found) == 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("protocol", "expected"),
+    [
+        ("leave_one_domain_out", [[2]]),
+        ("leave_one_domain_out_cv", [[2], [0, 2], [1, 2], [2, 3], [2, 4], [2, 5]]),
+        ("single_source", [[0, 1, 3, 4, 5]]),
+    ],
+)
+def test_domains_of_interest(protocol, expected):
+    assert held_out(sweep(protocols=[protocol], trial_seeds=(0,), domains=[2])) == expected
+
+
+def test_every_combination_has_a_run_and_a_name_of_its_own():
+    plan = sweep(
+        ["rotated_digits", "colored_digits"], models=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5)
+    )
+    runs = plan_runs(plan)
+    assert len(runs) == len({run.name for run in runs}) == (6 + 3) * 2 * 2 * 3
+    assert Counter(run.options["trial_seed"] for run in runs) == {0: 54, 2: 54}
+    assert runs[0].name == "rotated_digits-a-ERM-test0-trial0-hparams0"
+    assert all("/" not in run.name and ":" not in run.name for run in runs)
+    assert [run.options["trial_seed"] for run in runs] == sorted(run.options["trial_seed"] for run in runs)
+
+
+def test_the_count_is_announced_with_its_formula():
+    plan = sweep(["rotated_digits", "colored_digits"], ["leave_one_domain_out_cv"], models=["a", "b"])
+    text = describe_plan(plan)
+    assert "6 + 6*5/2 = 21;" in text
+    assert "3 + 3*2/2 = 6;" in text
+    assert "x 3 trial seeds x 1 hparams seed x 2 models x 1 algorithm = 126 runs" in text
+    assert text.endswith("162 runs in all")
+    assert len(plan_runs(plan)) == 162
+
+
+def test_options_of_an_entry_are_its_own_and_tables_are_joined():
+    entry = {"model": "a", "label": "small", "model_kwargs": {"depth": 2, "num_experts": 4}, "lr": 0.1}
+    plan = sweep(models=[entry, "b"], options={"model_kwargs": {"depth": 3, "width": 8}, "steps": 5}, trial_seeds=(0,))
+    runs = plan_runs(plan)
+    first, second = runs[0], runs[6]
+    assert first.options["model_kwargs"] == {"depth": 2, "num_experts": 4, "width": 8}
+    assert second.options["model_kwargs"] == {"depth": 3, "width": 8}
+    assert (first.options["lr"], "lr" in second.options, first.options["steps"]) == (0.1, False, 5)
+    assert first.name.startswith("rotated_digits-small-")
+
+
+def test_the_folder_says_how_many_domains_there_are(tmp_path):
+    for domain in "abcd":
+        (tmp_path / domain / "class").mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / domain / "class" / "image.png")
+    found = held_out(sweep([{"dataset": "folder", "data_dir": str(tmp_path)}], trial_seeds=(0,)))
+    assert found == [[0], [1], [2], [3]]
+
+
+def test_the_official_test_domains_are_left_to_the_data():
+    assert held_out(sweep(["geo_digits"], [OFFICIAL], trial_seeds=(0, 1))) == [None, None]
+    with pytest.raises(ProtocolError, match=r"dataset='geo_digits': sets its test domains apart itself.*'official'"):
+        plan_runs(sweep(["geo_digits"]))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_formulas_count_what_is_planned(protocol):
+    hold_out, formula, fewest = PROTOCOLS[protocol]
+    for number in range(fewest, 8):
+        sets = hold_out(number)
+        assert len(sets) == len(set(sets)) == eval(formula.format(n=number, m=number - 1))
+        assert all(0 < len(held_out) < number for held_out in sets)
+
+
+def test_mistakes_are_named(tmp_path):
+    for domain in "ab":
+        (tmp_path / domain / "class").mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / domain / "class" / "image.png")
+    two = {"dataset": "folder", "data_dir": str(tmp_path)}
+    mistakes = {
+        r"protocols='leave_one_domain_out_cv': folder has 2 domains; it takes 3": sweep(
+            [two], ["leave_one_domain_out_cv"]
+        ),
+        r"protocols='loo': choose from leave_one_domain_out, .*official": sweep(protocols=["loo"]),
+        r"domains=\[0, 6\]: there are domains 0 to 5": sweep(domains=[0, 6]),
+        r"label='a': names two entries of the plan": sweep(models=["a", {"model": "a", "lr": 1}]),
+        r"dataset='PASC': choose from ": sweep(["PASC"]),
+    }
+    for message, plan in mistakes.items():
+        with pytest.raises(ArgumentError, match=message):
+            plan_runs(plan)
+    with pytest.raises(ArgumentError, match=r"models=\{'modell': 'a'\}: lacks 'model'"):
+        sweep(models=[{"modell": "a"}])

@@ -1,0 +1,187 @@
+"""tools/sweep.py with a stand-in for finetune.py that takes its options and ends at once, and one real run."""
+
+import re
+import shlex
+import sys
+
+import pytest
+import yaml
+
+from tests.load_tool import load_tool
+
+STAND_IN = """
+import argparse, json, sys
+from pathlib import Path
+
+def build_parser():
+    parser = argparse.ArgumentParser(prog="finetune.py")
+    for name in ("config", "dataset", "algorithm", "model", "output", "experiment", "data-dir", "resume", "averaging"):
+        parser.add_argument(f"--{name}")
+    for name in ("trial-seed", "hparams-seed", "steps", "checkpoint-freq", "cpu-threads"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("lr", "weight-decay", "batch-size"):
+        parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--hparams", default={}, type=json.loads)
+    parser.add_argument("--img-size", type=int)
+    parser.add_argument("--aux-coef", type=float, default=0.01)
+    parser.add_argument("--test-domains", type=int, nargs="+")
+    parser.add_argument("--model-kwargs", nargs="*", default=[], type=lambda text: tuple(text.split("=", 1)))
+    return parser
+
+if __name__ == "__main__":
+    args = build_parser().parse_args()
+    folder = Path(args.output, args.experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "starts").open("a") as file:
+        file.write(args.resume + "\\n")
+    filled = {"steps": 501, "checkpoint_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
+    filled |= {name: value for name, value in vars(args).items() if value is not None}
+    (folder / "args.yaml").write_text(json.dumps(filled | {"model_kwargs": dict(args.model_kwargs)}))
+    print("threads", args.cpu_threads)
+    if Path(args.output, "broken").exists() and args.test_domains == [1]:
+        sys.exit("finetune.py: NonFiniteLossError: step 7")
+    (folder / "done").write_text("done")
+"""
+RUNS = [f"colored_digits-gmoe_small_patch16-ERM-test{domain}-trial0-hparams0" for domain in range(3)]
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capsys):
+    """Runs the tool on the stand-in and returns (exit message, standard output)."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    tool = load_tool("sweep")
+    monkeypatch.setattr(tool, "FINETUNE", script)
+    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+
+    def run(*words, passed=()):
+        base = ["--datasets", "colored_digits", "--trial-seeds", "0", "--output", str(tmp_path / "runs")]
+        try:
+            tool.main([*base, *words, *(["--", *passed] if passed else [])])
+            status = 0
+        except SystemExit as error:
+            status = error.code
+        return status, capsys.readouterr().out
+
+    run.folder = tmp_path / "runs"
+    return run
+
+
+def starts(folder):
+    return {name: (folder / name / "starts").read_text().split() for name in RUNS if (folder / name).exists()}
+
+
+def test_all_runs_are_run_once(sweep):
+    status, out = sweep("--jobs", "2")
+    assert status == 0
+    assert out.splitlines()[0].startswith(
+        "colored_digits: leave_one_domain_out 3; 3 sets of test domains x 1 trial seed"
+    )
+    assert [line for line in out.splitlines() if line.startswith("[3/3] finished ")]
+    assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
+    assert "threads None" not in (sweep.folder / "logs" / f"{RUNS[0]}.log").read_text()
+    status, out = sweep()
+    assert (status, "3 are finished or running, 0 to do" in out) == (0, True)
+    assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
+
+
+def test_a_failed_run_does_not_stop_the_rest_and_is_gone_on_with(sweep):
+    sweep.folder.mkdir()
+    (sweep.folder / "broken").touch()
+    status, out = sweep()
+    assert status == f"sweep.py: 1 of 3 runs failed: {RUNS[1]}"
+    assert "finetune.py: NonFiniteLossError: step 7" in out
+    (sweep.folder / RUNS[2] / "done").unlink()
+    status, out = sweep("--status")
+    assert status == 0
+    assert "1 finished, 0 running, 1 failed, 1 incomplete, 0 missing" in out
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["failed", RUNS[1]], ["incomplete", RUNS[2]]]
+    (sweep.folder / "broken").unlink()
+    assert sweep()[0] == 0
+    assert [len(found) for found in starts(sweep.folder).values()] == [1, 2, 2]
+
+
+def test_dry_run_is_a_script_of_what_is_left(sweep):
+    sweep("--domains", "1")
+    status, out = sweep("--dry-run", passed=["--lr", "0.0003"])
+    assert status == 0
+    commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
+    assert [words[words.index("--experiment") + 1] for words in commands] == [RUNS[0], RUNS[2]]
+    assert all(words[0] == sys.executable and words[-2:] == ["--resume", "auto"] for words in commands)
+    assert "--test-domains 0 --trial-seed 0" in out
+    assert not (sweep.folder / RUNS[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ([], ["--steps", "3"], "steps: 501 there, 3 planned"),
+        (["--steps", "3"], [], "steps: 3 there, 501 planned"),
+        (["--lr", "0.1"], [], "lr: 0.1 there, 0.0003 planned"),
+        (["--aux-coef", "0"], [], "aux_coef: 0.0 there, 0.01 planned"),
+        (["--model-kwargs", "depth=3"], ["--model-kwargs", "depth=4"], "model_kwargs: .*3.* there, .*4.* planned"),
+        (["--averaging", "ema"], [], "averaging: 'ema' there, None planned"),
+    ],
+)
+def test_a_run_with_other_options_does_not_count_as_this_one(sweep, first, second, difference):
+    sweep(passed=first)
+    status, _ = sweep("--status", passed=second)
+    assert re.search(f"holds a run with other options .*{difference}", status)
+
+
+def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):
+    sweep(passed=["--cpu-threads", "1"])
+    assert sweep("--status", passed=["--cpu-threads", "2"])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "passed", "complaint"),
+    [
+        ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': is what the sweep decides"),
+        ([], ["--modle", "other"], "2"),
+        (["--options", "modle=1"], [], "sweep.py: ArgumentError: options=.*'modle' is no option of finetune.py"),
+        (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\[3\]"),
+        (["--datasets", "PASC"], [], "sweep.py: ArgumentError: dataset='PASC'"),
+        (["-c", "missing.yaml"], [], "sweep.py: ArgumentError: config='missing.yaml': cannot be read"),
+    ],
+)
+def test_a_mistake_ends_the_sweep_before_it_starts(sweep, words, passed, complaint):
+    status, _ = sweep(*words, passed=passed)
+    assert re.match(complaint, str(status))
+    assert not sweep.folder.exists()
+
+
+def test_a_plan_file_gives_models_their_own_options(sweep, tmp_path):
+    plan = {
+        "models": [{"model": "a", "model_kwargs": {"layers": [2, 3]}}, "b"],
+        "options": {"model_kwargs": {"depth": 4}, "steps": 7},
+    }
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    status, _ = sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")
+    assert status == 0
+    args = {
+        path.parent.name.split("-")[1]: yaml.safe_load(path.read_text()) for path in sweep.folder.glob("*/args.yaml")
+    }
+    assert args["a"]["model_kwargs"] == {"depth": "4", "layers": "[2, 3]"}
+    assert args["b"]["model_kwargs"] == {"depth": "4"}
+    assert args["a"]["steps"] == args["b"]["steps"] == 7
+    assert sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")[0] == 0
+
+
+def test_gpus_take_one_run_each(sweep):
+    tool = load_tool("sweep")
+    args = tool.build_parser().parse_args(["--gpus", "0", "2"])
+    assert tool.slots(args) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
+
+
+def test_a_real_run_is_run_and_recognised(tmp_path, capsys):
+    tool = load_tool("sweep")
+    size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]
+    words = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--domains", "0", "--trial-seeds", "0"]
+    words += ["--output", str(tmp_path), "--", "--steps", "2", "--batch-size", "4", "--workers", "0", *size]
+    tool.main(words)
+    assert "[1/1] finished" in capsys.readouterr().out
+    tool.main(words)
+    assert "1 are finished or running, 0 to do" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="batch_size: 4 there, 16 planned"):
+        tool.main([word for word in words if word not in ("--batch-size", "4")])
