@@ -1,0 +1,67 @@
+"""Small networks, and finished runs with invented records, to be published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+from PIL import Image
+from torch import nn
+
+from tests.models.cases import BY_NAME, SMALL, Case, randomise
+from timm_moe_dg.protocols import Record
+from timm_moe_dg.protocols.network import data_config, save_network
+
+ROOT = Path(__file__).parents[2]
+CARDS = ROOT / "hub_cards"
+NAMES = [*BY_NAME, "erm_le_tiny_patch16"]
+CLASSES = ("cat", "dog", "elephant", "giraffe", "horse")
+ACCURACIES = {0: (0.25, 0.125), 20: (0.5, 0.375), 40: (0.75, 0.25)}  # step -> (in-splits, out-splits)
+MARGIN = 0.0625  # of one domain over the one before
+
+
+def case_of(name: str) -> Case:
+    """Sizes and inputs of a registered model."""
+    return BY_NAME.get(name) or Case(name, "deit_in1k", "deit_tiny_patch16_224.fb_in1k", metadata="coordinates")
+
+
+def fine_tuned(name: str = "gmoe_tiny_patch16", num_classes: int = len(CLASSES), **kwargs: Any) -> nn.Module:
+    """A small network of a registered architecture, every weight and the classifier moved away from their start."""
+    options = {**SMALL, "img_size": case_of(name).small_size, **kwargs} if name in NAMES else kwargs
+    return randomise(timm.create_model(name, **{**options, "num_classes": num_classes})).eval()
+
+
+def invented_records(**args: Any) -> list[Record]:
+    """Three evaluations of a run on three domains, the first held out; validation picks the one at step 20."""
+    known = {"dataset": "folder", "algorithm": "ERM", "test_envs": [0], "trial_seed": 1, "hparams_seed": 0, "seed": 7}
+    known |= {"model": "gmoe_tiny_patch16", "holdout_fraction": 0.2, "pretrained": True, "initial_checkpoint": None}
+    return [
+        Record(
+            step=step,
+            epoch=step / 10,
+            losses={"loss": 1.0},
+            step_time=0.1,
+            mem_gb=0.0,
+            in_acc=tuple(inside + MARGIN * domain for domain in range(3)),
+            out_acc=tuple(outside + MARGIN * domain for domain in range(3)),
+            args={**known, **args},
+            hparams={"lr": 3e-5, "weight_decay": 0.0, "batch_size": 32},
+        )
+        for step, (inside, outside) in ACCURACIES.items()
+    ]
+
+
+def write_run(folder: Path, network: nn.Module | None = None, classes: tuple[str, ...] = CLASSES, **args: Any) -> Path:
+    """Writes what a finished run leaves behind, as far as publishing looks at it."""
+    network = fine_tuned() if network is None else network
+    save_network(network, folder / "best", classes=classes, config=data_config(network))
+    lines = [record.to_json() for record in invented_records(**args)]
+    (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    Image.effect_noise((8, 8), 80).save(folder / "learning_curves.png")
+    (folder / "done").write_text("done")
+    return folder
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """A folder's config.json."""
+    return json.loads((folder / "config.json").read_text())

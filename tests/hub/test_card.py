@@ -1,0 +1,174 @@
+"""Cards: valid metadata, numbers from records alone, and a page on which everything that is shown works."""
+
+import json
+import re
+import subprocess
+
+import pytest
+import timm
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from PIL import Image
+
+import timm_moe_dg
+from tests.hub.published import ACCURACIES, CARDS, CLASSES, MARGIN, NAMES, fine_tuned, invented_records, write_run
+from tests.hub_repository import card_mistakes
+from tests.load_tool import load_tool
+from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
+from timm_moe_dg.hub.origin import domain_names, origin_of_run, training_command, without_local_paths
+
+REPOSITORY = "someone/network"
+FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
+INSIDE, OUTSIDE = ACCURACIES[20]
+
+
+def card_of_network(folder, name, origin=None):
+    fill_from_network(folder, fine_tuned(name, num_classes=1000))
+    return write_card(folder, load_folder(folder), REPOSITORY, origin or Origin("random initialisation"), CARDS)
+
+
+def card_of_run(tmp_path, network=None, **args):
+    run = write_run(tmp_path / "run", network, **args)
+    (tmp_path / "folder").mkdir()
+    origin = fill_from_run(tmp_path / "folder", run)
+    return write_card(tmp_path / "folder", load_folder(tmp_path / "folder"), REPOSITORY, origin, CARDS)
+
+
+def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
+    assert sorted(FACTS["models"]) == sorted(timm_moe_dg.models.__all__)
+    for name in FACTS["models"]:
+        cfg = timm.get_pretrained_cfg(name)
+        assert FACTS["dense_sources"][cfg.hf_hub_id]["licence"] == cfg.license
+    for family in FACTS["families"].values():
+        assert family["paper"] in FACTS["papers"]
+    assert {f"{family}.md" for family in FACTS["families"]} <= {path.name for path in CARDS.iterdir()}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "test_vit"])
+def test_cards_of_every_family_are_valid_and_say_that_nothing_was_measured(name, tmp_path):
+    card = card_of_network(tmp_path, name)
+    assert card_mistakes(card.content) == []
+    assert "Nothing has been measured for these weights." in card.text
+    assert card.data.eval_results is None
+    assert not re.search(r"\d%|accuracy", card.text, re.IGNORECASE)
+    assert (tmp_path / "README.md").read_text() == card.content
+
+
+def test_metadata_of_a_run_survives_reading_and_holds_what_the_selected_record_measured(tmp_path):
+    card = card_of_run(tmp_path)
+    again = ModelCard.load(tmp_path / "folder" / "README.md")
+    assert again.data.to_dict() == card.data.to_dict()
+    assert card_mistakes(card.content) == []
+    data = again.data
+    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "timm", "image-classification")
+    assert (data.base_model, data.base_model_relation) == ("timm/deit_tiny_patch16_224.fb_in1k", "finetune")
+    assert {"domain-generalization", "mixture-of-experts", "timm"} <= set(data.tags)
+    assert data.model_name == "network"
+    found = {(result.dataset_config, result.dataset_split): result.metric_value for result in data.eval_results}
+    expected = {("domain 0", "in"): INSIDE}
+    expected |= {(f"domain {domain}", "out"): OUTSIDE + MARGIN * domain for domain in (1, 2)}
+    assert found == {key: round(value, 4) for key, value in expected.items()}
+
+
+def test_the_table_holds_the_selected_record_of_every_domain(tmp_path):
+    text = card_of_run(tmp_path).text
+    rows = re.findall(r"^\| (domain \d) \| (.*?) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    percent = [(100 * (INSIDE + MARGIN * domain), 100 * (OUTSIDE + MARGIN * domain)) for domain in range(3)]
+    assert [(float(inside), float(outside)) for *_, inside, outside in rows] == [
+        (pytest.approx(inside, abs=0.05), pytest.approx(outside, abs=0.05)) for inside, outside in percent
+    ]
+    assert [role for _, role, *_ in rows] == ["**held out**", "training", "training"]
+    assert "at step 20" in text
+    assert "held-out in-split: **50.0**" in text
+    assert "trial seed 1" in text
+    assert "![learning curves](learning_curves.png)" in text
+
+
+def test_other_records_give_other_numbers(tmp_path, monkeypatch):
+    monkeypatch.setitem(ACCURACIES, 20, (0.3125, 0.5))
+    assert "held-out in-split: **31.2**" in card_of_run(tmp_path).text
+
+
+@pytest.mark.parametrize(
+    ("args", "base_model", "start"),
+    [
+        ({"pretrained": False}, None, "random initialisation"),
+        ({"initial_checkpoint": "/home/me/dense.safetensors"}, None, "the file `dense.safetensors`"),
+        ({"model": "hf-hub:org/name@main"}, "org/name", "[org/name](https://huggingface.co/org/name)"),
+        ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run"),
+    ],
+)
+def test_the_base_model_is_what_the_run_started_from(args, base_model, start):
+    origin = origin_of_run(invented_records(**args))
+    assert (origin.base_model, origin.start) == (base_model, start)
+
+
+def test_data_of_the_hub_are_named_as_such(tmp_path):
+    assert card_of_run(tmp_path, dataset="hub:flwrlabs/pacs").data.datasets == ["flwrlabs/pacs"]
+
+
+def test_domains_have_the_names_of_the_benchmark_or_of_the_run():
+    record = invented_records(domains=["art", "photo", "sketch"])[0]
+    assert domain_names(record) == ["art", "photo", "sketch"]
+    assert domain_names(invented_records(dataset="colored_digits")[0]) == ["+90%", "+80%", "-90%"]
+
+
+def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine(tmp_path):
+    card_of_run(tmp_path, data_dir="/home/me/images", output="output")
+    before, after = (
+        [json.loads(line) for line in (tmp_path / place / "results.jsonl").read_text().splitlines()]
+        for place in ("run", "folder")
+    )
+    assert [row["args"].pop("data_dir") for row in before] == ["/home/me/images"] * 3
+    assert [row["args"].pop("data_dir") for row in after] == ["images"] * 3
+    assert after == before
+
+
+def test_the_command_gives_every_option_of_the_run_back():
+    parser = load_tool("finetune").build_parser()
+    words = ["--dataset", "folder", "--data-dir", "/home/me/my images", "--test-domains", "1", "2", "--pretrained"]
+    words += ["--model-kwargs", "num_experts=4", "moe_layers=(8,10)", "router=linear", "--hparams", '{"lr": 0.1}']
+    args = vars(parser.parse_args([*words, "--drop-path", "0.2", "--seed", "3"]))
+    args["model_kwargs"] = dict(args["model_kwargs"])
+    command = training_command(json.loads(json.dumps({**args, "test_envs": [1, 2]})))
+    assert max(map(len, command.splitlines())) < 160
+    echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    shell = command.replace("accelerate launch tools/finetune.py", f"python3 -c '{echo}'", 1)
+    said = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
+    again = vars(parser.parse_args(said))
+    again["model_kwargs"] = dict(again["model_kwargs"])
+    assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
+    unsaid = {"output", "experiment", "resume", "config", "workers", "cpu_threads"}
+    expected = {name: value for name, value in args.items() if name not in unsaid} | {"data_dir": "DATA"}
+    del expected["model_kwargs"]
+    assert {name: again[name] for name in expected} == expected
+
+
+def test_only_absolute_paths_are_shortened():
+    args = {"data_dir": "/home/me/images", "model": "gmoe_tiny_patch16", "steps": 3, "output": "output"}
+    assert without_local_paths(args) == {**args, "data_dir": "images"}
+
+
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny", "moge_small_patch32_384", "erm_le_tiny_patch16"])
+def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch, capsys):
+    network = fine_tuned(name)
+    network.pretrained_cfg["label_names"] = list(CLASSES)
+    card_of_run(tmp_path, network)
+    push_folder(tmp_path / "folder", REPOSITORY)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / "folder" / "README.md").read_text(), re.DOTALL)
+    assert snippet.startswith("import timm_moe_dg")
+    Image.effect_noise((40, 50), 80).save(tmp_path / "image.jpg")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(snippet, {})
+    assert capsys.readouterr().out.strip() in CLASSES
+
+
+def test_the_upcycled_starting_point_says_what_it_is(tmp_path):
+    source = "timm/deit_tiny_patch16_224.fb_in1k"
+    card = card_of_network(tmp_path, "gmoe_tiny_patch16", Origin(source, source, upcycled=True))
+    assert "plain upcycled model" in card.text
+    assert "computes in evaluation what its dense source computes" in card.text
+    assert (card.data.base_model, card.data.base_model_relation) == (source, "finetune")
+    assert "touvron2021deit" in card.text

@@ -1,0 +1,182 @@
+"""Uploads: all or nothing, repeatable, and refused before anything is changed where something is wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import constants
+
+from tests.hub.published import CARDS, ROOT, fine_tuned, write_run
+from tests.hub_server import TOKEN
+from timm_moe_dg.errors import ArgumentError, HubError
+from timm_moe_dg.hub import Origin, fill_from_network, load_folder, push_folder, write_card
+
+REPOSITORY = "someone/network"
+STORAGE = "PUT /objects/"
+
+
+def prepared(folder, network=None, repo_id=REPOSITORY):
+    fill_from_network(folder, fine_tuned() if network is None else network)
+    write_card(folder, load_folder(folder), repo_id, Origin("random initialisation"), CARDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("folder"))
+
+
+def sent(hub, method):
+    return [request for request in hub.requests if request.startswith(method)]
+
+
+def test_everything_arrives_in_one_commit(hub, folder):
+    push_folder(folder, REPOSITORY)
+    assert hub.commits(REPOSITORY) == ["Add gmoe_tiny_patch16"]
+    files = hub.repositories[REPOSITORY].at("main").files
+    assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(files) == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_a_second_upload_sends_nothing_and_makes_no_commit(hub, folder):
+    first = push_folder(folder, REPOSITORY)
+    transfers = len(sent(hub, "PUT"))
+    assert transfers == 1
+    second = push_folder(folder, REPOSITORY)
+    assert second.oid == first.oid
+    assert len(sent(hub, "PUT")) == transfers
+    assert len(hub.commits(REPOSITORY)) == 1
+
+
+def test_only_what_changed_is_sent(hub, folder, tmp_path):
+    push_folder(folder, REPOSITORY)
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
+    push_folder(tmp_path, REPOSITORY)
+    assert len(hub.commits(REPOSITORY)) == 2
+    assert len(sent(hub, STORAGE)) == 1
+
+
+def test_a_connection_that_breaks_once_is_tried_again(hub, folder):
+    broken = iter([True])
+    hub.drop = lambda request: request.startswith(STORAGE) and next(broken, False)
+    push_folder(folder, REPOSITORY)
+    assert len(sent(hub, STORAGE)) == 2
+    assert len(hub.commits(REPOSITORY)) == 1
+
+
+def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(hub, folder):
+    hub.drop = lambda request: request.startswith(STORAGE)
+    with pytest.raises(HubError, match=r"nothing was committed.*someone/network exists now and is empty\. Repeat"):
+        push_folder(folder, REPOSITORY)
+    assert hub.repositories[REPOSITORY].at("main").files == {}
+    with pytest.raises(HubError, match=r"someone/network is as it was"):
+        push_folder(folder, REPOSITORY)
+    hub.drop = lambda request: False
+    push_folder(folder, REPOSITORY)
+    assert len(hub.repositories[REPOSITORY].at("main").files) == 3
+
+
+def test_a_killed_upload_leaves_nothing_half_made_and_its_repetition_succeeds(hub, tool, tmp_path, capfd):
+    """The tool in a process of its own, killed while the hub has half of the weights."""
+    run = write_run(tmp_path / "run")
+    words = [str(run), "--repo-id", REPOSITORY, "--output", str(tmp_path)]
+    settings = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "tools" / "push_to_hub.py", *words],
+        env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def kill(request):
+        if request.startswith(STORAGE) and process.poll() is None:
+            process.kill()
+            return True
+        return False
+
+    hub.drop = kill
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, output
+    assert hub.commits(REPOSITORY) == []
+    tool.main(words)
+    assert hub.commits(REPOSITORY) == ["Add gmoe_tiny_patch16"]
+    assert "learning_curves.png" in hub.repositories[REPOSITORY].at("main").files
+    printed = "".join(capfd.readouterr())
+    assert f"published: {hub.endpoint}/{REPOSITORY}/commit/" in printed
+    assert "someone--network -> " in output
+    assert TOKEN not in output + printed
+
+
+def test_branches_and_pull_requests_leave_main_alone(hub, folder):
+    push_folder(folder, REPOSITORY, revision="try")
+    assert (hub.commits(REPOSITORY), len(hub.commits(REPOSITORY, "try"))) == ([], 1)
+    commit = push_folder(folder, REPOSITORY, create_pr=True)
+    assert commit.pr_url.startswith(f"{hub.endpoint}/{REPOSITORY}/discussions/")
+    assert hub.commits(REPOSITORY) == []
+
+
+def test_a_private_repository_is_private_and_a_public_one_is_not_mistaken_for_it(hub, folder):
+    push_folder(folder, REPOSITORY, private=True)
+    assert hub.repositories[REPOSITORY].private
+    push_folder(folder, REPOSITORY, private=True)
+    push_folder(folder, "someone/public")
+    with pytest.raises(ArgumentError, match=r"repo_id='someone/public': exists and is public"):
+        push_folder(folder, "someone/public", private=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"name": "sfmoe_small"}, "architecture gmoe_tiny_patch16, not sfmoe_small"),
+        ({"num_classes": 3}, "num_classes 5, not 3"),
+    ],
+)
+def test_another_model_replaces_what_is_there_only_when_told(other, difference, hub, folder, tmp_path):
+    push_folder(folder, REPOSITORY)
+    second = prepared(tmp_path, fine_tuned(**other))
+    with pytest.raises(ArgumentError, match=rf"holds another model \({difference}\); .*--replace-model"):
+        push_folder(second, REPOSITORY)
+    assert len(hub.commits(REPOSITORY)) == 1
+    push_folder(second, REPOSITORY, replace_model=True)
+    assert len(hub.commits(REPOSITORY)) == 2
+
+
+def test_a_card_that_the_hub_refuses_stops_everything(hub, folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "README.md").write_text("---\nlicense: own\n---\n# Mine\n")
+    with pytest.raises(HubError, match=r'"license" own is not allowed.*nothing was committed'):
+        push_folder(tmp_path, REPOSITORY)
+    assert (hub.commits(REPOSITORY), sent(hub, "PUT")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("token", "complaint"),
+    [
+        (None, "token=None: set HF_TOKEN to a token with write access, or log in .*nothing was sent"),
+        ("hf_a_wrong_one", r"the Hub does not know this token \(401\).*nothing was sent"),
+    ],
+)
+def test_without_a_token_that_works_nothing_is_sent(token, complaint, hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(HubError, match=complaint) as caught:
+        push_folder(folder, REPOSITORY)
+    assert not token or token not in str(caught.value)
+    assert hub.repositories == {}
+
+
+@pytest.mark.usefixtures("hub")
+def test_without_a_connection_the_error_says_where_it_tried(folder, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubError, match=r"ConnectError.*check the connection to http://127\.0\.0\.1:9; nothing"):
+        push_folder(folder, REPOSITORY)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="OfflineModeIsEnabled"):
+        push_folder(folder, REPOSITORY)

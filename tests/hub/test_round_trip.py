@@ -1,0 +1,112 @@
+"""A published model comes back over HTTP, bit by bit, through timm alone."""
+
+import shutil
+
+import pytest
+import timm
+import torch
+from huggingface_hub import constants
+
+from tests.hub.published import CARDS, CLASSES, NAMES, case_of, fine_tuned, write_run
+from timm_moe_dg.errors import CheckpointError, MoeDgError
+from timm_moe_dg.hub import Origin, fill_from_network, load_folder, push_folder, write_card
+from timm_moe_dg.protocols.network import build_network
+
+pytestmark = pytest.mark.usefixtures("hub")
+REPOSITORY = "someone/network"
+
+
+def publish(folder, network, repo_id=REPOSITORY, **options):
+    fill_from_network(folder, network)
+    write_card(folder, load_folder(folder), repo_id, Origin("random initialisation"), CARDS)
+    return push_folder(folder, repo_id, **options)
+
+
+def equal_weights(one, other):
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*NAMES, "deit_tiny_patch16_224"])
+def test_every_model_comes_back_bit_by_bit(name, tmp_path):
+    torch.manual_seed(0)
+    size = {"img_size": 32, "embed_dim": 48, "depth": 3, "num_heads": 3} if name.startswith("deit") else {}
+    network = fine_tuned(name, **size)
+    publish(tmp_path / "folder", network)
+    again = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
+    assert equal_weights(network, again)
+    inputs = case_of(name).inputs() if name in NAMES else (torch.randn(2, 3, 32, 32),)
+    assert torch.equal(again(*inputs), network(*inputs))
+
+
+@torch.no_grad()
+def test_other_classes_change_the_classifier_alone_also_for_fine_tuning(tmp_path):
+    network = fine_tuned()
+    images = case_of("gmoe_tiny_patch16").images()
+    publish(tmp_path / "folder", network)
+    by_timm = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True, num_classes=3).eval()
+    ours = build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True).eval()
+    same = build_network(f"hf-hub:{REPOSITORY}", len(CLASSES), pretrained=True).eval()
+    for model in (by_timm, ours):
+        assert torch.equal(model.forward_features(images), network.forward_features(images))
+        assert model(images).shape == (3, 3)
+    assert torch.equal(same(images), network(images))
+
+
+def test_a_pinned_revision_stays_what_it_was(hub, tmp_path):
+    first, second = fine_tuned(), fine_tuned("gmoe_tiny_patch16", depth=3)
+    pinned = publish(tmp_path / "first", first).oid
+    publish(tmp_path / "second", second)
+    assert len(hub.commits(REPOSITORY)) == 2
+    assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}@{pinned}", pretrained=True), first)
+    assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True), second)
+
+
+def test_without_a_connection_the_cache_is_enough(hub, tmp_path, monkeypatch):
+    network = fine_tuned("moge_tiny")
+    publish(tmp_path / "folder", network)
+    timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True)
+    asked = len(hub.requests)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True), network)
+    assert len(hub.requests) == asked
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    with pytest.raises(CheckpointError, match=r"hf-hub:someone/network cannot be had .*check the connection"):
+        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+
+
+def test_a_download_that_breaks_off_is_an_error_and_the_next_one_is_whole(hub, tmp_path):
+    network = fine_tuned()
+    publish(tmp_path / "folder", network)
+    hub.drop = lambda request: request.startswith("GET") and request.endswith(".safetensors")
+    with pytest.raises(CheckpointError, match="cannot be had"):
+        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+    hub.drop = lambda request: False
+    assert equal_weights(build_network(f"hf-hub:{REPOSITORY}", len(CLASSES), pretrained=True), network)
+
+
+def test_a_file_that_was_cut_in_the_cache_is_named(tmp_path):
+    publish(tmp_path / "folder", fine_tuned())
+    timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True)
+    (weights,) = (path for path in (tmp_path / "cache").rglob("model.safetensors"))
+    weights.resolve().write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"hf-hub:someone/network cannot be had \(SafetensorError"):
+        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+
+
+@pytest.mark.parametrize("other", ["moge_tiny", "erm_le_tiny_patch16", "deit_tiny_patch16_224"])
+def test_a_configuration_that_names_another_architecture_does_not_load(other, hub, tmp_path):
+    publish(tmp_path / "folder", fine_tuned())
+    files = hub.repositories[REPOSITORY].at("main").files
+    files["config.json"] = files["config.json"].replace(b"gmoe_tiny_patch16", other.encode())
+    with pytest.raises(MoeDgError, match="hf-hub:someone/network"):
+        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+
+
+def test_a_run_is_published_with_its_own_files_and_no_pickle(hub, tmp_path, tool):
+    run = write_run(tmp_path / "run")
+    tool.main([str(run), "--repo-id", REPOSITORY, "--output", str(tmp_path)])
+    files = hub.repositories[REPOSITORY].at("main").files
+    assert set(files) == {"README.md", "config.json", "learning_curves.png", "model.safetensors", "results.jsonl"}
+    assert files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()

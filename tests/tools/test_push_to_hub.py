@@ -1,0 +1,147 @@
+"""The publishing tool: what it prepares, what it says, and what it refuses."""
+
+import re
+import shutil
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
+from tests.hub_cache import fill_cache
+from tests.load_tool import load_tool
+from tests.models.cases import SMALL
+from timm_moe_dg.layers.satclip import SatClipEncoder, save_satclip
+
+REPOSITORY = "someone/network"
+SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return load_tool("push_to_hub")
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def dry_run(tool, tmp_path, *words):
+    tool.main([*map(str, words), "--repo-id", REPOSITORY, "--output", str(tmp_path), "--dry-run"])
+    return tmp_path / "hub" / "someone--network"
+
+
+def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tool, tmp_path, capsys):
+    folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--private", "--revision", "try")
+    out = capsys.readouterr().out
+    assert f"{folder} -> https://huggingface.co/{REPOSITORY}, branch try, private, if it is new" in out
+    listed = dict(re.findall(r"^ +([\d,]+)  (\S+)$", out, re.MULTILINE))
+    assert {name: int(size.replace(",", "")) for size, name in listed.items()} == {
+        path.name: path.stat().st_size for path in folder.iterdir()
+    }
+    assert out.endswith("dry run: nothing was sent\n")
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert again.num_classes == len(CLASSES)
+
+
+def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
+    torch.manual_seed(0)
+    dense = timm.create_model("deit_tiny_patch16_224", **{**SMALL, "num_classes": 1000, "img_size": 32}).eval()
+    fill_cache(tmp_path / "cache", "timm/deit_tiny_patch16_224.fb_in1k", dense.state_dict())
+    folder = dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        torch.testing.assert_close(model(images), dense(images), rtol=0, atol=1e-5)
+    card = (folder / "README.md").read_text()
+    assert "base_model: timm/deit_tiny_patch16_224.fb_in1k" in card
+    assert "base_model_relation: finetune" in card
+    assert "plain upcycled model" in card
+    assert config_of(folder)["pretrained_cfg"]["interpolation"] == "bicubic"
+    first = load_file(folder / "model.safetensors")
+    dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
+    second = load_file(folder / "model.safetensors")
+    assert all(torch.equal(first[name], second[name]) for name in first)  # routers are a function of the seed
+
+
+def test_weights_of_a_file_keep_their_classifier(tool, tmp_path):
+    network = fine_tuned()
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    words = ["--model", "gmoe_tiny_patch16", "--initial-checkpoint", tmp_path / "weights.safetensors", *SIZE]
+    folder = dry_run(tool, tmp_path, *words, "--license", "cc-by-nc-4.0")
+    saved = load_file(folder / "model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in network.state_dict().items())
+    card = (folder / "README.md").read_text()
+    assert "license: cc-by-nc-4.0" in card
+    assert "| Started as | the file `weights.safetensors` |" in card
+
+
+def shortened_names(run):
+    path = run / "best" / "config.json"
+    path.write_text(path.read_text().replace('"cat",', ""))
+
+
+def other_head(run):
+    weights = load_file(run / "best" / "model.safetensors")
+    weights |= {"head.weight": torch.zeros(9, 32), "head.bias": torch.zeros(9)}
+    save_file(weights, run / "best" / "model.safetensors")
+
+
+def cut_off(run):
+    path = run / "best" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def unfinished(run):
+    (run / "done").unlink()
+
+
+def local_encoder(run):
+    save_satclip(SatClipEncoder(8, 8, 2), run / "satclip.safetensors")
+    shutil.rmtree(run / "best")
+    write_run(run, fine_tuned("moge_tiny", metadata_encoder=f"satclip:{run / 'satclip.safetensors'}"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (shortened_names, "CheckpointError: label_names=4 names in config.json, but the classifier has 5 classes"),
+        (other_head, "CheckpointError: .*head"),
+        (cut_off, "CheckpointError: .*run/best cannot be had .SafetensorError"),
+        (unfinished, "ArgumentError: run=.*: is no finished run: it lacks done; give the folder"),
+        (local_encoder, "CheckpointError: metadata_encoder=.*is a file of this machine"),
+    ],
+)
+def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complaint, tool, tmp_path):
+    damage(write_run(tmp_path / "run"))
+    with pytest.raises(SystemExit, match=rf"(?s)^push_to_hub\.py: {complaint}"):
+        dry_run(tool, tmp_path, tmp_path / "run")
+    assert [path for path in (tmp_path / "hub").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "ArgumentError: run=None: give one of"),
+        (["run", "--upcycled", "gmoe_tiny_patch16"], "ArgumentError: run='run': give one of"),
+        (["run"], "ArgumentError: run='run': is no finished run"),
+        (["--model", "gmoe_tiny_patch16"], "ArgumentError: model='gmoe_tiny_patch16': comes without weights"),
+        (["--upcycled", "gmoe_tny_patch16"], "ArgumentError: model='gmoe_tny_patch16': .*gmoe_tiny_patch16"),
+        (["--upcycled", "gmoe_tiny_patch16"], "CheckpointError: .*cannot be had"),
+        (["run", "--initial-checkpoint", "x"], "ArgumentError: initial_checkpoint='x': goes with --model"),
+        (["run", "--create-pr", "--revision", "x"], "ArgumentError: revision='x': a pull request changes main"),
+        (["run", "--repo-id", "network"], "ArgumentError: repo_id='network': give OWNER/NAME"),
+        (["run", "--repo-id", "some one/x"], "ArgumentError: repo_id='some one/x': "),
+    ],
+)
+def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=rf"^push_to_hub\.py: {complaint}"):
+        tool.main(["--repo-id", REPOSITORY, *words])
+
+
+def test_there_is_no_option_for_a_token(tool):
+    assert "--token" not in tool.build_parser().format_help()

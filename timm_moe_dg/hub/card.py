@@ -1,0 +1,142 @@
+"""Model cards: templates of hub_cards/, facts that nobody can measure, and numbers that come from records alone."""
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from torch import nn
+
+from ..data import BENCHMARKS
+from ..protocols import reported_accuracy
+from ..protocols.trained import label_names
+from .origin import DomainResult, Origin, training_command
+
+_TAGS = ["timm", "image-classification", "domain-generalization"]
+
+
+def write_card(
+    folder: Path, network: nn.Module, repo_id: str, origin: Origin, cards: Path, licence: str | None = None
+) -> ModelCard:
+    """Writes README.md into a folder that holds a model.
+
+    Args:
+        folder: With config.json, model.safetensors, and PNG figures at will.
+        network: The model, as it comes out of that folder.
+        repo_id: OWNER/NAME of the repository that it will lie in.
+        origin: Where the weights come from.
+        cards: The folder of templates and facts.
+        licence: Of the weights, as the Hub abbreviates it; None for that of the weights they began as.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    facts = read_facts(cards, config["architecture"])
+    licence = licence or config["pretrained_cfg"].get("license") or "unknown"
+    data = card_data(repo_id, origin, licence, facts["family"]["tags"])
+    model = {**_model_facts(folder, config, network), "repo_id": repo_id, "licence": licence}
+    page = _render(cards, facts, origin, model)
+    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{page}")
+    card.save(folder / "README.md")
+    return card
+
+
+def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
+    """Looks up what facts.yaml says about a model: its family, that family's paper, and all dense sources."""
+    facts = yaml.safe_load((cards / "facts.yaml").read_text())
+    name = facts["models"].get(architecture, "timm")
+    family = facts["families"][name]
+    return {
+        "template": f"{name}.md",
+        "family": family,
+        "paper": facts["papers"][family["paper"]],
+        "dense_sources": facts["dense_sources"],
+    }
+
+
+def card_data(repo_id: str, origin: Origin, licence: str, tags: list[str]) -> ModelCardData:
+    """Builds a card's metadata, as the Hub defines it."""
+    dataset = origin.args["dataset"] if origin.records else ""
+    return ModelCardData(
+        license=licence,
+        library_name="timm",
+        pipeline_tag="image-classification",
+        tags=[*_TAGS, *tags],
+        datasets=[dataset.removeprefix("hub:")] if dataset.startswith("hub:") else None,
+        base_model=origin.base_model,
+        base_model_relation="finetune" if origin.base_model else None,
+        model_name=repo_id.partition("/")[2],
+        eval_results=_eval_results(dataset, origin) or None,
+    )
+
+
+def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
+    """One result a domain: what is reported on held-out domains, what chose the step on training domains."""
+    results = []
+    for row in origin.domain_results() if origin.records else []:
+        role, split, value = _relevant(row)
+        if isfinite(value):
+            results.append(
+                EvalResult(
+                    task_type="image-classification",
+                    task_name="Image classification",
+                    dataset_type=dataset.removeprefix("hub:"),
+                    dataset_name=f"{dataset}, {row.domain}",
+                    dataset_config=row.domain,
+                    dataset_split=split,
+                    metric_type="accuracy",
+                    metric_name=f"Accuracy on the {role} domain {row.domain}, {split}-split",
+                    metric_value=round(value, 4),
+                )
+            )
+    return results
+
+
+def _relevant(row: DomainResult) -> tuple[str, str, float]:
+    return ("held-out", "in", row.inside) if row.held_out else ("training", "out", row.outside)
+
+
+def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+    return {
+        "architecture": config["architecture"],
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "num_classes": config["num_classes"],
+        "classes": label_names(network) or (),
+        "config": config["pretrained_cfg"],
+        "options": config.get("model_args", {}),
+        "figures": sorted(path.relative_to(folder) for path in folder.glob("*.png")),
+    }
+
+
+def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(cards),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
+    source = facts["dense_sources"].get(origin.base_model, {})
+    citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
+    name = model["repo_id"].partition("/")[2]
+    page = {**model, "name": name, "origin": origin, "paper": facts["paper"], "citations": citations, "source": source}
+    if origin.records:
+        page |= _run_facts(origin)
+    return environment.get_template(facts["template"]).render(page)
+
+
+def _run_facts(origin: Origin) -> dict[str, Any]:
+    record = origin.selected
+    return {
+        "record": record,
+        "args": record.args,
+        "hparams": record.hparams,
+        "results": origin.domain_results(),
+        "reported": reported_accuracy(record),
+        "benchmark": BENCHMARKS.get(record.args["dataset"]),
+        "holdout": record.args.get("holdout_fraction", 0.2),
+        "command": training_command(record.args),
+    }

@@ -1,0 +1,82 @@
+"""The folder that goes to the Hub: weights, configuration and card, and what a run recorded."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from timm.data.model_config import resolve_input_data_config
+from torch import nn
+
+from ..errors import ArgumentError, CheckpointError
+from ..protocols import read_records
+from ..protocols.network import save_network
+from ..protocols.trained import label_names, load_trained
+from .origin import Origin, origin_of_run, without_local_paths
+
+_SATCLIP = "satclip:"
+
+
+def fill_from_run(folder: Path, run: Path) -> Origin:
+    """Copies a finished run: best/, results.jsonl without this machine's paths, and its figures.
+
+    Args:
+        folder: Exists and is empty.
+        run: The output folder of tools/finetune.py.
+
+    Returns:
+        Where the weights come from.
+
+    Raises:
+        ArgumentError: This is no finished run.
+        RecordError: results.jsonl is damaged.
+    """
+    needed = [
+        name
+        for name in ("done", "results.jsonl", "best/config.json", "best/model.safetensors")
+        if not (run / name).is_file()
+    ]
+    if needed:
+        remedy = f"is no finished run: it lacks {', '.join(needed)}; give the folder that tools/finetune.py wrote"
+        raise ArgumentError.of("run", str(run), remedy)
+    origin = origin_of_run(read_records(run / "results.jsonl"))
+    for path in (run / "best/config.json", run / "best/model.safetensors", *sorted(run.glob("*.png"))):
+        shutil.copyfile(path, folder / path.name)
+    rows = map(json.loads, (run / "results.jsonl").read_text().splitlines())
+    lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
+    (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return origin
+
+
+def fill_from_network(folder: Path, network: Any) -> None:
+    """Writes a network with the classes and the preprocessing that it knows.
+
+    Args:
+        folder: Created if need be.
+        network: A timm model.
+    """
+    save_network(network, folder, classes=label_names(network) or (), config=resolve_input_data_config(network))
+
+
+def load_folder(folder: Path) -> nn.Module:
+    """Loads the model as whoever downloads it will, and refuses what would not work for them.
+
+    Raises:
+        CheckpointError: The weights do not fit the configuration, class names included, or need a file of this machine.
+    """
+    network: Any = load_trained(f"local-dir:{folder}")
+    config = json.loads((folder / "config.json").read_text())
+    names = config.get("label_names") or ()
+    if names and len(names) != network.num_classes:
+        raise CheckpointError(
+            f"label_names={len(names)} names in config.json, but the classifier has {network.num_classes} classes; "
+            "give the names of the classes that these weights were trained for"
+        )
+    encoder = str(config.get("model_args", {}).get("metadata_encoder", ""))
+    if encoder.startswith(_SATCLIP) and os.path.exists(encoder.removeprefix(_SATCLIP)):
+        raise CheckpointError(
+            f"metadata_encoder={encoder!r}: is a file of this machine, which nobody could load the model without; "
+            f"train with {_SATCLIP}OWNER/NAME, a repository of the Hub"
+        )
+    return network

@@ -1,0 +1,134 @@
+"""Uploading a folder to a repository of the Hub in one commit: all of it arrives, or nothing.
+
+huggingface_hub does the work, its progress bars and its retries included. Files whose content the Hub has already are
+not sent again, and where nothing differs there is no commit.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelInfo, constants
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..errors import ArgumentError, HubError
+
+_TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    replace_model: bool = False,
+) -> CommitInfo:
+    """Uploads every file of a folder, creating the repository, and the branch, where there is none.
+
+    Args:
+        folder: With config.json and README.md.
+        repo_id: OWNER/NAME.
+        private: Create the repository as a private one.
+        revision: Branch; None for main.
+        create_pr: Open a pull request instead of changing the branch.
+        replace_model: Allow that the repository holds another architecture or other classes.
+
+    Returns:
+        The commit; the one that was there already if nothing had to be changed.
+
+    Raises:
+        ArgumentError: The repository holds another model, or is public although `private` was asked for.
+        HubError: No token, a wrong one, no connection, or the Hub refuses; the message says what is there now.
+    """
+    api = HfApi(library_name="timm_moe_dg")
+    with _explained(repo_id, "nothing was sent"):
+        api.whoami()
+        before = _existing(api, repo_id)
+        if before is not None:
+            _check_visibility(before, repo_id, private)
+            if not replace_model:
+                _check_same_model(api, folder, repo_id, revision)
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+    architecture = json.loads((folder / "config.json").read_text())["architecture"]
+    with _explained(repo_id, _unfinished(repo_id, is_new=before is None)):
+        return api.create_commit(
+            repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
+        )
+
+
+def _existing(api: HfApi, repo_id: str) -> ModelInfo | None:
+    try:
+        return api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return None
+
+
+def _check_visibility(info: ModelInfo, repo_id: str, private: bool) -> None:
+    if private and not info.private:
+        remedy = "exists and is public; make it private in its settings first, or leave out --private"
+        raise ArgumentError.of("repo_id", repo_id, remedy)
+
+
+def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
+    try:
+        theirs = _read_model(Path(api.hf_hub_download(repo_id, "config.json", revision=revision)))
+    except (EntryNotFoundError, RevisionNotFoundError):
+        return
+    ours = _read_model(folder / "config.json")
+    different = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    if different:
+        remedy = f"holds another model ({'; '.join(different)}); give another repository, or --replace-model"
+        raise ArgumentError.of("repo_id", repo_id, remedy)
+
+
+def _read_model(config: Path) -> dict[str, Any]:
+    table = json.loads(config.read_text())
+    return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
+
+
+def _unfinished(repo_id: str, is_new: bool) -> str:
+    state = "exists now and is empty" if is_new else "is as it was"
+    return (
+        f"nothing was committed, for all files arrive in one commit or none does: {repo_id} {state}. Repeat the same "
+        "command: what the Hub has received is not sent again, and if only its last answer was lost nothing will change"
+    )
+
+
+@contextmanager
+def _explained(repo_id: str, state: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises into one error that ends with what is on the Hub now."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except LocalTokenNotFoundError as error:
+        raise HubError(f"token=None: {_TOKEN}; {state}") from error
+    except HfHubHTTPError as error:
+        raise HubError(f"repo_id={repo_id!r}: {_reason(error)}; {state}") from error
+    except Exception as error:  # the HTTP library's own exceptions share no base with others
+        cause = error.__cause__ or error
+        advice = f"check the connection to {constants.ENDPOINT}"
+        raise HubError(f"repo_id={repo_id!r}: {type(cause).__name__}: {cause}; {advice}; {state}") from error
+
+
+def _reason(error: HfHubHTTPError) -> str:
+    status = error.response.status_code
+    if status == 401:
+        return f"the Hub does not know this token (401); {_TOKEN}"
+    if status == 403:
+        return f"this token may not write there (403: {error.server_message or 'forbidden'}); {_TOKEN}"
+    return f"the Hub answered {status}: {error.server_message or str(error).splitlines()[0]}"

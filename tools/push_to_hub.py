@@ -1,0 +1,150 @@
+"""Publishes a trained model on the Hugging Face Hub, with a card whose numbers come from its records.
+
+What a run left behind (best/, results.jsonl and figures); look at it first, then send it:
+
+    python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME --dry-run
+    python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME
+
+A plain upcycled model, as a starting point for others, and weights that lie in a file:
+
+    python tools/push_to_hub.py --upcycled gmoe_small_patch16 --repo-id OWNER/NAME
+    python tools/push_to_hub.py --model gmoe_small_patch16 --initial-checkpoint FILE --repo-id OWNER/NAME
+
+The token is the one in HF_TOKEN, or that of `hf auth login`; there is no option for it, since others can read a command
+line. Everything goes in one commit, so a repository never holds half a model; a command that broke off can be repeated,
+and changes nothing if all is there. The folder that is sent stays in output/hub/OWNER--NAME.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.hub import (
+    Origin,
+    fill_from_network,
+    fill_from_run,
+    hub_link,
+    load_folder,
+    published_source,
+    push_folder,
+    write_card,
+)
+from timm_moe_dg.protocols.command_line import explain, key_value, positive_int
+from timm_moe_dg.protocols.run_folder import replaced
+from timm_moe_dg.protocols.trained import load_trained
+
+CARDS = Path(__file__).parent.parent / "hub_cards"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser, in groups."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    group = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)")
+    add = group.add_argument
+    add("run", nargs="?", metavar="RUN", help="output folder of a finished run; its best/ is published")
+    source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
+    add("--model", metavar="NAME", help=source)
+    add("--initial-checkpoint", metavar="FILE", help="weights of --model, classifier included; dense ones are upcycled")
+    add("--upcycled", metavar="NAME", help="a registered model with its dense source's weights, not trained further")
+    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
+    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
+    add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
+    add("--seed", type=int, default=0, help="of whatever --upcycled draws, such as routers (default: %(default)s)")
+    add(
+        "--license",
+        metavar="ID",
+        help="of the weights, as the Hub abbreviates it (default: that of what they began as)",
+    )
+    add = parser.add_argument_group("where to").add_argument
+    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository; created if there is none")
+    add("--private", action="store_true", help="create it as a private one")
+    add("--revision", metavar="BRANCH", help="branch; created if there is none (default: main)")
+    add("--create-pr", action="store_true", help="open a pull request instead of changing the main branch")
+    add("--replace-model", action="store_true", help="even if it holds another architecture or other classes")
+    add("--dry-run", action="store_true", help="write the folder, say what would go where, and send nothing")
+    add("--output", default="output", metavar="DIR", help="the folder is written to DIR/hub (default: %(default)s)")
+    return parser
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuses contradictions before anything is loaded."""
+    if sum(value is not None for value in (args.run, args.model, args.upcycled)) != 1:
+        raise ArgumentError.of("run", args.run, "give one of the output folder of a run, --model and --upcycled")
+    if args.initial_checkpoint and not args.model:
+        raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "goes with --model NAME")
+    if args.create_pr and args.revision:
+        raise ArgumentError.of("revision", args.revision, "a pull request changes main; leave --revision out")
+    try:
+        validate_repo_id(args.repo_id)
+    except HFValidationError as error:
+        raise ArgumentError.of("repo_id", args.repo_id, str(error)) from error
+    if args.repo_id.count("/") != 1:
+        raise ArgumentError.of("repo_id", args.repo_id, "give OWNER/NAME")
+
+
+def fill(folder: Path, args: argparse.Namespace) -> Origin:
+    """Writes weights, configuration and records, and returns where they come from."""
+    if args.run:
+        return fill_from_run(folder, Path(args.run))
+    torch.manual_seed(args.seed)
+    options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
+    name, weights = args.upcycled or args.model, args.initial_checkpoint
+    network = load_trained(name, pretrained=bool(args.upcycled), initial_checkpoint=weights, **options)
+    fill_from_network(folder, network)
+    base_model = None if weights else published_source(name)
+    start = f"the file `{Path(weights).name}`" if weights else hub_link(base_model) if base_model else "a local model"
+    return Origin(start, base_model, upcycled=bool(args.upcycled))
+
+
+def prepare(args: argparse.Namespace) -> Path:
+    """Writes the folder that is sent, in the place of an earlier one, and returns it."""
+    target = Path(args.output, "hub", args.repo_id.replace("/", "--"))
+    with replaced(target) as folder:
+        origin = fill(folder, args)
+        network = load_folder(Path(args.run, "best") if args.run else folder)
+        write_card(folder, network, args.repo_id, origin, CARDS, args.license)
+    return target
+
+
+def describe(folder: Path, args: argparse.Namespace) -> str:
+    """Lists the files with their sizes in bytes, and where they go."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"  {path.stat().st_size:>13,}  {path.relative_to(folder)}" for path in files]
+    place = f"{constants.ENDPOINT}/{args.repo_id}, branch {args.revision or 'main'}"
+    way = ["as a pull request"] if args.create_pr else []
+    way += ["private, if it is new"] if args.private else []
+    return "\n".join([f"{folder} -> {', '.join([place, *way])}", *lines])
+
+
+def push(args: argparse.Namespace) -> None:
+    """Prepares the folder and, unless this is a dry run, sends it."""
+    check_arguments(args)
+    folder = prepare(args)
+    print(describe(folder, args))
+    if args.dry_run:
+        print("dry run: nothing was sent")
+        return
+    options = {"private": args.private, "revision": args.revision, "create_pr": args.create_pr}
+    commit = push_folder(folder, args.repo_id, replace_model=args.replace_model, **options)
+    print(f"published: {commit.pr_url or commit.commit_url}")
+    print(f"model: timm.create_model('hf-hub:{args.repo_id}', pretrained=True), after import timm_moe_dg")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    try:
+        push(build_parser().parse_args(sys.argv[1:] if argv is None else argv))
+    except MoeDgError as error:
+        raise SystemExit(f"push_to_hub.py: {explain(error)}") from error
+
+
+if __name__ == "__main__":
+    main()
