@@ -6,6 +6,7 @@ starts at step s gives what an uninterrupted one gives from step s on.
 """
 
 import itertools
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -227,4 +228,10 @@ def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "generator": torch.Generator(),
+        "worker_init_fn": _outlive_sigterm,
     }
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """Leaves it to the main process when to end: schedulers send the signal to workers too, and theirs comes first."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
