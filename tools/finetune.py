@@ -322,7 +322,7 @@ def train(args: argparse.Namespace, run: Run, stop: Interruption) -> None:
         if shown or on_cpu:
             check(step, run.meter.total(), checkpoints.describe())
         if shown:
-            bar.set_postfix({"loss": losses["loss"].item(), "images/s": run.meter.rate()})
+            bar.set_postfix({"loss": losses["loss"].item(), "images/s": round(run.meter.rate())})
         if evaluated or stopping or (args.save_freq and step % args.save_freq == 0):
             total = accelerator.reduce(with_weights(run.meter.total(), run.network))
             check(step, total, checkpoints.describe())

@@ -24,7 +24,7 @@ ROOT = TOOLS.parent
 MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=3", "num_heads=3", "moe_layers=(1,)"]
 RUN = [
     *(*MODEL, "num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "router_noise=1.0", "--drop-path", "0.2"),
-    *("--steps", "60", "--checkpoint-freq", "20", "--save-freq", "3", "--batch-size", "4", "--lr", "0.001"),
+    *("--steps", "120", "--checkpoint-freq", "30", "--save-freq", "4", "--batch-size", "4", "--lr", "0.001"),
     *("--grad-accum-steps", "2", "--workers", "2", "--cpu-threads", "1", "--sched", "cosine"),
 ]
 
@@ -100,12 +100,16 @@ def main() -> None:
     moments = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        ended(start(args.processes, "--output", folder, "--experiment", "whole"), "the whole run")
+        process = start(args.processes, "--output", folder, "--experiment", "whole")
+        while not Path(folder, "whole").exists() and process.poll() is None:
+            time.sleep(0.05)
+        begun = time.perf_counter() - begin
+        ended(process, "the whole run")
         length = time.perf_counter() - begin
         whole = outcome(Path(folder, "whole"))
         identical = 0
         for number in range(args.kills):
-            delay = moments.uniform(0.3, 1.0) * length  # before that it loads its libraries
+            delay = moments.uniform(begun, length)  # before that it loads its libraries
             name = f"run{number}"
             how, where = killed_and_resumed(
                 Path(folder), name, delay, args.processes, signal.Signals[f"SIG{args.signal}"]
