@@ -9,19 +9,20 @@ from torch import nn
 from tests.models.cases import randomise
 from timm_moe_dg.protocols.network import build_network, data_config, save_network
 
-SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 3, "num_heads": 3, "moe_layers": (1, 2)}
+SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "moe_layers": (1,), "num_experts": 4}
 
 
-def saved_run(folder: Path, name: str, classes: tuple[str, ...], **args: Any) -> nn.Module:
+def saved_run(folder: Path, name: str, classes: tuple[str, ...], args: dict[str, Any] | None = None) -> nn.Module:
     """Fills `folder` with best/ and args.yaml, and returns the network in evaluation mode.
 
     Args:
         folder: Of the run.
         name: A mixture model; it is built small, for 32 pixels, with weights that make it answer differently.
         classes: Names of its classes.
-        **args: Of the run.
+        args: Of the run; None leaves no args.yaml.
     """
     network = randomise(build_network(name, len(classes), img_size=32, model_kwargs=SMALL), std=0.15).eval()
     save_network(network, folder / "best", classes, data_config(network, 32))
-    (folder / "args.yaml").write_text(yaml.safe_dump(args))
+    if args is not None:
+        (folder / "args.yaml").write_text(yaml.safe_dump(args))
     return network

@@ -70,3 +70,7 @@ class RecordError(MoeDgError, ValueError):
 
 class HubError(MoeDgError, RuntimeError):
     """The Hub cannot be reached, refuses, or holds another model under the name that was given."""
+
+
+class ExportError(ArgumentError):
+    """A model that cannot be exported to a format, or a program that does not answer as the model does."""

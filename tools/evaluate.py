@@ -35,6 +35,7 @@ from timm_moe_dg.data import (
     BENCHMARKS,
     Domain,
     EvaluationImages,
+    drop_unreadable,
     evaluation_loader,
     evaluation_only,
     evaluation_transform,
@@ -59,7 +60,7 @@ from timm_moe_dg.protocols.trained import (
 )
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
-OF_THE_RUN = ("dataset", "data_dir", "test_domains", "trial_seed", "holdout_fraction")
+OF_THE_RUN = ("dataset", "data_dir", "test_domains", "trial_seed", "holdout_fraction", "skip_unreadable")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--split", choices=SPLITS, default="all", help="which part of each domain (default: %(default)s)")
     add("--trial-seed", type=int, metavar="N", help="decides the parts (default otherwise: 0)")
     add("--holdout-fraction", type=float, help="share of a domain that is its out part (default otherwise: 0.2)")
+    skipped = "leave out, and count, images that cannot be decoded (default otherwise: stop and name the first)"
+    add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     mode = "MoGE: which experts answer (default: as in that run, else routed)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
@@ -91,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 def settle(args: argparse.Namespace) -> None:
     """Fills in, in place, what was left to the run that the model lies in."""
     run = run_arguments(args.model)
-    defaults = {"trial_seed": 0, "holdout_fraction": 0.2, **run}
+    defaults = {"trial_seed": 0, "holdout_fraction": 0.2, "skip_unreadable": False, **run}
     if args.dataset not in (None, run.get("dataset")):  # other data than the run's: its domains mean nothing there
         defaults |= {"data_dir": None, "test_domains": None}
     for name in OF_THE_RUN:
@@ -104,6 +107,8 @@ def settle(args: argparse.Namespace) -> None:
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
     """Reads the data and checks the test domains against it."""
     domains = get_benchmark(args.dataset).read(args.data_dir)
+    if args.skip_unreadable:
+        domains, _ = drop_unreadable(domains, args.workers)
     if args.test_domains is None:
         args.test_domains = evaluation_only(domains)
     if not set(args.test_domains) <= set(range(len(domains))):

@@ -12,17 +12,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
 from tests.models.cases import BY_NAME, Case, mixture_layers, randomise
-
-Program = Callable[..., Tensor]
+from timm_moe_dg.hub.export import Program, load_onnx, record_program, save_onnx
 
 
 def prepared(case: Case) -> nn.Module:
@@ -34,25 +30,6 @@ def prepared(case: Case) -> nn.Module:
             if name in ("codes", "gate.weight"):
                 nn.init.normal_(parameter)
     return model
-
-
-def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """torch.export with a dynamic batch."""
-    batch = torch.export.Dim("batch", min=1, max=64)
-    return torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
-
-
-def onnx_program(program: torch.export.ExportedProgram, file: Path) -> Program:
-    """The same through ONNX and onnxruntime."""
-    torch.onnx.export(program, dynamo=True, verbose=False).save(file)
-    session = onnxruntime.InferenceSession(file)
-    names = [one.name for one in session.get_inputs()]
-
-    def run(*inputs: Tensor) -> Tensor:
-        (logits,) = session.run(None, {name: np.asarray(one) for name, one in zip(names, inputs, strict=True)})
-        return torch.from_numpy(logits)
-
-    return run
 
 
 @torch.no_grad()
@@ -67,11 +44,12 @@ def row(case: Case, with_compile: bool) -> list[float]:
     model = prepared(case)
     inputs = case.inputs(5, case.img_size)
     two = tuple(one[:2] for one in inputs)
-    program = exported(model, two)
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        save_onnx(record_program(model, two), file)
         programs = [
-            program.module(),
-            onnx_program(program, Path(folder) / "model.onnx"),
+            record_program(model, two).module(),
+            load_onnx(file),
             torch.jit.script(model),
             torch.jit.trace(model, two),
         ]

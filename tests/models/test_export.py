@@ -1,13 +1,12 @@
 """Scripted, traced, symbolically traced, exported, ONNX and compiled models agree with the eager one."""
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from timm.layers import create_feature_extractor
 
 import timm_moe_dg
 from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
+from timm_moe_dg.hub.export import load_onnx, record_program, save_onnx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
@@ -45,10 +44,7 @@ def recorded(request):
     """A case, its short model and its exported program with a dynamic batch."""
     case: Case = request.param
     model = prepared(case)
-    inputs = case.inputs(3)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
-    return case, model, program
+    return case, model, record_program(model, case.inputs(3))
 
 
 @torch.no_grad()
@@ -67,16 +63,8 @@ def test_exported_program_with_a_dynamic_batch(recorded):
 
 def test_onnx_through_onnxruntime_with_a_dynamic_batch(recorded, tmp_path):
     case, model, program = recorded
-    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    names = [one.name for one in session.get_inputs()]
-    assert len(names) == (2 if case.metadata else 1)
-
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
-        (logits,) = session.run(None, {name: np.asarray(one) for name, one in zip(names, inputs, strict=True)})
-        return torch.from_numpy(logits)
-
-    assert_agrees(case, model, run)
+    save_onnx(program, tmp_path / "model.onnx")
+    assert_agrees(case, model, load_onnx(tmp_path / "model.onnx"))
 
 
 def test_torchscript(recorded):
@@ -112,9 +100,7 @@ def test_symbolic_tracing_for_feature_extraction(recorded):
 @pytest.mark.parametrize("case", MOGE, ids=lambda case: case.name)
 def test_the_image_alone_is_exported_without_the_metadata_path(case):
     model = prepared(case)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    images = case.images()
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},)).module()
+    program = record_program(model, (case.images(),)).module()
     for size in (3, 1, 5):
         torch.testing.assert_close(program(case.images(size)), model(case.images(size)), rtol=0, atol=TOLERANCE)
 

@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     """A run on the rotated digits, what its network says about every image by hand, and the tool's files about it."""
     folder = tmp_path_factory.mktemp("run")
     args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1], "trial_seed": 3, "steps": 7}
-    network = saved_run(folder, GMOE, CLASSES, holdout_fraction=0.3, **args)
+    network = saved_run(folder, GMOE, CLASSES, {**args, "holdout_fraction": 0.3})
     mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
         logits = [
@@ -137,7 +137,7 @@ def test_weights_in_a_file_give_the_same_as_the_folder(run, tmp_path):
 def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     classes = geo_digits()[0].classes
     run = {"dataset": "geo_digits", "test_domains": [5, 6, 7, 8, 9, 10]}
-    network = saved_run(tmp_path, "moge_tiny", classes, **run)
+    network = saved_run(tmp_path, "moge_tiny", classes, run)
     domain = next(domain for domain in geo_digits() if domain.name == "id Asia")
     pixels = torch.tensor(np.array(domain.images)[domain.split.inside])[:, None] / 255
     mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
@@ -181,6 +181,28 @@ def test_a_network_without_weights_or_with_other_classes_is_not_evaluated(run, t
     config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "label_names"}))
     with pytest.raises(SystemExit, match="the checkpoint's are 2 without names"):
         evaluate("--model", f"local-dir:{tmp_path / 'named' / 'best'}", "--dataset", "rotated_digits")
+
+
+def test_a_folder_of_images_with_one_that_cannot_be_decoded(run, tmp_path, capfd):
+    for domain in rotated_digits()[:2]:
+        for index in range(40):
+            folder = tmp_path / "data" / domain.name / CLASSES[domain.targets[index]]
+            folder.mkdir(parents=True, exist_ok=True)
+            domain.image(index).save(folder / f"{index:02d}.png")
+        for name in CLASSES:
+            (tmp_path / "data" / domain.name / name).mkdir(exist_ok=True)
+    broken = next((tmp_path / "data" / "rot_0").glob("*/07.png"))
+    broken.write_bytes(broken.read_bytes()[:60])
+    words = ["--model", best(run), "--dataset", "folder", "--data-dir", tmp_path / "data"]
+    with pytest.raises(SystemExit, match=r"evaluate.py: ImageReadError: image='.*07.png': cannot be decoded"):
+        evaluate(*words)
+    evaluate(*words, "--skip-unreadable", "--output", tmp_path / "scores")
+    domains = json.loads((tmp_path / "scores" / "metrics.json").read_text())["domains"]
+    assert {name: scores["images"] for name, scores in domains.items()} == {"rot_0": 39, "rot_15": 40}
+    for (name, scores), logits, digits in zip(domains.items(), run[1], rotated_digits(), strict=False):
+        right = (logits[:40].argmax(1) == torch.tensor(digits.targets[:40])).tolist()
+        right = [value for index, value in enumerate(right) if name != "rot_0" or index != 7]
+        assert scores["accuracy"] == pytest.approx(np.mean(right))
 
 
 def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):

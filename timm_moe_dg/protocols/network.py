@@ -55,7 +55,7 @@ def build_network(
         ArgumentError: There is no such model, or it does not take an argument.
         CheckpointError: The weights cannot be read or do not fit.
     """
-    _check_name(name)
+    check_name(name)
     kwargs = {"drop_path_rate": DROP_PATH if drop_path is None else drop_path} | dict(model_kwargs or {})
     _check_kwargs(kwargs)
     overlay = _checkpoint_overlay(name, initial_checkpoint) if initial_checkpoint else None
@@ -126,7 +126,12 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     )
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Makes sure that a model's name can be one.
+
+    Raises:
+        ArgumentError: There is no such model, or no such kind of source.
+    """
     try:
         source, model = parse_model_name(name)
     except ValueError as error:

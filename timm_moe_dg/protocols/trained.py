@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
 from .command_line import key_value, positive_int
-from .network import build_network
+from .network import build_network, check_name
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,7 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
         ArgumentError: See `build_network`; or nothing says where the weights come from.
         CheckpointError: The weights cannot be read, do not fit, or lack a classifier.
     """
+    check_name(name)
     pretrained = pretrained or (initial_checkpoint is None and ":" in name)
     if not pretrained and initial_checkpoint is None:
         remedy = "comes without weights; add --pretrained or --initial-checkpoint FILE, or give local-dir:FOLDER"

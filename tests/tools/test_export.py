@@ -1,0 +1,154 @@
+"""tools/export.py: what it writes can be used with nothing but the file and preprocessing.json."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import timm
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+
+CLASSES = ("ash", "beech", "oak")
+FILES = ["model.onnx", "model.pt2", "model.torchscript.pt", "preprocessing.json"]
+QUICK = ["--threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
+
+
+def export(*words):
+    load_tool("export").main([*map(str, words), *QUICK])
+
+
+@pytest.fixture(scope="module", params=["gmoe_tiny_patch16", "moge_tiny"])
+def exported(request, tmp_path_factory):
+    """A folder of programs, the model that they were made of, and what the tool printed."""
+    folder = tmp_path_factory.mktemp(request.param)
+    saved_run(folder, request.param, CLASSES)
+    with pytest.MonkeyPatch.context() as patch:
+        printed = []
+        patch.setattr("builtins.print", lambda *words, **options: printed.append(" ".join(map(str, words))))
+        export("--model", f"local-dir:{folder / 'best'}", "--output", folder / "programs")
+    model = timm.create_model(f"local-dir:{folder / 'best'}", pretrained=True).eval()
+    return folder / "programs", model, "\n".join(printed)
+
+
+def prepared(folder, image):
+    """An image as preprocessing.json says, by hand."""
+    recipe = json.loads((folder / "preprocessing.json").read_text())
+    assert (recipe["interpolation"], recipe["crop_mode"]) == ("bilinear", "squash")
+    _, height, width = recipe["input_size"]
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+    return ((pixels - np.array(recipe["mean"])) / np.array(recipe["std"])).transpose(2, 0, 1).astype(np.float32)
+
+
+def inputs_of(folder, model, number):
+    images = np.stack([prepared(folder, PHOTOGRAPHS[index % 2].rotate(30 * index)) for index in range(number)])
+    if not hasattr(model, "metadata_encoder"):
+        return [images]
+    places = np.random.default_rng(0).uniform((-180, -90), (180, 90), (number, 2)).astype(np.float32)
+    places[-1] = float("nan")
+    return [images, places]
+
+
+def programs(folder):
+    """The three programs, read with nothing of this package."""
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    names = [one.name for one in session.get_inputs()]
+    yield lambda *inputs: session.run(["logits"], dict(zip(names, inputs, strict=True)))[0]
+    for load in (lambda: torch.export.load(folder / "model.pt2").module(),
+                 lambda: torch.jit.load(folder / "model.torchscript.pt")):  # fmt: skip
+        program = load()
+        yield lambda *inputs, program=program: program(*map(torch.from_numpy, inputs)).detach().numpy()
+
+
+def test_every_program_answers_as_the_model_does_for_batches_of_any_size(exported):
+    folder, model, _ = exported
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    for number in (1, 2, 11):
+        inputs = inputs_of(folder, model, number)
+        with torch.no_grad():
+            expected = model(*map(torch.from_numpy, inputs)).numpy()
+        for program in programs(folder):
+            np.testing.assert_allclose(program(*inputs), expected, rtol=0, atol=1e-4)
+
+
+def test_unknown_metadata_leaves_the_shared_expert(exported):
+    folder, model, _ = exported
+    if not hasattr(model, "metadata_encoder"):
+        return
+    images, places = inputs_of(folder, model, 4)
+    with torch.no_grad():
+        shared = model(torch.from_numpy(images)).numpy()
+    for program in programs(folder):
+        np.testing.assert_allclose(program(images, np.full_like(places, np.nan)), shared, rtol=0, atol=1e-4)
+        assert np.abs(program(images, places) - shared).max() > 1e-3
+
+
+def test_onnx_file_states_its_opset_and_names(exported):
+    folder, model, _ = exported
+    file = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(file)
+    assert [(one.domain, one.version) for one in file.opset_import] == [("", 20)]
+    names = ["images", "metadata"] if hasattr(model, "metadata_encoder") else ["images"]
+    assert [one.name for one in file.graph.input] == names
+    assert [one.type.tensor_type.shape.dim[0].dim_param != "" for one in file.graph.input] == [True] * len(names)
+
+
+def test_preprocessing_names_inputs_and_classes(exported):
+    folder, model, _ = exported
+    recipe = json.loads((folder / "preprocessing.json").read_text())
+    assert recipe["classes"] == list(CLASSES)
+    assert recipe["input_size"] == [3, 32, 32]
+    assert list(recipe["inputs"]) == (["images", "metadata"] if hasattr(model, "metadata_encoder") else ["images"])
+
+
+def test_report_has_a_row_for_the_model_and_each_program(exported):
+    folder, _, printed = exported
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
+    assert rows[0] == ["model", "format", "MiB", "largest difference", "ms, batch 1", "ms, batch 3"]
+    assert [row[1] for row in rows[2:]] == ["eager", "onnx", "pt2", "torchscript"]
+    assert rows[2][4].endswith("(1.00)")
+    for row, file in zip(rows[3:], FILES, strict=False):
+        assert float(row[2]) == pytest.approx((folder / file).stat().st_size / 2**20, abs=0.051)
+        assert float(row[3]) <= 1e-4
+
+
+def test_programs_are_not_overwritten_unless_asked_for(exported, monkeypatch):
+    folder = exported[0]
+    before = (folder / "model.onnx").read_bytes()
+    with pytest.raises(SystemExit, match=r"holds model.pt2, preprocessing.json already.*--force"):
+        export("--model", "test_vit", "--untrained", "--formats", "pt2", "--output", folder)
+    assert (folder / "model.onnx").read_bytes() == before
+
+
+def test_a_program_that_answers_differently_is_not_left_behind(tmp_path, monkeypatch):
+    from timm_moe_dg.hub import export as room
+
+    wrong = room.FORMATS["torchscript"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
+    monkeypatch.setattr(room, "FORMATS", {**room.FORMATS, "torchscript": wrong})
+    with pytest.raises(SystemExit, match=r"export.py: ExportError: format='torchscript': its logits differ"):
+        export("--model", "test_vit", "--untrained", "--formats", "torchscript", "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gmoe_tiny_patch61"], "model='gmoe_tiny_patch61': no such model; did you mean gmoe_tiny_patch16"),
+        (["gmoe_tiny_patch16"], "comes without weights; add --pretrained"),
+        (["local-dir:{folder}/absent"], "CheckpointError: .*absent"),
+        (["test_vit", "--initial-checkpoint", "{folder}/absent.pth"], "initial_checkpoint=.*absent.pth"),
+        (["test_vit", "--untrained", "--images", "{folder}/*.png"], r"images='.*\.png': no such file"),
+    ],
+)
+def test_a_mistake_is_named_and_leaves_nothing(tmp_path, words, message):
+    with pytest.raises(SystemExit, match=message):
+        export("--model", *(word.format(folder=tmp_path) for word in words), "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,182 @@
+"""Writes a model as ONNX, torch.export and TorchScript programs, after checking that they answer as the model does.
+
+    python tools/export.py --model local-dir:output/RUN/best --output exported
+    python tools/export.py --model hf-hub:ORGANISATION/NAME --formats onnx --images photographs/ --output exported
+
+The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which says what an image has to go
+through, what the inputs are, and the names of the classes. Batches may have any size. A MoGE model takes metadata as
+its second input, NaN (or a negative location id) where unknown. Each program is compared with the model on images, by
+default eight views of the two photographs that come with scikit-learn; beyond `--tolerance` nothing is written.
+
+The table that is printed has the size of each file, the largest difference of logits, and the time of a forward pass on
+CPU, by batch size, with its ratio to the model in PyTorch: medians over rounds that take the programs in turn.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
+
+import torch
+from PIL import Image
+from torch import nn
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.data import evaluation_transform
+from timm_moe_dg.data.folders import read_image
+from timm_moe_dg.data.image_files import find_images
+from timm_moe_dg.errors import MissingDependencyError, MoeDgError
+from timm_moe_dg.hub.export import (
+    FORMATS,
+    OPSET,
+    Exported,
+    Inputs,
+    export_model,
+    interleaved_seconds,
+    median_ratio,
+    preprocessing,
+    sample_metadata,
+)
+from timm_moe_dg.protocols.command_line import explain, parse_arguments, positive_int
+from timm_moe_dg.protocols.delivery import delivered
+from timm_moe_dg.protocols.network import build_network, data_config
+from timm_moe_dg.protocols.trained import add_model_options, label_names, load_trained
+
+SAMPLES = 8
+PREPROCESSING = "preprocessing.json"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    add_model_options(parser)
+    random = "export random weights, to look at sizes and times"
+    parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
+    add = parser.add_argument_group("programs").add_argument
+    formats = f"which (default: all; ONNX has opset {OPSET})"
+    add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
+    images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
+    add("--images", nargs="+", metavar="IMAGES", help=images)
+    tolerance = "largest absolute difference of logits (default: %(default)s)"
+    add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
+    add = parser.add_argument_group("report").add_argument
+    add("--rounds", type=positive_int, default=20, metavar="N", help="of timing (default: %(default)s)")
+    sizes = "images per timed forward pass (default: 1 8)"
+    add("--batch-size", type=positive_int, nargs="+", default=[1, 8], metavar="N", help=sizes)
+    add("--threads", type=positive_int, default=torch.get_num_threads(), metavar="N", help="CPU threads (%(default)s)")
+    add = parser.add_argument_group("output").add_argument
+    add("--output", metavar="DIR", help="folder of the programs (default: none is kept, the table alone)")
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
+    return parser
+
+
+def load(args: argparse.Namespace) -> Any:
+    """Loads the model, or makes it up if that is asked for."""
+    options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
+    if not args.untrained:
+        weights = {"pretrained": args.pretrained, "initial_checkpoint": args.initial_checkpoint}
+        return load_trained(args.model, **weights, **options)
+    torch.manual_seed(0)
+    return build_network(args.model, None, **options).eval()
+
+
+def photographs() -> list[Image.Image]:
+    """Eight views of scikit-learn's two photographs: each whole, and three of its quarters."""
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError as error:
+        raise MissingDependencyError.of("export.py without --images", "scikit-learn", "train") from error
+    views = []
+    for pixels in load_sample_images().images:
+        whole = Image.fromarray(pixels)
+        width, height = whole.width // 2, whole.height // 2
+        corners = [(0, 0), (width, 0), (0, height)]
+        views += [whole, *(whole.crop((left, top, left + width, top + height)) for left, top in corners)]
+    return views
+
+
+def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
+    """The images to compare on, as tensors, with made-up metadata for a model that reads any."""
+    images = [read_image(path) for path in find_images(sources)] if sources else photographs()
+    images = (images * SAMPLES)[: max(len(images), SAMPLES)]  # a recorded batch and an odd one need several
+    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    metadata = sample_metadata(model, len(images))
+    return (torch.stack([view(image) for image in images]), *([] if metadata is None else [metadata]))
+
+
+@contextmanager
+def output_folder(args: argparse.Namespace) -> Iterator[Path]:
+    """Where the files are written: they stay if all goes well and a folder was asked for."""
+    names = [*(FORMATS[name].file for name in args.formats), PREPROCESSING]
+    if args.output is None:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        with delivered(args.output, names, overwrite=args.force) as work:
+            yield work
+
+
+def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Exported], inputs: Inputs) -> None:
+    """Prints the table in Markdown, one row for the model and one for each program."""
+    callables = {"eager": model} | {name: one.program for name, one in programs.items()}
+    repeated = [tuple(torch.cat([one] * -(-size // len(one)))[:size] for one in inputs) for size in args.batch_size]
+    seconds = [interleaved_seconds(callables, batch, args.rounds) for batch in repeated]
+    with torch.inference_mode():
+        largest = model(*inputs).abs().max().item()
+    heads = [f"ms, batch {size}" for size in args.batch_size]
+    print(
+        f"| model | format | MiB | largest difference | {' | '.join(heads)} |\n|---|---|---|---|{'---|' * len(heads)}"
+    )
+    for name in callables:
+        bytes_ = programs[name].path.stat().st_size if name in programs else parameter_bytes(model)
+        difference = f"{programs[name].difference:.1e}" if name in programs else f"(largest logit {largest:.2f})"
+        times = [
+            f"{statistics.median(one[name]) * 1e3:.1f} ({median_ratio(one[name], one['eager']):.2f})" for one in seconds
+        ]
+        print(f"| {args.model} | {name} | {bytes_ / 2**20:.1f} | {difference} | {' | '.join(times)} |", flush=True)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Size of the weights."""
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
+
+
+def export(args: argparse.Namespace) -> None:
+    """Runs the whole of it."""
+    torch.set_num_threads(args.threads)
+    with output_folder(args) as folder:
+        model = load(args)
+        config = data_config(model, args.img_size)
+        inputs = make_inputs(model, config, args.images)
+        programs = {name: export_model(model, inputs, folder, name, args.tolerance) for name in args.formats}
+        classes = label_names(model) or tuple(map(str, range(model.num_classes)))
+        described = {"model": args.model, **preprocessing(model, config, classes)}
+        (folder / PREPROCESSING).write_text(json.dumps(described, indent=2) + "\n")
+        report(args, model, programs, inputs)
+    if args.output:
+        print(f"written to {args.output}: {', '.join([*(one.path.name for one in programs.values()), PREPROCESSING])}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line; a mistake in it ends with one line that names it."""
+    logging.basicConfig(format="%(message)s")
+    try:
+        export(parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv))
+    except MoeDgError as error:
+        raise SystemExit(f"export.py: {explain(error)}") from error
+
+
+if __name__ == "__main__":
+    main()
