@@ -42,3 +42,34 @@ def test_unknown_algorithm_lists_the_choices():
     assert all(get_algorithm(name) is method for name, method in ALGORITHMS.items())
     with pytest.raises(ArgumentError, match="algorithm='erm': choose from ERM"):
         get_algorithm("erm")
+
+
+class Settled(Distance):
+    """Has a meaning on whole steps only."""
+
+    ACCUMULATES = False
+
+
+def images(size):
+    return torch.arange(size), torch.arange(size)
+
+
+def test_every_part_of_an_accumulated_step_has_every_domain():
+    parts = Distance(Setup(Scalar(), 2, 1)).cut([images(4), images(2)], 2)
+    assert [[images.tolist() for images, _ in part] for part in parts] == [[[0, 1], [0]], [[2, 3], [1]]]
+
+
+def test_bad_accumulation_is_refused_by_name():
+    with pytest.raises(ArgumentError, match="grad_accum_steps=3: does not divide the batch of \\[4\\] images"):
+        Distance(Setup(Scalar(), 1, 1)).cut([images(4)], 3)
+    with pytest.raises(ArgumentError, match="grad_accum_steps=2: Settled has no meaning"):
+        Settled(Setup(Scalar(), 1, 1)).cut([images(4)], 2)
+
+
+def test_a_shared_statistic_is_the_mean_over_processes_with_the_local_gradient():
+    local = torch.tensor([1.0, 2.0], requires_grad=True)
+    training = Training(Scalar(), None, reduce=lambda value: (value + torch.tensor([3.0, 6.0])) / 2)
+    shared = training.shared(local)
+    assert shared.tolist() == [2.0, 4.0]
+    shared.square().sum().backward()
+    assert local.grad.tolist() == [4.0, 8.0]  # 2 * the mean, with which every process's own gradient is multiplied

@@ -1,15 +1,13 @@
 """Weight averaging beside the training of any algorithm: what a run's weights are averaged into, and when."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-
-from ..errors import ArgumentError
 
 
 class Averaging(nn.Module, ABC):
@@ -36,7 +34,7 @@ class Averaging(nn.Module, ABC):
         """Sees the network's weights after training step `step`, counted from 0."""
 
     def evaluated(self, step: int, validation_loss: float) -> None:
-        """Sees the mean cross-entropy on the training domains' out-splits at an evaluation."""
+        """Sees the mean cross-entropy on the training domains' out-splits at an evaluation, after `update`."""
 
     def during(self) -> nn.Module | None:
         """The network that evaluations look at while training goes on; None: the trained one."""
@@ -56,11 +54,9 @@ class ExponentialAverage(Averaging):
         super().__init__(network, hparams)
         self.average = frozen_copy(network)
 
-    @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
         """Moves the average towards the weights."""
-        for mean, value in zip(self.average.parameters(), network.parameters(), strict=True):
-            mean.lerp_(value, 1 - self.hparams["ema_decay"])
+        move(self.average, network.parameters(), 1 - self.hparams["ema_decay"])
         copy_buffers(network, self.average)
 
     def during(self) -> nn.Module:
@@ -68,18 +64,28 @@ class ExponentialAverage(Averaging):
         return self.average
 
 
-AVERAGING: Mapping[str, type[Averaging]] = MappingProxyType({"ema": ExponentialAverage})
+class MovingAverage(Averaging):
+    """Simple moving average: the mean of the weights after step `sma_start_iter` and every later one, buffers copied.
 
-
-def get_averaging(name: str) -> type[Averaging]:
-    """Looks up a way of averaging by its name in `AVERAGING`.
-
-    Raises:
-        ArgumentError: There is no such way.
+    Steps are counted from 1; before, the average is the trained network. Evaluations look at the average (Arpit et
+    al., Ensemble of averages, NeurIPS 2022, whose released code also counts the weights before the start once).
     """
-    if name not in AVERAGING:
-        raise ArgumentError.of("averaging", name, f"choose from {', '.join(AVERAGING)}")
-    return AVERAGING[name]
+
+    HPARAMS = MappingProxyType({"sma_start_iter": 100})
+
+    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
+        super().__init__(network, hparams)
+        self.average = frozen_copy(network)
+
+    def update(self, network: nn.Module, step: int) -> None:
+        """Takes the weights into the mean, or follows them before the start."""
+        averaged = max(0, step + 1 - int(self.hparams["sma_start_iter"]))
+        move(self.average, network.parameters(), 1 / (averaged + 1))
+        copy_buffers(network, self.average)
+
+    def during(self) -> nn.Module:
+        """The average."""
+        return self.average
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
@@ -87,8 +93,15 @@ def frozen_copy(network: nn.Module) -> nn.Module:
     return deepcopy(network).eval().requires_grad_(False)
 
 
+@torch.no_grad()
+def move(average: nn.Module, weights: Iterable[Tensor], share: float) -> None:
+    """Average <- average + share * (weights - average), parameter by parameter; a share of 1 copies exactly."""
+    for mean, value in zip(average.parameters(), weights, strict=True):
+        mean.lerp_(value, share)
+
+
+@torch.no_grad()
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
     """Copies buffers, such as running statistics, which are not averaged."""
-    old: Tensor
     for old, new in zip(target.buffers(), source.buffers(), strict=True):
         old.copy_(new)

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
@@ -54,6 +56,7 @@ class Training:
         backward: Computes gradients of a loss, scaled or synchronised as the run needs.
         reduce: Mean of a tensor over processes.
         grad_accum_steps: Parts that a step's minibatches are cut into, to save memory.
+        autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
     """
 
     model: nn.Module
@@ -61,6 +64,49 @@ class Training:
     backward: Callable[[Tensor], None] = Tensor.backward
     reduce: Callable[[Tensor], Tensor] = lambda value: value
     grad_accum_steps: int = 1
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def shared(self, value: Tensor) -> Tensor:
+        """Mean of a statistic over processes, through which this process's own gradient flows.
+
+        The launcher averages gradients over processes, which makes the gradient of a function of the mean exact.
+        """
+        return value + (self.reduce(value.detach()) - value.detach())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass over the images of one or more domains gave.
+
+    Attributes:
+        logits: (N, num_classes), float32 or better.
+        targets: (N,).
+        sizes: Images of each domain, in the order of the minibatches; N in all.
+        own_loss: What the model adds to any objective: the routers' auxiliary loss and MoGE's losses, weighted.
+        parts: Those losses, unweighted, by name.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    sizes: Sequence[int]
+    own_loss: Tensor
+    parts: Mapping[str, Tensor]
+
+    def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Splits (N, ...) values into those of each domain."""
+        return values.split(list(self.sizes))
+
+    def sample_risks(self) -> Tensor:
+        """(N,) cross-entropy of each image."""
+        return F.cross_entropy(self.logits, self.targets, reduction="none")
+
+    def risks(self) -> Tensor:
+        """(M,) mean cross-entropy of each domain."""
+        return torch.stack([risks.mean() for risks in self.by_domain(self.sample_risks())])
+
+    def scalars(self, objective: Tensor, **parts: Tensor) -> dict[str, Tensor]:
+        """Returns "loss", the objective with the model's own losses, then the parts of both."""
+        return {"loss": objective + self.own_loss, **parts, **self.parts}
 
 
 class Algorithm(nn.Module, ABC):
@@ -68,6 +114,10 @@ class Algorithm(nn.Module, ABC):
 
     A module, so that what a method carries from step to step (buffers, discriminators) is in its `state_dict` and a
     resumed run goes on with it; what is no tensor, an optimizer's state say, goes through `get_extra_state`.
+
+    Methods differ in `objective`. Those with inner loops or a second optimizer (Fish, MLDG, DANN, CDANN) replace
+    `update`. Every forward pass adds the model's own losses, computed on that pass; where a step makes several passes,
+    their mean counts.
 
     Class attributes:
         HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
@@ -99,11 +149,11 @@ class Algorithm(nn.Module, ABC):
         self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
-    def objective(self, model: nn.Module, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
         """Computes what is to be minimised.
 
         Args:
-            model: Maps images (B, 3, H, W) to logits (B, num_classes).
+            training: Its model maps images (B, 3, H, W) to logits (B, num_classes).
             minibatches: Images and targets of each training domain.
 
         Returns:
@@ -129,15 +179,21 @@ class Algorithm(nn.Module, ABC):
         """
         parts = self.cut(minibatches, training.grad_accum_steps)
         training.optimizer.zero_grad()
-        totals: dict[str, Tensor] = {}
+        scalars = []
         for position, part in enumerate(parts, start=1):
             with _synchronised(training.model, last=position == len(parts)):
-                losses = self.objective(training.model, part)
+                losses = self.objective(training, part)
                 training.backward(losses["loss"] / len(parts))
-            for name, value in losses.items():
-                totals[name] = totals.get(name, 0) + value.detach() / len(parts)
+            scalars.append({name: value.detach() for name, value in losses.items()})
+        self.share_gradients(training)
         training.optimizer.step()
-        return totals
+        return mean_scalars(scalars)
+
+    def share_gradients(self, training: Training) -> None:
+        """Averages over processes the gradients of the method's own parameters, which no launcher wraps."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad = training.reduce(parameter.grad)
 
     def cut(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
         """Cuts every domain's minibatch into equal parts; each part has all domains."""
@@ -145,24 +201,39 @@ class Algorithm(nn.Module, ABC):
             return [minibatches]
         if not self.ACCUMULATES:
             name = type(self).__name__
-            raise ArgumentError.of(
-                "grad_accum_steps", parts, f"{name} takes steps of its own within one; leave it at 1"
-            )
+            raise ArgumentError.of("grad_accum_steps", parts, f"{name} has no meaning on parts of a step; leave it 1")
         sizes = {len(minibatch[0]) for minibatch in minibatches}
         if any(size % parts for size in sizes):
             raise ArgumentError.of("grad_accum_steps", parts, f"does not divide the batch of {sorted(sizes)} images")
         cuts = [zip(*(column.chunk(parts) for column in minibatch), strict=True) for minibatch in minibatches]
         return [list(part) for part in zip(*cuts, strict=True)]
 
-    def run(self, model: nn.Module, images: Tensor, *metadata: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs the model once; returns logits (B, num_classes) and that pass's auxiliary loss, a scalar, unweighted."""
-        logits = model(images, *metadata)
-        return logits, auxiliary_loss(model)
+    def run(self, model: nn.Module, minibatches: Minibatches) -> Pass:
+        """Runs the model once on the images of all given minibatches together."""
+        images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
+        logits = full_precision(model(images, *metadata))
+        aux_loss = auxiliary_loss(model)
+        special = moge_losses(model, targets, self.supcon_temperature)
+        own_loss = self.aux_coef * aux_loss
+        for name, loss in special.items():
+            own_loss = own_loss + self.specialization_coefs[name] * loss
+        sizes = [len(minibatch[1]) for minibatch in minibatches]
+        return Pass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})
 
-    def specialization(self, model: nn.Module, targets: Tensor) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """Weighs MoGE's own losses of the last forward pass; returns the sum and each loss, unweighted, by name."""
-        losses = moge_losses(model, targets, self.supcon_temperature)
-        return sum(self.specialization_coefs[name] * loss for name, loss in losses.items()), losses
+
+def full_precision(values: Tensor) -> Tensor:
+    """Lifts half-precision values, as autocast gives them, to float32; statistics of them need it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def mean_scalars(scalars: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Averages scalars of the same names over passes or parts of a step."""
+    return {name: torch.stack([values[name] for values in scalars]).mean() for name in scalars[0]}
+
+
+def restart(optimizer: Optimizer) -> None:
+    """Forgets an optimizer's moments, also through a launcher's wrapper; rates and groups stay."""
+    optimizer.state.clear()
 
 
 def _synchronised(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:

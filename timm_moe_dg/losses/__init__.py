@@ -1,5 +1,19 @@
 """Losses: tensors in, scalar out."""
 
+from .domain import (
+    class_balanced_cross_entropy,
+    classifier_gradient_variance,
+    coral_distance,
+    feature_divergence,
+    fishr_penalty,
+    group_weights,
+    input_gradient_penalty,
+    irm_penalty,
+    mmd_distance,
+    rdm_penalties,
+    spectral_decoupling,
+    vrex_penalty,
+)
 from .moge import discovered_domains, force_tokens, moge_losses
 from .router import auxiliary_loss, importance_loss, load_loss, record_routing, router_loss, router_outputs
 from .specialization import cka_diversity_loss, supcon_invariance_loss
@@ -7,13 +21,25 @@ from .specialization import cka_diversity_loss, supcon_invariance_loss
 __all__ = [
     "auxiliary_loss",
     "cka_diversity_loss",
+    "class_balanced_cross_entropy",
+    "classifier_gradient_variance",
+    "coral_distance",
     "discovered_domains",
+    "feature_divergence",
+    "fishr_penalty",
     "force_tokens",
+    "group_weights",
     "importance_loss",
+    "input_gradient_penalty",
+    "irm_penalty",
     "load_loss",
+    "mmd_distance",
     "moge_losses",
+    "rdm_penalties",
     "record_routing",
     "router_loss",
     "router_outputs",
+    "spectral_decoupling",
     "supcon_invariance_loss",
+    "vrex_penalty",
 ]

@@ -1,0 +1,63 @@
+"""Three steps of every method end at the parameters that its published update rule, written out, ends at."""
+
+from copy import deepcopy
+from inspect import signature
+
+import pytest
+import torch
+
+from tests.algorithms.networks import CLASSES, DOMAINS, NETWORKS, minibatches, network
+from tests.references.domain_algorithms import AUX, LR, REFERENCES, WEIGHT_DECAY
+from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training
+
+# Penalties set in at the second of three steps, with weights that matter
+HPARAMS = {
+    "IRM": {"irm_penalty_anneal_iters": 1},
+    "VREx": {"vrex_penalty_anneal_iters": 1},
+    "GroupDRO": {"groupdro_eta": 2.0},
+    "MLDG": {"n_meta_test": 1, "mldg_beta": 0.7},
+    "DANN": {"d_steps_per_g_step": 2, "grad_penalty": 0.3, "weight_decay_d": 0.01, "mlp_width": 8},
+    "CDANN": {"grad_penalty": 0.3, "lr_d": 1e-2, "mlp_width": 8, "beta1": 0.2},
+    "Fishr": {"penalty_anneal_iters": 1, "ema": 0.6},
+    "RDM": {"rdm_penalty_anneal_iters": 1, "rdm_lr": 3e-4},
+}
+
+
+def build(name, net, domains=DOMAINS, **hparams):
+    """An algorithm in float64 and what it takes a step with."""
+    torch.manual_seed(7)  # discriminators
+    hparams = {"lr": LR, "weight_decay": WEIGHT_DECAY, **HPARAMS.get(name, {}), **hparams}
+    algorithm = ALGORITHMS[name](Setup(net, domains, CLASSES, hparams, aux_coef=AUX)).double()
+    groups = algorithm.parameter_groups(LR, WEIGHT_DECAY)
+    optimizer = torch.optim.Adam([{"params": list(net.parameters())}, *groups], lr=LR, weight_decay=WEIGHT_DECAY)
+    return algorithm, Training(net, optimizer)
+
+
+def train(algorithm, training, name, steps):
+    for step in steps:
+        torch.manual_seed(step)
+        losses = algorithm.update(training, minibatches(name, step))
+    return losses
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_three_steps_end_where_the_published_rule_ends(method, name):
+    net, twin = network(name), network(name)
+    algorithm, training = build(method, net)
+    # The reference starts from the same discriminators
+    further = {"algorithm": deepcopy(algorithm)} if "algorithm" in signature(REFERENCES[method]).parameters else {}
+    losses = train(algorithm, training, name, range(3))
+    REFERENCES[method](twin, [minibatches(name, step) for step in range(3)], algorithm.hparams, **further)
+    start = network(name)
+    for (key, value), expected, first in zip(
+        net.named_parameters(), twin.parameters(), start.parameters(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+        assert (value - first).abs().max() > 1e-5  # three steps of Adam leave nothing where it was
+    assert {"loss", "task_loss", "aux_loss"} <= losses.keys()
+    assert not any(value.requires_grad for value in losses.values())
+
+
+def test_every_method_has_a_reference():
+    assert REFERENCES.keys() == ALGORITHMS.keys()

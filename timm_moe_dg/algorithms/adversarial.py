@@ -1,0 +1,181 @@
+"""DANN and CDANN: features from which a discriminator cannot tell the domain."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from ..losses import class_balanced_cross_entropy, input_gradient_penalty
+from .base import Algorithm, Minibatches, Pass, Setup, Training
+from .taps import classifier_of, tap_features
+
+
+class Adversarial(Algorithm):
+    """Generator: min CE - lambda * D; discriminator: min D, the loss of telling domains apart by features (B, D).
+
+    With d = d_steps_per_g_step, step n = 1, 2, ... moves the network only if n mod (1 + d) = d, and the discriminator
+    only, by an Adam of its own, otherwise; with d = 1 they take turns and the network begins. D includes grad_penalty
+    * the mean squared gradient, over images, of the summed cross-entropy with respect to the discriminator's input.
+    Both Adams have betas (beta1, 0.9), which the run's optimizer takes over if it has betas. The paper instead
+    reverses the gradient within one step.
+
+    The network's rate and weight decay are the run's `lr` and `weight_decay` (the reference has `lr_g` and
+    `weight_decay_g` for them). `lr_d` defaults to the reference's for photographs; its for digits is 1e-3.
+    """
+
+    MIN_DOMAINS = 2
+    ACCUMULATES = False
+    HPARAMS = MappingProxyType(
+        {
+            "lambda": 1.0,
+            "lr_d": 5e-5,
+            "weight_decay_d": 0.0,
+            "d_steps_per_g_step": 1,
+            "grad_penalty": 0.0,
+            "beta1": 0.5,
+            "mlp_width": 256,
+            "mlp_depth": 3,
+            "mlp_dropout": 0.0,
+        }
+    )
+    SEARCH = MappingProxyType(
+        {
+            "lambda": lambda random: 10 ** random.uniform(-2, 2),
+            "lr_d": lambda random: 10 ** random.uniform(-5, -3.5),
+            "weight_decay_d": lambda random: 10 ** random.uniform(-6, -2),
+            "d_steps_per_g_step": lambda random: int(2 ** random.uniform(0, 3)),
+            "grad_penalty": lambda random: 10 ** random.uniform(-2, 1),
+            "beta1": lambda random: float(random.choice([0.0, 0.5])),
+            "mlp_width": lambda random: int(2 ** random.uniform(6, 10)),
+            "mlp_depth": lambda random: int(random.choice([3, 4, 5])),
+            "mlp_dropout": lambda random: float(random.choice([0.0, 0.1, 0.5])),
+        }
+    )
+    step: Tensor
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._features = tap_features(setup.network, type(self).__name__)
+        width = classifier_of(setup.network, type(self).__name__).in_features
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.discriminator = discriminator(
+            width,
+            setup.num_domains,
+            width=int(self.hparams["mlp_width"]),
+            depth=int(self.hparams["mlp_depth"]),
+            dropout=self.hparams["mlp_dropout"],
+        )
+        self.build(width)
+        lr, weight_decay = self.hparams["lr_d"], self.hparams["weight_decay_d"]
+        betas = (self.hparams["beta1"], 0.9)
+        self._optimizer = Adam(self.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
+
+    def build(self, width: int) -> None:
+        """Makes what the discriminator needs beside itself, given the width of the features."""
+
+    def discriminator_input(self, features: Tensor, targets: Tensor) -> Tensor:
+        """What the discriminator sees of features (B, D) and classes (B,)."""
+        return features
+
+    def discriminator_loss(self, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
+        """Loss of telling the domains (B,) apart by logits (B, M)."""
+        return F.cross_entropy(logits, domains)
+
+    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Returns the generator's "loss" and its parts "task_loss", "disc_loss" and the model's own."""
+        out = self.run(training.model, minibatches)
+        task_loss = F.cross_entropy(out.logits, out.targets)
+        disc_loss = self._discriminate(self._features.take(), out)
+        return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
+
+    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Takes a step of the network or one of the discriminator."""
+        self.cut(minibatches, training.grad_accum_steps)
+        self._take_over_betas(training)
+        self.step += 1
+        turns = int(self.hparams["d_steps_per_g_step"])
+        if int(self.step) % (1 + turns) >= turns:
+            self._optimizer.zero_grad()
+            losses = super().update(training, minibatches)
+            self._optimizer.zero_grad()  # the network's turn leaves gradients in the discriminator
+            return losses
+        return self._discriminator_step(training, minibatches)
+
+    def _discriminator_step(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        with torch.no_grad():
+            out = self.run(training.model, minibatches)
+        disc_loss = self._discriminate(self._features.take(), out)
+        self._optimizer.zero_grad()
+        disc_loss.backward()
+        self.share_gradients(training)
+        self._optimizer.step()
+        task_loss, disc_loss = F.cross_entropy(out.logits, out.targets), disc_loss.detach()
+        return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
+
+    def _discriminate(self, features: Tensor, out: Pass) -> Tensor:
+        sizes = torch.tensor(out.sizes, device=features.device)
+        domains = torch.arange(len(out.sizes), device=features.device).repeat_interleave(sizes)
+        seen = self.discriminator_input(features, out.targets)
+        if self.hparams["grad_penalty"] and not seen.requires_grad:
+            seen.requires_grad_()  # features of a pass without gradients
+        logits = self.discriminator(seen)
+        loss = self.discriminator_loss(logits, domains, out.targets)
+        if self.hparams["grad_penalty"]:
+            summed = F.cross_entropy(logits, domains, reduction="sum")
+            loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, seen)
+        return loss
+
+    def _take_over_betas(self, training: Training) -> None:
+        for group in training.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (self.hparams["beta1"], 0.9)
+
+    def get_extra_state(self) -> list[dict[str, Any]]:
+        """The discriminator's moments, parameter by parameter; none before its first step."""
+        return [dict(state) for _, state in sorted(self._optimizer.state_dict()["state"].items())]
+
+    def set_extra_state(self, state: Sequence[dict[str, Any]]) -> None:
+        """Goes on from there."""
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": dict(enumerate(state)), "param_groups": groups})
+
+
+class DANN(Adversarial):
+    """Adversarial features (Ganin et al., JMLR 2016)."""
+
+
+class CDANN(Adversarial):
+    """Adversarial features given the class (Li et al., ECCV 2018).
+
+    The discriminator sees feature + a learned embedding of the class, and every class of the step weighs alike. The
+    reference counts only classes up to the largest in the step; here all classes count, so the weights do not depend
+    on which images were drawn. The paper has one discriminator per class beside a common one.
+    """
+
+    def build(self, width: int) -> None:
+        """Makes the embeddings of the classes."""
+        self.class_embeddings = nn.Embedding(self.num_classes, width)
+
+    def discriminator_input(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Features plus the embedding of their class."""
+        return features + self.class_embeddings(targets)
+
+    def discriminator_loss(self, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
+        """Class-balanced cross-entropy."""
+        return class_balanced_cross_entropy(logits, domains, targets, self.num_classes)
+
+
+def discriminator(in_features: int, out_features: int, *, width: int, depth: int, dropout: float) -> nn.Sequential:
+    """An MLP of `depth` linear layers with dropout and ReLU between them."""
+    sizes = [in_features, *[width] * (depth - 1)]
+    hidden = [
+        layer
+        for before, after in pairwise(sizes)
+        for layer in (nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU())
+    ]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], out_features))

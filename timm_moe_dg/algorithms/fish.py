@@ -1,0 +1,47 @@
+"""Fish: gradients of the domains matched to first order (Shi et al., ICLR 2022)."""
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import Algorithm, Minibatches, Training, mean_scalars
+
+
+class Fish(Algorithm):
+    """w <- w + meta_lr * (w' - w), where w' comes from w by one optimizer step on each domain in turn (algorithm 1).
+
+    The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
+    the reference's inner Adam does. The outer weights move by interpolation only; buffers such as running statistics
+    are interpolated too, counters are not. The domains keep their order; the paper permutes them.
+    """
+
+    MIN_DOMAINS = 2
+    ACCUMULATES = False
+    HPARAMS = MappingProxyType({"meta_lr": 0.5})
+    SEARCH = MappingProxyType({"meta_lr": lambda random: float(random.choice([0.05, 0.1, 0.5]))})
+
+    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Returns "loss" of an inner step and its parts "task_loss" and the model's own."""
+        out = self.run(training.model, minibatches)
+        task_loss = F.cross_entropy(out.logits, out.targets)
+        return out.scalars(task_loss, task_loss=task_loss)
+
+    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Takes the inner steps, then moves part of the way."""
+        self.cut(minibatches, training.grad_accum_steps)
+        state = [*training.model.parameters(), *training.model.buffers()]
+        outer = [value.detach().clone() for value in state]
+        scalars = []
+        for minibatch in minibatches:
+            losses = self.objective(training, [minibatch])
+            training.optimizer.zero_grad()
+            training.backward(losses["loss"])
+            training.optimizer.step()
+            scalars.append({name: value.detach() for name, value in losses.items()})
+        with torch.no_grad():
+            for inner, start in zip(state, outer, strict=True):
+                if inner.is_floating_point():
+                    inner.copy_(start.lerp(inner, self.hparams["meta_lr"]))
+        return mean_scalars(scalars)

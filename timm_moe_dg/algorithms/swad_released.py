@@ -1,0 +1,110 @@
+"""SWAD as its released code computes it, which is not quite its paper."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from .averaging import Averaging
+from .swad import SWAD, Segment, network_of, read, weights_of
+
+_logger = logging.getLogger(__name__)
+Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights of the steps up to it
+
+
+class ReleasedSWAD(Averaging):
+    """Mean of segments, each the mean weights between two evaluations, chosen as khanrc/swad chooses them.
+
+    It differs from `SWAD`: segments weigh alike, however many steps they have (the first has one). The average starts
+    a segment earlier, for a segment ends with its evaluation; and on convergence it reaches back to earlier segments
+    below the threshold, all but the earliest of them. Segments enter oldest first, swad_n_tolerance evaluations late,
+    so that the segment of convergence enters twice where there were such earlier ones, and the first segments of a run
+    several times where the loss settles at once. At the end of the run the oldest in the queue is dropped. Without
+    convergence it is the last segment. Training goes on after the end of the valley; the released code stops there.
+    """
+
+    HPARAMS = SWAD.HPARAMS
+
+    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
+        super().__init__(network, hparams)
+        self._network = (network,)  # a tuple, which keeps it out of the state
+        self._patience, self._tolerance = (int(self.hparams[name]) for name in ("swad_n_converge", "swad_n_tolerance"))
+        self._since = Segment()
+        self._average = Segment()
+        self._recent: list[Evaluation] = []
+        self._converged: int | None = None
+        self._threshold = 0.0
+        self._dead = False
+
+    def update(self, network: nn.Module, step: int) -> None:
+        """Collects the weights."""
+        if not self._dead:
+            self._since.add(weights_of(network))
+
+    def evaluated(self, step: int, validation_loss: float) -> None:
+        """Looks for convergence, then lets the oldest segment of the queue in or ends the valley."""
+        if self._dead:
+            return
+        self._recent.append((step, validation_loss, self._since))
+        self._recent = self._recent[-max(self._patience, self._tolerance) :]
+        self._since = Segment()
+        queue = self._recent[-self._tolerance :]
+        if self._converged is None:
+            self._look_for_convergence(queue)
+        elif queue[0][0] >= self._converged:
+            if _lowest(queue) > self._threshold:
+                self._dead = True
+            else:
+                self._let_in(queue[0])
+
+    def _look_for_convergence(self, queue: list[Evaluation]) -> None:
+        window = self._recent[-self._patience :]
+        step, loss, segment = window[0]
+        if len(window) < self._patience or loss > _lowest(window):
+            return
+        self._converged = step
+        self._average = Segment(segment.weights)  # of no weight: the first segment let in replaces it
+        self._threshold = (1 + self.hparams["swad_tolerance_ratio"]) * sum(item[1] for item in window) / len(window)
+        ahead = self._patience - self._tolerance
+        early = queue[: 1 - ahead] if ahead < 0 else []
+        above = [index for index, item in enumerate(early) if item[1] > self._threshold]
+        for item in [*window[1 : 1 + max(0, ahead)], *early[max(above, default=-1) + 2 :]]:
+            self._let_in(item)
+
+    def _let_in(self, item: Evaluation) -> None:
+        self._average.add(Segment(item[2].weights, 1))
+
+    def final(self) -> nn.Module | None:
+        """The mean of the segments; None before the first evaluation."""
+        if not self._recent:
+            return None
+        if self._converged is None:
+            _logger.warning("SWAD: the validation loss has not settled; averaging the last segment")
+            return network_of(self._network[0], self._recent[-1][2])
+        total = self._average.copy()
+        queue = [] if self._dead else self._recent[-self._tolerance :][1:]
+        while queue and _lowest(queue) <= self._threshold:
+            total.add(Segment(queue.pop(0)[2].weights, 1))
+        return network_of(self._network[0], total)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Segments as lists of tensors, and numbers."""
+        return {
+            "since": self._since.state(),
+            "average": self._average.state(),
+            "recent": [{"step": step, "loss": loss, **segment.state()} for step, loss, segment in self._recent],
+            "converged": self._converged,
+            "threshold": self._threshold,
+            "dead": self._dead,
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self._since, self._average = (read(state[name], self._network[0]) for name in ("since", "average"))
+        self._recent = [(item["step"], item["loss"], read(item, self._network[0])) for item in state["recent"]]
+        self._converged, self._threshold, self._dead = state["converged"], state["threshold"], state["dead"]
+
+
+def _lowest(evaluations: list[Evaluation]) -> float:
+    return min(loss for _, loss, _ in evaluations)

@@ -1,0 +1,64 @@
+"""Hooks that keep what passes through a network's modules, for methods that look at features.
+
+Hooks sit on the modules themselves, so they also see forward passes of a wrapped network. They keep in training mode
+only: an evaluation, or that of an averaged copy of the network, leaves nothing behind.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from .base import full_precision
+
+
+class Tap:
+    """Keeps one tensor of the last forward pass until it is taken."""
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+
+    def keep_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Forward pre-hook: keeps the module's first input."""
+        if module.training:
+            self._kept = inputs[0]
+
+    def keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Forward hook: keeps the module's output."""
+        self._kept = output
+
+    def take(self) -> Tensor:
+        """Returns what was kept, float32 or better, and lets go of it.
+
+        Raises:
+            ArgumentError: No forward pass went through the module in training mode.
+        """
+        if self._kept is None:
+            raise ArgumentError.of("model", None, "no forward pass in training mode went through the tapped module")
+        kept, self._kept = self._kept, None
+        return full_precision(kept)
+
+
+def classifier_of(network: nn.Module, method: str) -> nn.Linear:
+    """The last layer of a timm model.
+
+    Raises:
+        ArgumentError: It is not one linear layer.
+    """
+    get_classifier: Any = getattr(network, "get_classifier", lambda: None)
+    classifier = get_classifier()
+    if not isinstance(classifier, nn.Linear):
+        remedy = f"{method} needs a linear classifier and this is {type(classifier).__name__}; take another model"
+        raise ArgumentError.of("model", type(network).__name__, remedy)
+    return classifier
+
+
+def tap_features(network: nn.Module, method: str) -> Tap:
+    """Taps what the classifier is given, (B, D).
+
+    Raises:
+        ArgumentError: The classifier is not one linear layer.
+    """
+    tap = Tap()
+    classifier_of(network, method).register_forward_pre_hook(tap.keep_input)
+    return tap
