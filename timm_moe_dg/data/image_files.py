@@ -33,7 +33,8 @@ def find_images(sources: Sequence[str]) -> list[str]:
         paths = [source] if os.path.isfile(source) else _below(source)
         if not paths:
             raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMG_EXTENSIONS})")
-        found |= {os.path.realpath(path): path for path in paths if os.path.realpath(path) not in found}
+        for path in paths:
+            found.setdefault(os.path.abspath(path), path)
     return list(found.values())
 
 
@@ -57,10 +58,10 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.nd
         values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
     else:
         values = coordinates(table, rows)
-    files = [os.path.realpath(table.parent / row["path"].strip()) for row in rows]
+    files = [os.path.abspath(table.parent / row["path"].strip()) for row in rows]
     places = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2, np.nan, dtype=np.float32)
-    return np.stack([places.get(os.path.realpath(path), unknown) for path in paths])
+    return np.stack([places.get(os.path.abspath(path), unknown) for path in paths])
 
 
 class ImageFiles(Dataset):

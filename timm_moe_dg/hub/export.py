@@ -222,7 +222,7 @@ def preprocessing(model: Any, config: Mapping[str, Any], classes: Sequence[str])
 
 @torch.inference_mode()
 def interleaved_seconds(
-    programs: Mapping[str, Program], inputs: Inputs, rounds: int, warmup: int = 3
+    programs: Mapping[str, Program], inputs: Inputs, rounds: int, warmup: int = 2
 ) -> dict[str, list[float]]:
     """Times programs in turn, A B C A B C, so that what else the machine does hits all alike.
 
