@@ -134,6 +134,12 @@ def test_weights_in_a_file_give_the_same_as_the_folder(run, tmp_path):
     assert (tmp_path / "confusion.csv").read_text() == (run[0] / "scores" / "confusion.csv").read_text()
 
 
+def test_a_file_of_options_may_name_the_model(run, tmp_path, capsys):
+    (tmp_path / "options.yaml").write_text(f"model: {best(run)}\nsplit: in\n")
+    evaluate("-c", tmp_path / "options.yaml", "--split", "out")
+    assert f"{best(run)} on rotated_digits, out images of each domain" in capsys.readouterr().out
+
+
 def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     classes = geo_digits()[0].classes
     run = {"dataset": "geo_digits", "test_domains": [5, 6, 7, 8, 9, 10]}

@@ -29,7 +29,9 @@ def parse_arguments(
         ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
     """
     argv = [_hyphenated(word) for word in argv]
-    known, _ = parser.parse_known_args(argv)
+    finder = argparse.ArgumentParser(add_help=False)  # `parser` would ask for what the file is to supply
+    finder.add_argument("-c", "--config")
+    known, _ = finder.parse_known_args(argv)
     files = [str(path) for path in (settings, known.config) if path is not None]
     return parser.parse_args([*(word for path in files for word in config_words(parser, path)), *argv])
 
