@@ -11,13 +11,16 @@ missing is named below its table, and runs without a `done` file are left out.
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from timm_moe_dg.analysis.plots import plot_accuracies
 from timm_moe_dg.errors import MoeDgError
 from timm_moe_dg.protocols.command_line import explain
+from timm_moe_dg.protocols.comparison import compare
 from timm_moe_dg.protocols.rendering import FORMATS, render
 from timm_moe_dg.protocols.runs import find_runs
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
-from timm_moe_dg.protocols.tables import NEEDED, Table, make_tables
+from timm_moe_dg.protocols.tables import NEEDED, make_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,19 +35,25 @@ def build_parser() -> argparse.ArgumentParser:
     add("--format", choices=FORMATS, default="text", help="(default: %(default)s)")
     whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
     add("--whole-domain", action="store_true", help=whole)
+    pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
+    add("--compare", nargs=2, metavar=("A", "B"), help=pair)
+    add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
     return parser
 
 
-def collect(args: argparse.Namespace) -> list[Table]:
-    """Reads the runs, prints their tables and returns them."""
+def collect(args: argparse.Namespace) -> None:
+    """Reads the runs and shows their tables."""
     runs, unfinished = find_runs(args.folders)
     tables = make_tables(runs, args.rules, whole_accuracy if args.whole_domain else reported_accuracy)
     print(f"{len(runs)} finished runs", file=sys.stderr)
-    for table in tables:
-        print(f"\n{render(table, args.format)}")
+    if args.compare:
+        print(compare(tables, *args.compare, args.format))
+    else:
+        print("\n\n".join(render(table, args.format) for table in tables))
+    if args.plot:
+        plot_accuracies(tables, args.plot)
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
-    return tables
 
 
 def main(argv: Sequence[str] | None = None) -> None:

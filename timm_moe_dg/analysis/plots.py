@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import MissingDependencyError
+from ..protocols.tables import Table
 from .domains import DomainMap
 from .experts import ExpertMatrix, ExpertUsage
 
@@ -168,6 +169,38 @@ def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         if lines:
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7, frameon=False)
     axes[0].set_ylabel("time over the dense model's")
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
+    """Draws tables of results as bars, one panel a table, one group of bars a column, with standard errors.
+
+    Args:
+        tables: From `protocols.tables.make_tables`; at least one.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    rows = sorted({row for table in tables for row in table.rows})
+    width = 0.8 / len(rows)
+    figure = _figure(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), 0.6 + 3.0 * len(tables))
+    for table, axes in zip(tables, figure.subplots(len(tables), squeeze=False)[:, 0], strict=True):
+        for number, row in enumerate(row for row in rows if row in table.rows):
+            cells = table.rows[row]
+            places = np.arange(len(cells)) + (number - (len(table.rows) - 1) / 2) * width
+            means = [100 * cell.mean for cell in cells]
+            errors = [100 * cell.error for cell in cells]
+            colour = f"C{rows.index(row)}"
+            axes.bar(places, means, width, yerr=np.nan_to_num(errors), capsize=2, color=colour)
+            for place, mean in zip(places, means, strict=True):
+                if np.isnan(mean):
+                    axes.text(place, 1.0, "missing", rotation=90, ha="center", va="bottom", size=7, color=colour)
+        axes.set_xticks(range(len(table.columns)), table.columns)
+        axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=table.title)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = [_patch(f"C{number}", str(row)) for number, row in enumerate(rows)]
+    figure.legend(handles=handles, loc="outside lower center", frameon=False)
     figure.savefig(path, dpi=DPI)
 
 

@@ -81,7 +81,7 @@ class Attempt:
             return None
         log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
         log.flush()
-        variables = {**os.environ, **(environment or {})}
+        variables = {"TQDM_MININTERVAL": "30", **os.environ, **(environment or {})}  # a log is no terminal
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         return cls(job, log, subprocess.Popen(job.command, env=variables, start_new_session=True, **options))
 

@@ -5,7 +5,7 @@ What a table lacks is listed, run by run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import nan, sqrt
 from statistics import fmean, pstdev
@@ -77,7 +77,9 @@ class Table:
         title: What it shows.
         columns: Names of the domains, and the average's.
         rows: Cells by row, in the order of the columns.
+        runs: The runs of each row.
         missing: Runs that it lacks, one phrase each.
+        trained_on: The only training domain, in single-source tables.
     """
 
     dataset: str
@@ -85,7 +87,9 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Mapping[Row, Sequence[Cell]]
+    runs: Rows = field(default_factory=dict)
     missing: Sequence[str] = ()
+    trained_on: str | None = None
 
 
 def make_tables(
@@ -140,7 +144,7 @@ def _table(dataset: str, rule: str, rows: Rows, report: Accuracy) -> Table:
         cells[row] = [*domains, average(domains)]
     title = f"{dataset}, selection by {TITLES[rule]}"
     columns = [*domain_names(dataset, number), "average"]
-    return Table(dataset, rule, title, columns, cells, _missing(NEEDED[rule](number), rows))
+    return Table(dataset, rule, title, columns, cells, rows, _missing(NEEDED[rule](number), rows))
 
 
 def _selected(rule: str, runs: Sequence[Run], domain: int, trial_seed: int) -> Record | None:
@@ -173,7 +177,9 @@ def _single_source_tables(dataset: str, rows: Rows) -> list[Table]:
             cells[row] = [*shown, ood]
         title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
         columns = [f"{names[source]} (IID)", *(names[domain] for domain in held_out), "average OOD"]
-        tables.append(Table(dataset, SINGLE_SOURCE, title, columns, cells, _missing([held_out], rows)))
+        tables.append(
+            Table(dataset, SINGLE_SOURCE, title, columns, cells, rows, _missing([held_out], rows), names[source])
+        )
     return tables
 
 
