@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,33 +30,40 @@ RUN = [
 ]
 
 
-def command(processes: int, *words: str) -> list[str]:
-    """The script on its own, or in several processes by torch's launcher."""
-    launcher = [f"--nproc_per_node={processes}", "--standalone", "-m", "torch.distributed.run"]
-    prefix = [] if processes == 1 else [*launcher[2:], *launcher[:2]]
-    return [sys.executable, *prefix, str(TOOLS / "finetune.py"), *RUN, *words]
-
-
-def start(processes: int, *words: str) -> subprocess.Popen:
-    """Starts it as a process group of its own."""
+def start(processes: int, *words: str) -> list[subprocess.Popen]:
+    """Starts the script, once for each of its processes, as a process group of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        command(processes, *words),
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        world = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    started: list[subprocess.Popen] = []
+    for rank in map(str, range(processes)):
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": str(processes), **world}
+        process = subprocess.Popen(
+            [sys.executable, str(TOOLS / "finetune.py"), *RUN, *words],
+            env={**environment, **(ranks if processes > 1 else {})},
+            process_group=started[0].pid if started else 0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+    return started
 
 
-def ended(process: subprocess.Popen, name: str) -> str:
-    """Waits for a run that is to finish; returns what it printed."""
-    output, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{name} ended with status {process.returncode}:\n{output[-2000:]}")
-    return output
+def ended(started: list[subprocess.Popen], name: str) -> str:
+    """Waits for a run that is to finish; returns what its first process printed."""
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{name} ended with status {started[0].returncode}:\n{outputs[0][-2000:]}")
+    return outputs[0]
+
+
+def wait_for(folder: Path, started: list[subprocess.Popen]) -> None:
+    """Waits until a run has its folder, and so its first evaluation."""
+    while not folder.exists() and started[0].poll() is None:
+        time.sleep(0.02)
 
 
 def outcome(run: Path) -> tuple[bytes, bytes, list[dict]]:
@@ -68,19 +76,18 @@ def outcome(run: Path) -> tuple[bytes, bytes, list[dict]]:
     return best, last, rows
 
 
-def killed_and_resumed(folder: Path, name: str, delay: float, processes: int, sent: signal.Signals) -> tuple[str, str]:
-    """Ends a run after `delay` seconds and goes on with it; returns how it ended and from where it went on."""
+def killed_and_resumed(folder: Path, name: str, delay: float, processes: int, sent: signal.Signals) -> str:
+    """Ends a run some seconds after its first evaluation and goes on with it; returns what happened."""
     options = ("--output", str(folder), "--experiment", name)
-    process = start(processes, *options)
-    try:
-        process.communicate(timeout=delay)
-        return "had finished", "-"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, sent)
+    started = start(processes, *options)
+    wait_for(folder / name, started)
+    time.sleep(delay)
+    os.killpg(started[0].pid, sent)
+    for process in started:
         process.communicate()
     output = ended(start(processes, *options, "--resume", "auto"), name)
-    found = [line for line in output.splitlines() if "resumed" in line or "afresh" in line]
-    return f"status {process.returncode}", found[0] if found else "started afresh"
+    found = [line for line in output.splitlines() if "resumed" in line or "afresh" in line or "nothing to do" in line]
+    return f"status {started[0].returncode}; {found[0].replace(str(folder), '...') if found else 'started anew'}"
 
 
 def say(line: str) -> None:
@@ -99,24 +106,20 @@ def main() -> None:
     args = parser.parse_args()
     moments = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
+        started = start(args.processes, "--output", folder, "--experiment", "whole")
+        wait_for(Path(folder, "whole"), started)
         begin = time.perf_counter()
-        process = start(args.processes, "--output", folder, "--experiment", "whole")
-        while not Path(folder, "whole").exists() and process.poll() is None:
-            time.sleep(0.05)
-        begun = time.perf_counter() - begin
-        ended(process, "the whole run")
+        ended(started, "the whole run")
         length = time.perf_counter() - begin
         whole = outcome(Path(folder, "whole"))
         identical = 0
         for number in range(args.kills):
-            delay = moments.uniform(begun, length)  # before that it loads its libraries
-            name = f"run{number}"
-            how, where = killed_and_resumed(
-                Path(folder), name, delay, args.processes, signal.Signals[f"SIG{args.signal}"]
-            )
+            delay = moments.uniform(0, length)
+            name, sent = f"run{number}", signal.Signals[f"SIG{args.signal}"]
+            what = killed_and_resumed(Path(folder), name, delay, args.processes, sent)
             same = outcome(Path(folder, name)) == whole
             identical += same
-            say(f"{name}: SIG{args.signal} after {delay:.1f} of {length:.1f} s, {how}; {where}; identical: {same}")
+            say(f"{name}: {sent.name} after {delay:.1f} of {length:.1f} s of training, {what}; identical: {same}")
         say(f"{identical} of {args.kills} identical")
 
 
