@@ -1,0 +1,48 @@
+"""The tools that use a trained network take it from the Hub by name."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tests.hub_server import Repository
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+from timm_moe_dg.data.digits import CLASSES
+
+QUICK = ["--workers", "0", "--batch-size", "500"]
+SOURCE = "hf-hub:someone/network"
+
+
+@pytest.fixture
+def best(hub, tmp_path):
+    """A saved network that is published as well."""
+    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
+    hub.repositories["someone/network"] = Repository(tmp_path / "best")
+    return f"local-dir:{tmp_path / 'best'}"
+
+
+def test_evaluation_of_a_published_network(best, tmp_path):
+    for name, model in (("hub", SOURCE), ("local", best)):
+        words = ["--model", model, "--dataset", "rotated_digits", "--split", "out", "--output", str(tmp_path / name)]
+        load_tool("evaluate").main([*words, *QUICK])
+    published, local = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("hub", "local"))
+    assert published.pop("model") == SOURCE
+    assert local.pop("model") == best
+    assert published == local
+    assert published["overall"]["images"] == 357
+
+
+def test_predictions_of_a_published_network(best, tmp_path, capsys):
+    Image.effect_noise((20, 30), 80).save(tmp_path / "image.png")
+    rows = []
+    for model in (SOURCE, best):
+        load_tool("predict").main(["--model", model, str(tmp_path / "image.png"), "--top-k", "10", *QUICK])
+        rows.append(capsys.readouterr().out)
+    assert rows[0] == rows[1]
+    assert sorted(rows[0].splitlines()[1].split(",")[1::2]) == list(CLASSES)
+
+
+def test_a_network_that_is_not_there_is_named(best):
+    with pytest.raises(SystemExit, match=r"CheckpointError: .*hf-hub:someone/other cannot be had"):
+        load_tool("evaluate").main(["--model", "hf-hub:someone/other", "--dataset", "rotated_digits", *QUICK])
