@@ -17,6 +17,7 @@ from tests.hub_repository import card_mistakes
 from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
 from timm_moe_dg.hub.origin import domain_names, origin_of_run, training_command, without_local_paths
+from timm_moe_dg.protocols.resume import FREE
 
 REPOSITORY = "someone/network"
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
@@ -139,15 +140,15 @@ def test_the_command_gives_every_option_of_the_run_back():
     again = vars(parser.parse_args(said))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
-    unsaid = {"output", "experiment", "resume", "config", "workers", "cpu_threads"}
-    expected = {name: value for name, value in args.items() if name not in unsaid} | {"data_dir": "DATA"}
+    expected = {name: value for name, value in args.items() if name not in FREE} | {"data_dir": "DATA"}
     del expected["model_kwargs"]
     assert {name: again[name] for name in expected} == expected
 
 
 def test_only_absolute_paths_are_shortened():
-    args = {"data_dir": "/home/me/images", "model": "gmoe_tiny_patch16", "steps": 3, "output": "output"}
-    assert without_local_paths(args) == {**args, "data_dir": "images"}
+    args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
+    assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}
+    assert without_local_paths({"model": "hf-hub:org/name", "dataset": "hub:org/data"})["model"] == "hf-hub:org/name"
 
 
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny", "moge_small_patch32_384", "erm_le_tiny_patch16"])
@@ -172,3 +173,4 @@ def test_the_upcycled_starting_point_says_what_it_is(tmp_path):
     assert "computes in evaluation what its dense source computes" in card.text
     assert (card.data.base_model, card.data.base_model_relation) == (source, "finetune")
     assert "touvron2021deit" in card.text
+    assert "}\n\n@" in card.text

@@ -13,9 +13,7 @@ from timm.models import parse_model_name
 from ..data import BENCHMARKS
 from ..protocols import Record, training_domain_validation
 from ..protocols.command_line import option_words
-
-# Where a run wrote to and what it ran on: no part of what it computed
-_LOCAL_OPTIONS = ("config", "output", "experiment", "resume", "workers", "cpu_threads")
+from ..protocols.resume import FREE
 
 
 class DomainResult(NamedTuple):
@@ -109,7 +107,7 @@ def training_command(args: Mapping[str, Any], width: int = 100) -> str:
         args: The run's options; a folder of images is given as DATA.
         width: Length at which a line ends.
     """
-    unsaid = (*_LOCAL_OPTIONS, "test_envs", "domains")
+    unsaid = FREE - {"data_dir"} | {"test_envs", "domains"}
     given = {name: value for name, value in args.items() if name not in unsaid and value not in (None, [], {})}
     known = without_local_paths(given) | ({"data_dir": "DATA"} if "data_dir" in given else {})
     groups = [
@@ -127,7 +125,9 @@ def training_command(args: Mapping[str, Any], width: int = 100) -> str:
 
 def without_local_paths(args: Mapping[str, Any]) -> dict[str, Any]:
     """Shortens absolute paths among a run's options to their last part: nobody else has these folders."""
-    return {
-        name: Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
-        for name, value in args.items()
-    }
+    return {name: _shortened(value) if isinstance(value, str) else value for name, value in args.items()}
+
+
+def _shortened(value: str) -> str:
+    scheme, separator, path = value.rpartition(":")
+    return f"{scheme}{separator}{Path(path).name}" if os.path.isabs(path) else value

@@ -101,7 +101,9 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
     training = training_domains([domain.name for domain in domains], args.test_domains, evaluation_only(domains))
     splits = split_domains(domains, training, trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
     folder = RunFolder(Path(args.output, args.experiment), vars(args), resume=args.resume is not None)
-    return Plan(benchmark, hparams, domains, training, splits, folder, {**vars(args), "test_envs": args.test_domains})
+    names = [domain.name for domain in domains]
+    record_args = {**vars(args), "test_envs": args.test_domains, "domains": names}
+    return Plan(benchmark, hparams, domains, training, splits, folder, record_args)
 
 
 def settle_hparams(
