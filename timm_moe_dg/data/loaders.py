@@ -233,5 +233,9 @@ def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
 
 
 def _outlive_sigterm(worker: int) -> None:
-    """Leaves it to the main process when to end: schedulers send the signal to workers too, and theirs comes first."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Leaves it to the main process when to end: schedulers send the signal to workers too, and theirs comes first.
+
+    A second one ends the worker. It is how the loader, and Python itself, stop workers that do not end when they are
+    asked to, and would otherwise be waited for without end.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
