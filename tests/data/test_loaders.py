@@ -10,11 +10,13 @@ from PIL import Image
 from torchvision.transforms.v2 import PILToTensor
 
 from timm_moe_dg.data import (
+    AugmentedValidation,
     EvaluationImages,
     Split,
     StepSampler,
     TrainingDraws,
     evaluation_loader,
+    evaluation_transform,
     split_domains,
     training_loader,
     training_transform,
@@ -171,6 +173,59 @@ def test_batch_that_processes_cannot_share(batch_size, processes):
 def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
     with pytest.raises(ImageReadError, match=r"image='[02]/\d+.png': cannot be decoded"):
         take(make_draws(Broken), 1, workers=workers)
+
+
+def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
+    domain = Numbered(0, 60)
+    domain.targets = [0] * 40 + [1] * 5 + [4] * 15
+    inside = np.array([*range(30), *range(40, 44), *range(50, 60)])  # 30, 4 and 10 of the three classes
+    draws = TrainingDraws([domain], [Split(inside, inside)], PILToTensor(), 3, class_balanced=True)
+    number = 3000
+    drawn = Counter(identities(draws[0, position][0][None])[0][1] for position in range(number))
+    assert set(drawn) == set(inside.tolist())
+    for members, size in ((range(30), 30), (range(40, 44), 4), (range(50, 60), 10)):
+        counts = np.array([drawn[index] for index in members])
+        assert abs(counts.sum() - number / 3) < 4 * np.sqrt(number * 2 / 9)
+        expected = number / 3 / size
+        assert ((counts - expected) ** 2 / expected).sum() < size + 5 * np.sqrt(2 * size)
+
+
+def test_class_balanced_draws_depend_on_seed_domain_and_draw_alone():
+    domains = [Noisy(number, size) for number, size in enumerate(SIZES)]
+    splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
+    view = training_transform("photograph", **NEUTRAL)
+    draws = TrainingDraws(domains, splits, view, 3, class_balanced=True)
+    assert_same(take(draws, 3, workers=2), take(draws, 3))
+    assert_same(take(draws, 1, first_step=2), take(draws, 3)[2:])
+
+
+def augmented_evaluation(draws, seed=3, training=(0, 2)):
+    view = training_transform("photograph", **NEUTRAL)
+    augmented = AugmentedValidation(view, training, seed)
+    return EvaluationImages(draws.domains, draws.splits, evaluation_transform(**NEUTRAL), augmented=augmented)
+
+
+def test_only_validation_images_of_training_domains_are_augmented():
+    draws = make_draws(Noisy)
+    plain = EvaluationImages(draws.domains, draws.splits, evaluation_transform(**NEUTRAL))
+    changed = Counter()
+    for (image, *rest), (other, *others) in zip(plain, augmented_evaluation(draws), strict=True):
+        assert rest == others
+        changed[rest[1]] += not torch.equal(image, other)
+    sizes = [len(draws.splits[domain].outside) for domain in (0, 2)]
+    assert +changed == {1: sizes[0], 5: sizes[1]}
+
+
+def test_augmented_validation_follows_seed_domain_and_position_alone():
+    draws = make_draws(Noisy)
+    images = augmented_evaluation(draws)
+    again = [batch for batch, *_ in evaluation_loader(images, batch_size=16, workers=2)]
+    torch.manual_seed(7)
+    once = [batch for batch, *_ in evaluation_loader(images, batch_size=16, workers=0)]
+    assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+    other = list(augmented_evaluation(draws, seed=4))
+    first = len(draws.splits[0].inside)
+    assert not torch.equal(other[first][0], images[first][0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,0 +1,127 @@
+"""Hub data sets, from local folders of parquet files that go through the same `datasets.load_dataset`."""
+
+import pickle
+import sys
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pytest
+from PIL import Image
+
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError, MissingDependencyError
+
+NAMES = ["dog", "cat", "elk"]
+ROWS = 12
+FEATURES = {
+    "image": datasets.Image(),
+    "domain": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=NAMES),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+def write(root, splits=("train",), lacking=(), **changed):
+    """Row k shows k, is of class k % 3, and of the domain photo or art in turn; `changed` are (type, values)."""
+    (root / "data").mkdir(parents=True)
+    for position, split in enumerate(splits):
+        rows = range(ROWS * position, ROWS * (position + 1))
+        values = {
+            "image": [Image.new("RGB", (5, 4), (k, 0, 0)) for k in rows],
+            "domain": [("photo", "art")[k % 2] for k in rows],
+            "label": [k % 3 for k in rows],
+        }
+        columns = {name: (FEATURES[name], values[name]) for name in values if name not in lacking} | changed
+        features = datasets.Features({name: kind for name, (kind, _) in columns.items()})
+        table = datasets.Dataset.from_dict({name: data for name, (_, data) in columns.items()}, features=features)
+        table.to_parquet(root / "data" / f"{split}-00000-of-00001.parquet")
+    return f"hub:{root}"
+
+
+def numbers(domain):
+    return [np.asarray(domain.image(index))[0, 0, 0] for index in range(len(domain))]
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "test")])
+def test_domains_of_all_splits_in_the_order_of_rows(tmp_path, splits):
+    domains = get_benchmark(write(tmp_path / "set", splits)).read(None)
+    total = ROWS * len(splits)
+    assert [domain.name for domain in domains] == ["art", "photo"]
+    for first, domain in zip((1, 0), domains, strict=True):
+        assert numbers(domain) == list(range(first, total, 2))
+        assert domain.targets == [k % 3 for k in range(first, total, 2)]
+        assert domain.classes == tuple(NAMES)
+        assert domain.image(0).mode == "RGB"
+
+
+def test_domains_reach_worker_processes(tmp_path):
+    photo = get_benchmark(write(tmp_path / "set")).read(None)[1]
+    assert numbers(pickle.loads(pickle.dumps(photo))) == numbers(photo)
+
+
+@pytest.mark.parametrize("kind", ["names", "numbers"])
+def test_labels_and_domains_of_other_types(tmp_path, kind):
+    labels = [NAMES[k % 3] if kind == "names" else k % 3 for k in range(ROWS)]
+    label = (datasets.Value("string" if kind == "names" else "int64"), labels)
+    domain = (datasets.ClassLabel(names=["photo", "art", "no rows"]), [k % 2 for k in range(ROWS)])
+    domains = get_benchmark(write(tmp_path / "set", label=label, domain=domain)).read(None)
+    assert [domain.name for domain in domains] == ["art", "photo"]
+    assert domains[1].classes == tuple(sorted(set(map(str, labels))))
+    assert [domains[1].classes[target] for target in domains[1].targets] == list(map(str, labels[::2]))
+
+
+def test_rows_left_out(tmp_path):
+    fewer = get_benchmark(write(tmp_path / "set")).read(None)[1].without({1, 4})
+    assert numbers(fewer) == [0, 4, 6, 10]
+    assert fewer.targets == [0, 1, 0, 1]
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
+    image = (datasets.Image(), [{"bytes": b"no image", "path": "kitten.png"}] * ROWS)
+    art = get_benchmark(write(tmp_path / "set", image=image)).read(None)[0]
+    with pytest.raises(ImageReadError, match=r"image='kitten\.png': cannot be decoded"):
+        art.image(2)
+
+
+def test_a_lacking_column_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"lacks the columns domain; has \['image', 'label'\]"):
+        get_benchmark(write(tmp_path / "set", lacking=("domain",))).read(None)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "values"),
+    [("image", "string", ["a"] * ROWS), ("domain", "string", [None] * ROWS), ("label", "float32", [0.5] * ROWS)],
+)
+def test_a_column_of_the_wrong_kind_is_named(tmp_path, column, kind, values):
+    name = write(tmp_path / "set", **{column: (datasets.Value(kind), values)})
+    with pytest.raises(DataError, match=f"column '{column}'"):
+        get_benchmark(name).read(None)
+
+
+def test_without_network_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"dataset='hub:nobody/nothing': cannot be loaded \(.*\); check.*the network"):
+        get_benchmark("hub:nobody/nothing").read(None)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="cannot be loaded"):
+        get_benchmark(f"hub:{tmp_path / 'nowhere'}").read(None)
+
+
+def test_no_name():
+    with pytest.raises(ArgumentError, match=r"dataset='hub:': give hub:OWNER/NAME"):
+        get_benchmark("hub:")
+
+
+def test_without_datasets_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"needs datasets.*pip install 'timm_moe_dg\[hub-data\]'"):
+        get_benchmark("hub:nobody/nothing").read(None)
