@@ -11,8 +11,8 @@ from timm_moe_dg.errors import ArgumentError
 class Distance(Algorithm):
     """Pulls the parameter of a `Scalar` towards 3."""
 
-    def objective(self, model, minibatches):
-        return {"loss": (model.value - 3).square()}
+    def objective(self, training, minibatches):
+        return {"loss": (training.model.value - 3).square()}
 
 
 class Scalar(nn.Module):

@@ -49,10 +49,8 @@ def test_three_steps_end_where_the_published_rule_ends(method, name):
     further = {"algorithm": deepcopy(algorithm)} if "algorithm" in signature(REFERENCES[method]).parameters else {}
     losses = train(algorithm, training, name, range(3))
     REFERENCES[method](twin, [minibatches(name, step) for step in range(3)], algorithm.hparams, **further)
-    start = network(name)
-    for (key, value), expected, first in zip(
-        net.named_parameters(), twin.parameters(), start.parameters(), strict=True
-    ):
+    columns = (net.named_parameters(), twin.parameters(), network(name).parameters())
+    for (key, value), expected, first in zip(*columns, strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
         assert (value - first).abs().max() > 1e-5  # three steps of Adam leave nothing where it was
     assert {"loss", "task_loss", "aux_loss"} <= losses.keys()

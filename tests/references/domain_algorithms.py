@@ -1,8 +1,7 @@
 """The published update rules of the domain-generalization methods, step by step, slow and without any sharing.
 
-Every function trains a network in place on a list of steps; a step is a list of (images, targets), one per domain. Every
-forward pass adds AUX times the routers' auxiliary loss. Gradients of methods that read them are taken by autograd, one
-sample at a time.
+Every function trains a network in place on a list of steps; a step is a list of (images, targets), one per domain.
+Every forward pass adds AUX times the routers' auxiliary loss. Gradients of single samples are taken one at a time.
 """
 
 from copy import deepcopy

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .averaging import Averaging, frozen_copy, move
+from .averaging import Averaging, copy_buffers, frozen_copy, move
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class SWAD(Averaging):
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        self._network = (network,)  # a tuple, which keeps it out of the state
+        # Tuples, which keep them out of the state. The copy is made now: after a training forward, layers hold what
+        # they reported, graph and all, and cannot be copied
+        self._network, self._copy = (network,), (frozen_copy(network),)
         self._average = Segment()  # of the valley as far as it is certain
         self._since = Segment()  # of the steps after the last evaluation
         # Evaluations after those in the average: their losses, and the steps up to each. While the start is sought,
@@ -86,6 +88,8 @@ class SWAD(Averaging):
         segment, self._since = self._since, Segment()
         if self._threshold is not None:
             self._go_on(validation_loss, segment)
+            if len(self._waiting) == self.hparams["swad_n_tolerance"]:
+                self._waiting, self._ended = [], True
         elif self._lowest is None or validation_loss < self._lowest:
             self._lowest, self._start, self._waiting = validation_loss, step, []
             self._average = weights_of(self._network[0]).copy()
@@ -102,17 +106,22 @@ class SWAD(Averaging):
         waiting, self._waiting = self._waiting, []
         for loss, segment in waiting:
             self._go_on(loss, segment)
+        # Only a later evaluation can make an end
+        self._confirm(len(self._waiting) - int(self.hparams["swad_n_tolerance"]) + 1)
 
     def _go_on(self, loss: float, segment: Segment) -> None:
         """Lets an evaluation in the valley wait, or confirms it and all that wait."""
         assert self._threshold is not None
         self._waiting.append((loss, segment))
         if loss <= self._threshold:
-            for _, waiting in self._waiting:
-                self._average.add(waiting)
-            self._waiting = []
-        elif len(self._waiting) == self.hparams["swad_n_tolerance"]:
-            self._waiting, self._ended = [], True
+            self._confirm(len(self._waiting))
+
+    def _confirm(self, number: int) -> None:
+        """Takes the first that wait into the average."""
+        number = max(0, number)
+        for _, segment in self._waiting[:number]:
+            self._average.add(segment)
+        self._waiting = self._waiting[number:]
 
     def final(self) -> nn.Module | None:
         """The mean over the valley; None before the first evaluation."""
@@ -123,7 +132,7 @@ class SWAD(Averaging):
         total = self._average.copy()
         for segment in (*(segment for _, segment in self._waiting), self._since):
             total.add(segment)
-        return network_of(self._network[0], total)
+        return filled(self._copy[0], self._network[0], total)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Segments as lists of tensors, and numbers."""
@@ -151,8 +160,9 @@ def read(state: Mapping[str, Any], network: nn.Module) -> Segment:
     return Segment([weight.to(device) for weight in state["weights"]], state["count"])
 
 
-def network_of(network: nn.Module, segment: Segment) -> nn.Module:
-    """A copy of a network, buffers included, with a segment's weights."""
-    average = frozen_copy(network)
-    move(average, segment.weights, 1.0)
-    return average
+def filled(copy: nn.Module, network: nn.Module, segment: Segment) -> nn.Module:
+    """A copy of a network with that network's buffers, on its device, and a segment's weights."""
+    copy.to(segment.weights[0].device)
+    copy_buffers(network, copy)
+    move(copy, segment.weights, 1.0)
+    return copy

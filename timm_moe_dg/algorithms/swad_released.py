@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from .averaging import Averaging
-from .swad import SWAD, Segment, network_of, read, weights_of
+from .averaging import Averaging, frozen_copy
+from .swad import SWAD, Segment, filled, read, weights_of
 
 _logger = logging.getLogger(__name__)
 Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights of the steps up to it
@@ -28,7 +28,7 @@ class ReleasedSWAD(Averaging):
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        self._network = (network,)  # a tuple, which keeps it out of the state
+        self._network, self._copy = (network,), (frozen_copy(network),)  # tuples, which keep them out of the state
         self._patience, self._tolerance = (int(self.hparams[name]) for name in ("swad_n_converge", "swad_n_tolerance"))
         self._since = Segment()
         self._average = Segment()
@@ -81,12 +81,12 @@ class ReleasedSWAD(Averaging):
             return None
         if self._converged is None:
             _logger.warning("SWAD: the validation loss has not settled; averaging the last segment")
-            return network_of(self._network[0], self._recent[-1][2])
+            return filled(self._copy[0], self._network[0], self._recent[-1][2])
         total = self._average.copy()
         queue = [] if self._dead else self._recent[-self._tolerance :][1:]
         while queue and _lowest(queue) <= self._threshold:
             total.add(Segment(queue.pop(0)[2].weights, 1))
-        return network_of(self._network[0], total)
+        return filled(self._copy[0], self._network[0], total)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Segments as lists of tensors, and numbers."""
