@@ -107,7 +107,7 @@ def mldg(network: nn.Module, steps: Steps, hparams: dict) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         torch.manual_seed(number)
-        order = torch.randperm(len(step)).tolist()
+        order = torch.rand(len(step)).argsort().tolist()
         tests = order[-hparams["n_meta_test"] :]
         gradients = [torch.zeros_like(parameter) for parameter in network.parameters()]
         for position, index in enumerate(order[: -hparams["n_meta_test"]]):

@@ -39,7 +39,7 @@ class MIRO(Algorithm):
         twin = frozen_copy(setup.network)
         self._twin = (twin,)  # a tuple, whose modules are not in the state
         self._channels, self._features = _tap_blocks(setup.network)
-        _, self._references = _tap_blocks(twin)
+        _, self._references = _tap_blocks(twin, frozen=True)
         first = torch.tensor(FIRST - SMALLEST).expm1().log().item()
         self.b = nn.ParameterList(torch.full((channels,), first) for channels in self._channels)
 
@@ -63,12 +63,12 @@ class MIRO(Algorithm):
         return out.scalars(task_loss + self.hparams["ld"] * penalty, task_loss=task_loss, penalty=penalty)
 
 
-def _tap_blocks(network: nn.Module) -> tuple[list[int], list[Tap]]:
+def _tap_blocks(network: nn.Module, *, frozen: bool = False) -> tuple[list[int], list[Tap]]:
     """Taps what each block gives; returns their channels too."""
     blocks: Any = getattr(network, "feature_info", None)
     if not isinstance(blocks, list):
         raise ArgumentError.of("model", type(network).__name__, "MIRO needs a model with timm's feature_info")
-    taps = [Tap() for _ in blocks]
+    taps = [Tap(frozen=frozen) for _ in blocks]
     for block, tap in zip(blocks, taps, strict=True):
         network.get_submodule(block["module"]).register_forward_hook(tap.keep_output)
     return [block["num_chs"] for block in blocks], taps

@@ -58,7 +58,8 @@ class MLDG(Algorithm):
         parameters = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
         totals = [torch.zeros_like(parameter) for parameter in parameters]
         held_out = int(self.hparams["n_meta_test"])
-        order = torch.randperm(len(minibatches)).tolist()
+        # The mean of what processes draw is the same order on all of them
+        order = training.reduce(torch.rand(len(minibatches), device=minibatches[0][1].device)).argsort().tolist()
         scalars = []
         for inner, outer in zip(order[:-held_out], cycle(order[-held_out:]), strict=False):
             start = [parameter.detach().clone() for parameter in parameters]

@@ -13,9 +13,14 @@ from .base import full_precision
 
 
 class Tap:
-    """Keeps one tensor of the last forward pass until it is taken."""
+    """Keeps one tensor of the last forward pass until it is taken.
 
-    def __init__(self) -> None:
+    Args:
+        frozen: The network is never in training mode; keep anyway.
+    """
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        self._frozen = frozen
         self._kept: Tensor | None = None
 
     def keep_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -25,7 +30,8 @@ class Tap:
 
     def keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Forward hook: keeps the module's output."""
-        self._kept = output
+        if module.training or self._frozen:
+            self._kept = output
 
     def take(self) -> Tensor:
         """Returns what was kept, float32 or better, and lets go of it.
