@@ -12,7 +12,11 @@ cross-validation needs a run for every pair of domains beside; what there is to 
     python tools/sweep.py -c tools/recipes/digits.yaml --dry-run
     python tools/sweep.py -c tools/recipes/digits.yaml --status
 
-In such a file an entry of `datasets`, `algorithms` or `models` is a name or a table with options of its own:
+A recipe holds options of finetune.py, which takes it with `-c`; here it is run for all held-out domains and seeds:
+
+    python tools/sweep.py --recipe tools/recipes/gmoe_small.yaml --datasets PACS VLCS --data-dir DATA
+
+In a plan an entry of `datasets`, `algorithms` or `models` is a name or a table with options of its own:
 
     models:
       - deit_tiny_patch16_224
@@ -40,7 +44,14 @@ import yaml
 
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError, MoeDgError
-from timm_moe_dg.protocols.command_line import explain, key_value, parse_arguments, positive_int, table_words
+from timm_moe_dg.protocols.command_line import (
+    explain,
+    key_value,
+    parse_arguments,
+    positive_int,
+    read_table,
+    table_words,
+)
 from timm_moe_dg.protocols.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.protocols.launch import available_cpus
 from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, PlannedRun, Sweep, describe_plan, plan_runs
@@ -58,10 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
     group = parser.add_argument_group("plan")
     add = group.add_argument
-    add("--datasets", type=entry, nargs="+", default=["rotated_digits"], metavar="NAME", help="(%(default)s)")
+    recipe = "file of finetune.py options for every run; its data set, algorithm and model are the plan's"
+    add("--recipe", metavar="YAML", help=recipe)
+    add("--datasets", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or rotated_digits)")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
-    add("--algorithms", type=entry, nargs="+", default=["ERM"], metavar="NAME", help="(default: %(default)s)")
-    add("--models", type=entry, nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help="(%(default)s)")
+    add("--algorithms", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or ERM)")
+    add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
     formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
     protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
     what = f"what is held out of a data set's n domains: {protocols}; {OFFICIAL}: 1 run, as the data says (%(default)s)"
@@ -103,16 +116,23 @@ def entry(text: str) -> str | dict[str, Any]:
 
 def read_sweep(args: argparse.Namespace) -> Sweep:
     """Turns the command line into a plan's axes."""
-    common = dict(args.options) | ({"data_dir": args.data_dir} if args.data_dir else {})
+    recipe = read_table(args.recipe, "recipe") if args.recipe else {}
+    model = recipe.pop("model", "gmoe_small_patch16")
+    defaults = {
+        "dataset": recipe.pop("dataset", "rotated_digits"),
+        "algorithm": recipe.pop("algorithm", "ERM"),
+        "model": {"model": model, "label": Path(args.recipe).stem} if args.recipe else model,
+    }
+    axes = {
+        f"{axis}s": [Choice.of(axis, one) for one in vars(args)[f"{axis}s"] or [defaults[axis]]] for axis in defaults
+    }
     return Sweep(
-        datasets=[Choice.of("dataset", entry) for entry in args.datasets],
-        algorithms=[Choice.of("algorithm", entry) for entry in args.algorithms],
-        models=[Choice.of("model", entry) for entry in args.models],
+        **axes,
         protocols=args.protocols,
         trial_seeds=args.trial_seeds,
         hparams_seeds=args.hparams_seeds,
         domains=args.domains,
-        options=common,
+        options={**recipe, **dict(args.options), **({"data_dir": args.data_dir} if args.data_dir else {})},
     )
 
 

@@ -38,15 +38,29 @@ def parse_arguments(
 
 def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
     """Turns a YAML file of option names and values into words of a command line."""
-    try:
-        table = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ArgumentError.of("config", path, f"cannot be read as YAML ({error})") from error
-    if not isinstance(table, dict):
-        raise ArgumentError.of("config", path, "holds no table of options, such as `steps: 100`")
+    table = read_table(path, "config")
     for name in ("config", "resume"):
         table.pop(name, None)  # a run's args.yaml says how it was started; the values that came of it are all in there
     return table_words(parser, table, "config", path)
+
+
+def read_table(path: str, argument: str) -> dict[str, Any]:
+    """Reads a YAML file of names and values.
+
+    Args:
+        path: The file.
+        argument: Where the path comes from, for the error's message.
+
+    Raises:
+        ArgumentError: It cannot be read, or is no table.
+    """
+    try:
+        table = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({error})") from error
+    if not isinstance(table, dict):
+        raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
+    return table
 
 
 def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argument: str, source: str) -> list[str]:
