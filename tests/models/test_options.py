@@ -13,6 +13,7 @@ from tests.models.cases import BY_NAME, CASES, SMALL, randomise
 from timm_moe_dg.models._geo_vit import GeoMoeVisionTransformer
 from timm_moe_dg.models._moe_vit import MoeVisionTransformer
 from timm_moe_dg.models.erm_le import LocationVisionTransformer
+from timm_moe_dg.protocols.network import build_network
 
 NAMES = [*BY_NAME, "erm_le_tiny_patch16"]
 OURS = {"num_experts", "top_k", "router_noise", "expert_drop", "moe_layers"}
@@ -92,12 +93,12 @@ def test_a_saved_model_reloads_after_every_default_changed(name, tmp_path, monke
         change_defaults(monkeypatch, cls, other)
     assert len(timm.create_model(name, img_size=64, num_heads=2).blocks) == 6  # the change is real
 
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert again.state_dict().keys() == model.state_dict().keys()
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
-    assert torch.equal(again(images(name)), model(images(name)))
-    capacities = [getattr(module, "capacity_factor", None) for module in again.modules()]
-    assert not any(capacities)
+    source = f"local-dir:{tmp_path}"
+    for again in (timm.create_model(source, pretrained=True).eval(), build_network(source, 10, pretrained=True).eval()):
+        assert again.state_dict().keys() == model.state_dict().keys()
+        assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
+        assert torch.equal(again(images(name)), model(images(name)))
+        assert not any(getattr(module, "capacity_factor", None) for module in again.modules())
 
 
 @torch.no_grad()

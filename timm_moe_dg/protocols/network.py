@@ -64,6 +64,15 @@ def build_network(
         options = resolve_model_input_args(name, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
         keeps = loads or num_classes is None
         classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
+        if (
+            parse_model_name(name)[0] is not None
+        ):  # timm forgets saved options that are None unless it reads them itself
+            options = {
+                "model_name": name,
+                "img_size": options.get("img_size"),
+                "pretrained_cfg_overlay": overlay,
+                **kwargs,
+            }
         network = _create(options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None)
     except MoeDgError:
         raise
