@@ -1,5 +1,8 @@
 """Loaders: what is drawn depends on seed, domain and draw; evaluation sees everything once."""
 
+import multiprocessing
+import signal
+import subprocess
 from collections import Counter
 from itertools import islice
 
@@ -167,6 +170,23 @@ def test_global_random_state_is_left_alone():
 def test_batch_that_processes_cannot_share(batch_size, processes):
     with pytest.raises(ProtocolError, match=rf"batch_size={batch_size}.*processes \({processes}\)"):
         take(make_draws(), 1, batch_size=batch_size, num_processes=processes)
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
+def test_workers_outlive_a_scheduler_but_not_their_parent():
+    loader = training_loader(make_draws(), StepSampler([0], 6), workers=1)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    for _ in range(5):
+        next(batches)
+    assert worker.is_alive()
+    del batches, loader
+    worker.terminate()
+    worker.join(10)
+    assert not worker.is_alive()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

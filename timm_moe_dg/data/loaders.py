@@ -6,7 +6,9 @@ starts at step s gives what an uninterrupted one gives from step s on.
 """
 
 import itertools
+import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -235,7 +237,15 @@ def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
 def _outlive_sigterm(worker: int) -> None:
     """Leaves it to the main process when to end: schedulers send the signal to workers too, and theirs comes first.
 
-    A second one ends the worker. It is how the loader, and Python itself, stop workers that do not end when they are
-    asked to, and would otherwise be waited for without end.
+    From the main process itself the signal still ends the worker; it sends it to workers that it cannot reach
+    otherwise, and would wait for them without end. Where Python does not say who sent it (macOS), nothing is changed.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(128 + signal.SIGTERM)  # what a shell reports for a process that the signal ended
