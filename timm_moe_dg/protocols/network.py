@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 from huggingface_hub.errors import HfHubHTTPError
@@ -23,7 +23,8 @@ from torch import nn
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 
 DROP_PATH = 0.1  # what the papers fine-tune with
-_HTTP_ERROR = HfHubHTTPError.__bases__[0]  # a download that breaks off raises its HTTP library's own error
+# A download that breaks off raises its HTTP library's own error
+_HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
 _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
 _logger = logging.getLogger(__name__)
 
@@ -64,15 +65,10 @@ def build_network(
         options = resolve_model_input_args(name, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
         keeps = loads or num_classes is None
         classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
-        if (
-            parse_model_name(name)[0] is not None
-        ):  # timm forgets saved options that are None unless it reads them itself
-            options = {
-                "model_name": name,
-                "img_size": options.get("img_size"),
-                "pretrained_cfg_overlay": overlay,
-                **kwargs,
-            }
+        if parse_model_name(name)[0] is not None:
+            # timm keeps saved options that are None only if it reads them itself
+            size = {"img_size": options.get("img_size")}
+            options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
         network = _create(options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None)
     except MoeDgError:
         raise
