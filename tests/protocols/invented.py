@@ -12,7 +12,7 @@ from timm_moe_dg.protocols.planner import leave_one_domain_out_cv
 
 
 def invented_records(
-    test, *, num_domains=3, trial_seed=0, hparams_seed=0, steps=(0, 300, 600), levels=64, seed=0, **args
+    test, *, num_domains=3, trial_seed=0, hparams_seed=0, at=(0, 300, 600), levels=64, seed=0, **args
 ) -> list[Record]:
     """Random accuracies, of so many levels (a power of two, for exact means); a function of everything given."""
     words = {"dataset": "toy", "algorithm": "ERM", "model": "vit", "holdout_fraction": 0.2, **args}
@@ -20,7 +20,7 @@ def invented_records(
     text = json.dumps([words, seed], sort_keys=True)
     random = np.random.default_rng(list(text.encode()))
     records = []
-    for step in steps:
+    for step in at:
         in_acc, out_acc = (random.integers(0, levels + 1, (2, num_domains)) / levels).tolist()
         records.append(Record(step, 0.0, {"loss": 1.0}, 0.1, 0.0, tuple(in_acc), tuple(out_acc), words, {"lr": 1e-3}))
     return records

@@ -87,7 +87,12 @@ def test_both_readers_make_the_same_table(rule, tmp_path):
 def domainbed_row(step, test_envs, trial_seed):
     """One of its rows: no model, older ones without mem_gb, its own names for where things are."""
     args = {"algorithm": "CORAL", "checkpoint_freq": None, "data_dir": "/data", "dataset": "VLCS", "hparams": None}
-    args |= {"holdout_fraction": 0.2, "output_dir": f"/sweep/{test_envs}{trial_seed}", "seed": trial_seed + 7, "steps": 1001}
+    args |= {
+        "holdout_fraction": 0.2,
+        "output_dir": f"/sweep/{test_envs}{trial_seed}",
+        "seed": trial_seed + 7,
+        "steps": 1001,
+    }
     args |= {"hparams_seed": 0, "skip_model_save": False, "task": "domain_generalization", "test_envs": test_envs}
     accuracies = {f"env{domain}_{split}_acc": 0.5 + domain / 8 for domain in range(4) for split in ("in", "out")}
     other = {"args": {**args, "trial_seed": trial_seed}, "epoch": 0.0, "hparams": {"batch_size": 39}, "step": step}

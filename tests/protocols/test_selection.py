@@ -110,7 +110,7 @@ def test_cross_validation_against_the_written_rule(num_domains, levels):
     steps, draws = (0, 300, 600), (0, 1, 2)
     differ = 0
     for seed, target in product(range(10), range(num_domains)):
-        runs = cross_validation_runs(target, num_domains, draws, seed, levels=levels, steps=steps)
+        runs = cross_validation_runs(target, num_domains, draws, seed, levels=levels, at=steps)
         records = [record for run in runs.values() for record in run]
         chosen = leave_one_domain_out_cv(records)
         assert chosen is literal_cross_validation(runs, target, num_domains, draws, steps)

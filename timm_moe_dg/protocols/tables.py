@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import nan, sqrt
-from statistics import fmean, pstdev
+from statistics import fmean
 from types import MappingProxyType
 
 from ..data import BENCHMARKS
 from ..errors import RecordError
-from .planner import leave_one_domain_out, leave_one_domain_out_cv, single_source
+from .planner import OFFICIAL, leave_one_domain_out, leave_one_domain_out_cv, single_source
 from .records import Record
 from .runs import Row, Run, by_row
 from .selection import SELECTION_RULES, reported_accuracy, training_domain_validation, transfer_accuracy
 
 SINGLE_SOURCE = "single_source"
+OFFICIAL_SCORES = MappingProxyType({"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"})
 # rule -> the runs that it needs, as sets of held-out domains
 NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
     {
@@ -26,6 +27,7 @@ NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
         "leave_one_domain_out_cv": leave_one_domain_out_cv,
         "oracle": leave_one_domain_out,
         SINGLE_SOURCE: single_source,
+        OFFICIAL: lambda num_domains: [],
     }
 )
 TITLES: Mapping[str, str] = MappingProxyType(
@@ -34,6 +36,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "leave_one_domain_out_cv": "leave-one-domain-out cross-validation",
         "oracle": "test-domain validation (oracle)",
         SINGLE_SOURCE: "single source",
+        OFFICIAL: "the data's own test domains",
     }
 )
 
@@ -64,7 +67,7 @@ class Cell:
     def error(self) -> float:
         """Standard error of the mean, std(ddof=0) / sqrt(n); NaN for less than two seeds."""
         number = len(self.values)
-        return pstdev(self.values.values()) / sqrt(number) if number > 1 else nan
+        return sqrt(fmean((value - self.mean) ** 2 for value in self.values.values()) / number) if number > 1 else nan
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,16 @@ def make_tables(
     for rule in rules:
         made = []
         for dataset, rows in rows_of.items():
-            if _has_something(rule, rows) and rule == SINGLE_SOURCE:
+            if not _has_something(rule, rows):
+                continue
+            if rule == SINGLE_SOURCE:
                 made += _single_source_tables(dataset, rows)
-            elif _has_something(rule, rows):
+            elif rule == OFFICIAL:
+                made.append(_official_table(dataset, rows))
+            else:
                 made.append(_table(dataset, rule, rows, report))
         tables += made
-        if len(made) > 1 and rule != SINGLE_SOURCE:
+        if len(made) > 1 and rule in SELECTION_RULES:
             tables.append(_averages(rule, made))
     return tables
 
@@ -127,6 +134,8 @@ def _has_something(rule: str, rows: Rows) -> bool:
     """Whether some run shows that a rule is meant to be applied."""
     runs = [run for members in rows.values() for run in members]
     held_out = {len(run.test_domains) for run in runs}
+    if rule == OFFICIAL or any(run.records[0].roles for run in runs):
+        return rule == OFFICIAL and any(run.records[0].roles for run in runs)
     if rule == SINGLE_SOURCE:
         return any(run.num_domains - len(run.test_domains) == 1 for run in runs)
     return held_out >= ({1, 2} if rule == "leave_one_domain_out_cv" else {1})
@@ -167,8 +176,8 @@ def _single_source_tables(dataset: str, rows: Rows) -> list[Table]:
     for source, held_out in enumerate(single_source(number)):
         cells = {}
         for row, runs in rows.items():
-            chosen = {seed: _from_source(runs, held_out, seed) for seed in seeds}
-            records = {seed: record for seed, record in chosen.items() if record is not None}
+            mine = [run for run in runs if run.test_domains == held_out]
+            records = _validated(mine, seeds)
             shown = [
                 Cell({seed: record.out_acc[domain] for seed, record in records.items()}, len(seeds))
                 for domain in (source, *held_out)
@@ -183,9 +192,32 @@ def _single_source_tables(dataset: str, rows: Rows) -> list[Table]:
     return tables
 
 
-def _from_source(runs: Sequence[Run], held_out: tuple[int, ...], trial_seed: int) -> Record | None:
-    mine = [run for run in runs if run.test_domains == held_out and run.seeds[0] == trial_seed]
-    return training_domain_validation([record for run in mine for record in run.records]) if mine else None
+def _official_table(dataset: str, rows: Rows) -> Table:
+    """Scores over the domains that the data sets apart for "id" and "ood" evaluation; see `role_scores`."""
+    _, seeds = _extent(rows)
+    chosen = {row: _validated(runs, seeds) for row, runs in rows.items()}
+    roles = sorted({role for records in chosen.values() for record in records.values() for role in record.roles})
+    cells = {
+        row: [
+            Cell({seed: record.roles[role][score] for seed, record in records.items()}, len(seeds))
+            for role, score in product(roles, OFFICIAL_SCORES)
+        ]
+        for row, records in chosen.items()
+    }
+    columns = [f"{role} {name}" for role, name in product(roles, OFFICIAL_SCORES.values())]
+    title = f"{dataset}, its own test domains, selection by {TITLES['training_domain_validation']}"
+    lacking = [
+        f"{row}: trial seeds {sorted(set(seeds) - set(records))}"
+        for row, records in chosen.items()
+        if set(seeds) - set(records)
+    ]
+    return Table(dataset, OFFICIAL, title, columns, cells, rows, lacking)
+
+
+def _validated(runs: Sequence[Run], seeds: Sequence[int]) -> dict[int, Record]:
+    """What training-domain validation selects, by trial seed; seeds without a run are left out."""
+    records = {seed: [record for run in runs if run.seeds[0] == seed for record in run.records] for seed in seeds}
+    return {seed: training_domain_validation(found) for seed, found in records.items() if found}
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
