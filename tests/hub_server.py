@@ -222,7 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
             commit = repository.add(revision, lines, self.hub.objects)
         except KeyError as error:
             return self._json({"error": f"LFS pointer points to a file that does not exist: {error}"}, 400)
-        return self._json({**answer, "commitOid": commit.sha, "commitUrl": f"{self.hub.endpoint}/{name}/commit/x"})
+        address = f"{self.hub.endpoint}/{name}/commit/{commit.sha}"
+        return self._json({**answer, "commitOid": commit.sha, "commitUrl": address})
 
 
 _NAME = r"([^/]+/[^/]+)"

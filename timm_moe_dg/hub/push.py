@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..errors import ArgumentError, HubError
+from ..errors import ArgumentError, HubError, MoeDgError
 
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
 
@@ -113,7 +113,7 @@ def _explained(repo_id: str, state: str) -> Iterator[None]:
     """Turns what huggingface_hub raises into one error that ends with what is on the Hub now."""
     try:
         yield
-    except ArgumentError:
+    except MoeDgError:
         raise
     except LocalTokenNotFoundError as error:
         raise HubError(f"token=None: {_TOKEN}; {state}") from error
