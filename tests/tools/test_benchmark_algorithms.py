@@ -1,0 +1,44 @@
+"""The benchmark takes the steps that it says it takes; its times are not tested."""
+
+import json
+
+import pytest
+
+from tests.load_tool import load_tool
+from timm_moe_dg.algorithms import ALGORITHMS
+from timm_moe_dg.errors import ArgumentError
+
+QUICK = ["--model", "test_vit", "--img-size", "32", "--batch-size", "2", "--rounds", "2", "--warmup", "0"]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return load_tool("benchmark_algorithms")
+
+
+def test_every_method_is_measured_relative_to_erm(tool, tmp_path, capsys):
+    words = [*QUICK, "--no-memory", "--threads", "1", "--output", str(tmp_path / "rows.json")]
+    tool.main(tool.build_parser().parse_args(words))
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["algorithm"] for row in rows] == list(ALGORITHMS)
+    assert rows[0]["ratio"] == [1.0, 1.0, 1.0]
+    assert all(row["seconds"] > 0 for row in rows)
+    printed = capsys.readouterr().out.splitlines()
+    assert len([line for line in printed if line.startswith("| ")]) == 1 + len(ALGORITHMS)
+
+
+def test_penalties_have_their_full_weight_and_turns_are_timed_together(tool):
+    args = tool.build_parser().parse_args([*QUICK, "--no-memory"])
+    assert tool.turns("DANN") == 2
+    assert tool.turns("IRM") == 1
+    counted = []
+    seconds = tool.timed(lambda: counted.append(1), 2, "cpu")
+    assert (len(counted), seconds > 0) == (2, True)
+    step = tool.make_step("IRM", tool.make_network(args), args)
+    (algorithm,) = (cell.cell_contents for cell in step.__closure__ if hasattr(cell.cell_contents, "annealed"))
+    assert algorithm.annealed
+
+
+def test_an_unknown_method_is_refused_before_anything_is_measured(tool):
+    with pytest.raises(ArgumentError, match="algorithm='Sagnet': choose from ERM"):
+        tool.main(tool.build_parser().parse_args([*QUICK, "--algorithm", "Sagnet"]))

@@ -1,0 +1,198 @@
+"""Step time and peak memory of every training method relative to ERM, interleaved so that a noisy machine cancels.
+
+    python tools/benchmark_algorithms.py                                    # gmoe_small_patch16, 3 domains of 8 images
+    python tools/benchmark_algorithms.py --algorithm IRM Fish DANN --model gmoe_tiny_patch16 --img-size 64
+    python tools/benchmark_algorithms.py --device cuda --amp-dtype bfloat16 --batch-size 32 --output gpu.json
+
+Every method trains a copy of the same network on the same random images, with its default hyper-parameters and its
+penalty from the first step on. Rounds go A B C A B C; each ratio is taken within a round, and the median over rounds is
+shown with its quartiles. A step of DANN is the mean of the network's turn and the discriminator's. Peak memory is
+measured in a process of its own for each method: allocated on a GPU, resident beyond the imports on a CPU (Linux).
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+BASE = "ERM"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", default="gmoe_small_patch16", help="any timm model (%(default)s)")
+    add("--algorithm", nargs="+", default=list(ALGORITHMS), help="methods to measure beside ERM (default: all)")
+    add("--domains", type=int, default=3, help="training domains (%(default)s)")
+    add("--batch-size", type=int, default=8, help="images per domain (%(default)s)")
+    add("--img-size", type=int, help="pixels (default: the model's own)")
+    add("--num-classes", type=int, default=7, help="classes (%(default)s)")
+    add("--rounds", type=int, default=10, help="timed rounds (%(default)s)")
+    add("--warmup", type=int, default=2, help="rounds before them (%(default)s)")
+    add("--no-memory", dest="memory", action="store_false", help="leave the peak memory out")
+    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--device", default="cpu", help="torch device, such as cuda (%(default)s)")
+    add("--amp-dtype", choices=list(DTYPES), help="automatic mixed precision (default: off)")
+    add("--output", type=Path, metavar="JSON", help="file for the figures")
+    return parser
+
+
+class Autocast(nn.Module):
+    """A network whose forward passes run in mixed precision, as a launcher wraps it.
+
+    Args:
+        network: Any.
+        device: Its device.
+        dtype: None for no mixed precision.
+    """
+
+    def __init__(self, network: nn.Module, device: str, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.network = network
+        self.options = {"device_type": torch.device(device).type, "dtype": dtype, "enabled": dtype is not None}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        with torch.autocast(**self.options):
+            return self.network(images)
+
+
+def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callable[[], None]:
+    """What is timed: one step of a method."""
+    method = get_algorithm(name)
+    # The penalty from the first step on; MLDG needs a domain to train on
+    hparams = {key: 0 for key in method.HPARAMS if key.endswith("anneal_iters")}
+    hparams |= {"n_meta_test": min(2, args.domains - 1)}
+    algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
+    groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
+    wrapped = Autocast(network.train(), args.device, DTYPES.get(args.amp_dtype))
+    training = Training(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
+    generator = torch.Generator().manual_seed(0)
+    minibatches = [
+        (
+            torch.randn(args.batch_size, 3, size, size, generator=generator).to(args.device),
+            torch.randint(args.num_classes, (args.batch_size,), generator=generator).to(args.device),
+        )
+        for _ in range(args.domains)
+    ]
+
+    def step() -> None:
+        algorithm.update(training, minibatches)
+
+    return step
+
+
+def turns(name: str) -> int:
+    """Steps after which a method has done everything it does."""
+    return 1 + int(get_algorithm(name).HPARAMS.get("d_steps_per_g_step", 0))
+
+
+def timed(step: Callable[[], None], steps: int, device: str) -> float:
+    """Seconds of one step, the mean over some."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+def make_network(args: argparse.Namespace) -> nn.Module:
+    """The network that every method starts from."""
+    torch.manual_seed(0)
+    options = {"img_size": args.img_size} if args.img_size else {}
+    return timm.create_model(args.model, num_classes=args.num_classes, **options).to(args.device)
+
+
+def measure_times(names: list[str], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds per step of every method in every round."""
+    network = make_network(args)
+    steps = {name: make_step(name, deepcopy(network), args) for name in names}
+    rounds = [
+        {name: timed(step, turns(name), args.device) for name, step in steps.items()}
+        for _ in range(args.warmup + args.rounds)
+    ][args.warmup :]
+    return {name: [times[name] for times in rounds] for name in names}
+
+
+def peak_memory(name: str, args: argparse.Namespace) -> float:
+    """MiB that a network and three steps of a method take, in a process of their own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory, (name, args))
+
+
+def _peak_memory(name: str, args: argparse.Namespace) -> float:
+    torch.set_num_threads(args.threads)
+    torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak of the imports
+    before = _resident_peak()
+    step = make_step(name, make_network(args), args)
+    for _ in range(3 * turns(name)):
+        step()
+    if torch.device(args.device).type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _resident_peak() - before
+
+
+def _resident_peak() -> float:
+    """MiB of this process's largest resident size so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per method, ERM first."""
+    names = [BASE, *(name for name in args.algorithm if name != BASE)]
+    times = measure_times(names, args)
+    rows = []
+    for name in names:
+        ratios = [own / base for own, base in zip(times[name], times[BASE], strict=True)]
+        row = {"algorithm": name, "seconds": statistics.median(times[name]), "ratio": statistics.quantiles(ratios, n=4)}
+        row["peak_mib"] = peak_memory(name, args) if args.memory else None
+        rows.append(row)
+    return rows
+
+
+def table_line(row: dict[str, Any], base: dict[str, Any]) -> str:
+    """One line of the printed Markdown table; `base` is ERM's row."""
+    low, middle, high = row["ratio"]
+    cells = [row["algorithm"], f"{row['seconds'] * 1e3:.0f}", f"{middle:.2f} ({low:.2f}-{high:.2f})"]
+    if row["peak_mib"] is not None:
+        cells += [f"{row['peak_mib']:.0f}", f"{row['peak_mib'] / base['peak_mib']:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measures, prints a table, writes JSON."""
+    torch.set_num_threads(args.threads)
+    for name in args.algorithm:
+        get_algorithm(name)
+    images = f"{args.domains} x {args.batch_size} images"
+    precision = args.amp_dtype or "float32"
+    print(f"{args.model}, {images}, {args.device}, {args.threads} threads, {precision}, torch {torch.__version__}")
+    rows = measure(args)
+    memory = " MiB | to ERM |" if args.memory else ""
+    print(f"| method | ms/step | to ERM (quartiles) |{memory}\n|{'---|' * (5 if args.memory else 3)}")
+    print("\n".join(table_line(row, rows[0]) for row in rows), flush=True)
+    if args.output:
+        machine = {"torch": torch.__version__, **{key: str(value) for key, value in vars(args).items()}}
+        args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main(build_parser().parse_args())
