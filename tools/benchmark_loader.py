@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--images", type=int, default=64, help="generated files of each size (%(default)s)")
     add("--workers", type=int, default=0, help="processes of each loader; 0 reads in this one (%(default)s)")
     add("--batch-size", type=int, default=32, help="images per batch (%(default)s)")
-    add("--batches", type=int, default=3, help="timed batches per round (%(default)s)")
+    add("--batches", type=int, default=5, help="timed batches per round (%(default)s)")
     add("--rounds", type=int, default=7, help="timed rounds (%(default)s)")
     add("--model", help="any timm model: measure its training step with and without waiting for images")
     add("--device", default="cpu", help="torch device of the model, such as cuda (%(default)s)")
@@ -226,7 +226,9 @@ def measure(name: str, domain: FolderDomain, args: argparse.Namespace) -> dict[s
         print(f"  {loader:9} decode {shares['decode']:.2f} ms, transform {shares['transform']:.2f} ms")
     if args.model:
         row["step"] = measure_step(domain, args)
-        print("  step of {} ms, {:.0f} with the loader: {:.0%} of it waiting for images".format(*row["step"].values()))
+        print(
+            "  step of {:.0f} ms, {:.0f} with the loader: {:.0%} of it waiting for images".format(*row["step"].values())
+        )
     return row
 
 

@@ -113,6 +113,19 @@ def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
     assert len(read_fmow(fmow / "fmow_v1.1")) == len(domains)
 
 
+def test_an_official_split_keeps_what_is_not_left_out(fmow: Path) -> None:
+    for domain in read_fmow(fmow):
+        gone = set(range(0, len(domain), 3))
+        fewer = domain.without(gone)
+        assert len(fewer) == len(domain) - len(gone)
+        for part, before in (("inside", domain.split.inside), ("outside", domain.split.outside)):
+            kept = [position for position in before if position not in gone]
+            rows = getattr(fewer.split, part)
+            assert [grey_of(fewer, row) for row in rows] == [grey_of(domain, position) for position in kept]
+            assert [fewer.targets[row] for row in rows] == [domain.targets[position] for position in kept]
+            np.testing.assert_array_equal(fewer.metadata[rows], domain.metadata[kept])
+
+
 def test_fmow_by_region_trains_on_no_image_without_one(fmow: Path) -> None:
     domains = by_name(read_fmow(fmow, pooled=False))
     assert [name for name in domains if name.startswith("train")] == ["train Africa", "train Asia", "train Europe"]
