@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_accuracies
-from timm_moe_dg.errors import MoeDgError
+from timm_moe_dg.errors import MoeDgError, RecordError
 from timm_moe_dg.protocols.command_line import explain
 from timm_moe_dg.protocols.comparison import compare
 from timm_moe_dg.protocols.rendering import FORMATS, render
@@ -44,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
 def collect(args: argparse.Namespace) -> None:
     """Reads the runs and shows their tables."""
     runs, unfinished = find_runs(args.folders)
+    if not runs:
+        raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
     tables = make_tables(runs, args.rules, whole_accuracy if args.whole_domain else reported_accuracy)
     print(f"{len(runs)} finished runs", file=sys.stderr)
     if args.compare:

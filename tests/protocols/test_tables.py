@@ -88,10 +88,12 @@ def test_settings_make_rows_of_their_own():
         run_of((0,), **{**common, "steps": 15_001}),
         run_of((0,), **{**common, "model_kwargs": {"depth": 4, "router": "linear"}}),
         run_of((0,), **common, averaging="swad"),
+        run_of((0,), **common, hparams={"penalty": 2}),
     ]
     (table,) = make_tables(runs, ["oracle"])
     assert sorted(map(str, table.rows)) == [
         "ERM + swad, vit",
+        "ERM, vit, penalty=2, steps=5001",
         "ERM, vit, router=linear, steps=5001",
         "ERM, vit, steps=15001",
         "ERM, vit, steps=5001",

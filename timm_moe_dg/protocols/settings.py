@@ -8,7 +8,7 @@ from ..data import Benchmark
 from .resume import FREE
 
 IDENTITY = ("dataset", "algorithm", "averaging", "model", "test_domains", "test_envs", "trial_seed", "hparams_seed")
-DERIVED = ("seed", "num_classes", "hparams", "lr", "weight_decay", "batch_size")  # from the seeds and the data
+DERIVED = ("seed", "num_classes", "lr", "weight_decay", "batch_size")  # from the seeds and the data
 FILLED_IN = (
     *DERIVED,
     "test_domains",

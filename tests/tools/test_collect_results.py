@@ -1,0 +1,69 @@
+"""tools/collect_results.py on folders of invented runs, and on what a sweep of real ones leaves."""
+
+import pytest
+from PIL import Image
+
+from tests.load_tool import load_tool
+from tests.protocols.invented import write_sweep
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    write_sweep(root, dataset="colored_digits", model="a", skip=[((0,), 0, 0), ((0,), 0, 1)])
+    write_sweep(root, dataset="colored_digits", model="b")
+    return root
+
+
+def shown(capsys, *words):
+    load_tool("collect_results").main([*map(str, words)])
+    return capsys.readouterr().out
+
+
+def test_every_rule_that_there_are_runs_for_has_a_table(folder, capsys):
+    out = shown(capsys, folder)
+    titles = [line for line in out.splitlines() if line.startswith("colored_digits, ")]
+    assert [title.partition("by ")[2] for title in titles[:3]] == [
+        "training-domain validation",
+        "leave-one-domain-out cross-validation",
+        "test-domain validation (oracle)",
+    ]
+    assert len(titles) == 3 + 3  # of three domains, those that hold out a pair have a single source
+    assert "(2 of 3 seeds)" in out
+    assert "ERM, a: test domains [0], trial seeds [0], hparams seed 1" in out
+
+
+@pytest.mark.parametrize("format_", ["markdown", "latex"])
+def test_formats_and_rules_can_be_chosen(folder, capsys, format_):
+    out = shown(capsys, folder, "--format", format_, "--rules", "oracle")
+    assert out.count("test-domain validation (oracle)") == 1
+    assert ("| ERM | a |" in out, r"\begin{tabular}" in out) == ((format_ == "markdown"), format_ == "latex")
+
+
+def test_whole_domain_is_another_number(folder, capsys):
+    words = (folder, "--rules", "oracle")
+    assert shown(capsys, *words) != shown(capsys, *words, "--whole-domain")
+
+
+def test_comparison(folder, capsys):
+    out = shown(capsys, folder, "--compare", "a", "b", "--rules", "leave_one_domain_out_cv")
+    assert out.splitlines()[2].split("  ")[0] == "domain"
+    assert "difference" in out
+    with pytest.raises(
+        SystemExit, match=r"collect_results\.py: ArgumentError: compare=\['a', 'c'\]: no table has both"
+    ):
+        shown(capsys, folder, "--compare", "a", "c")
+
+
+def test_picture(folder, capsys, tmp_path):
+    shown(capsys, folder, "--plot", tmp_path / "bars.png", "--rules", "oracle")
+    one = Image.open(tmp_path / "bars.png")
+    shown(capsys, folder, "--plot", tmp_path / "more.png", "--rules", "oracle", "training_domain_validation")
+    more = Image.open(tmp_path / "more.png")
+    assert more.height > 1.5 * one.height
+    assert len(one.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path):
+    with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
+        load_tool("collect_results").main([str(tmp_path)])
