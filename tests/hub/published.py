@@ -31,7 +31,7 @@ def fine_tuned(name: str = "gmoe_tiny_patch16", num_classes: int = len(CLASSES),
     return randomise(timm.create_model(name, **{**options, "num_classes": num_classes})).eval()
 
 
-def invented_records(**args: Any) -> list[Record]:
+def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[Record]:
     """Three evaluations of a run on three domains, the first held out; validation picks the one at step 20."""
     known = {"dataset": "folder", "algorithm": "ERM", "test_envs": [0], "trial_seed": 1, "hparams_seed": 0, "seed": 7}
     known |= {"model": "gmoe_tiny_patch16", "holdout_fraction": 0.2, "pretrained": True, "initial_checkpoint": None}
@@ -46,6 +46,7 @@ def invented_records(**args: Any) -> list[Record]:
             out_acc=tuple(outside + MARGIN * domain for domain in range(3)),
             args={**known, **args},
             hparams={"lr": 3e-5, "weight_decay": 0.0, "batch_size": 32},
+            roles=roles or {},
         )
         for step, (inside, outside) in ACCURACIES.items()
     ]

@@ -86,6 +86,12 @@ def test_the_table_holds_the_selected_record_of_every_domain(tmp_path):
     assert "![learning curves](learning_curves.png)" in text
 
 
+def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):
+    scores = {"accuracy": 0.625, "worst_accuracy": 0.25, "worst_group": "Africa", "f1_macro": 0.375}
+    text = card_of_run(tmp_path, roles={"ood": scores}).text
+    assert "| ood | 62.5 | 25.0 (Africa) | 37.5 |" in text
+
+
 def test_other_records_give_other_numbers(tmp_path, monkeypatch):
     monkeypatch.setitem(ACCURACIES, 20, (0.3125, 0.5))
     assert "held-out in-split: **31.2**" in card_of_run(tmp_path).text
