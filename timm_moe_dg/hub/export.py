@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 
-OPSET = 20  # the newest that onnxruntime 1.22 runs and the exporter writes without converting
+OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
 
