@@ -8,7 +8,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.protocols.jobs import Attempt, Job, run_jobs, submit_jobs, tail
 
 # writes the seconds at which it began and ended; saves and leaves when it is asked to
@@ -143,6 +143,18 @@ def test_a_job_that_does_not_end_is_killed(tmp_path):
     assert f"exit status {-signal.SIGKILL}" in job.log.read_text()
 
 
+def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    running = run_jobs([job, make_job(tmp_path, "quick")], [{}, {}], grace=20.0)
+    next(running)
+    wait_for(lambda: begun(job))
+    running.close()
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+
+
 def test_submitit_runs_a_job_with_its_log(tmp_path):
     ((job, handle),) = submit_jobs(
         [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"
@@ -155,6 +167,14 @@ def test_submitit_runs_a_job_with_its_log(tmp_path):
 def test_slurm_gets_the_same_job_again_when_time_is_up(tmp_path):
     job = make_job(tmp_path)
     assert job.checkpoint().function is job
+
+
+def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
+    with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
 
 
 def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import MissingDependencyError
+from ..errors import ArgumentError, MissingDependencyError
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
@@ -99,13 +100,25 @@ class Attempt:
         return self.poll() or 0
 
     def stop(self, seconds: float) -> None:
-        """Waits for a process that was asked to end, and kills it and its workers after some seconds."""
+        """Waits for a process that was asked to end, and kills what is left of it after some seconds.
+
+        A launcher may end before the processes that it started; those hold the log's lock, and are asked as well.
+        """
+        deadline = time.monotonic() + seconds
         try:
             self.process.wait(seconds)
+            self.poll()
+            self._signal_group(signal.SIGTERM)
+            while time.monotonic() < deadline and self.job.state() == "running":
+                time.sleep(_POLL)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.poll()
+            pass
+        self._signal_group(signal.SIGKILL)
+        self.wait()
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # nobody is left
+            os.killpg(self.process.pid, number)
 
 
 def run_jobs(
@@ -165,13 +178,19 @@ def submit_jobs(
 
     Raises:
         MissingDependencyError: submitit is not installed.
+        ArgumentError: There is no Slurm here, or submitit does not know a parameter.
     """
     try:
         import submitit
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("--launcher slurm", "submitit", "slurm") from error
-    executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-    executor.update_parameters(**options)
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(**options)
+    except RuntimeError as error:
+        raise ArgumentError.of("launcher", cluster, f"cannot be used here ({error})") from error
+    except (NameError, TypeError, AssertionError) as error:
+        raise ArgumentError.of("slurm", dict(options), f"submitit does not take them ({error})") from error
     with executor.batch():
         handles = [executor.submit(job) for job in jobs]
     return list(zip(jobs, handles, strict=True))
