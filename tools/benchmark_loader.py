@@ -225,9 +225,10 @@ def measure(name: str, domain: FolderDomain, args: argparse.Namespace) -> dict[s
     for loader, shares in row["milliseconds"].items():
         print(f"  {loader:9} decode {shares['decode']:.2f} ms, transform {shares['transform']:.2f} ms")
     if args.model:
-        row["step"] = measure_step(domain, args)
+        times = row["step"] = measure_step(domain, args)
         print(
-            "  step of {:.0f} ms, {:.0f} with the loader: {:.0%} of it waiting for images".format(*row["step"].values())
+            f"  step of {times['without_loader']:.0f} ms, {times['with_loader']:.0f} with the loader: "
+            f"{times['waiting']:.0%} of it waiting for images"
         )
     return row
 

@@ -67,7 +67,8 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
             image.load()
             return image if image.mode == "RGB" else _as_rgb(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); repair or remove the file") from error
+        remedy = "repair or remove the file, or give --skip-unreadable"
+        raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
