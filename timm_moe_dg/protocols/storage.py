@@ -72,11 +72,12 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         StorageError: The line cannot be written.
     """
-    with explained(path), path.open("ab") as file:
+    with explained(path), path.open("ab", buffering=0) as file:  # a buffer would try again when the file is closed
         end = file.tell()
         try:
-            file.write(line.encode() + b"\n")
-            file.flush()
+            rest = line.encode() + b"\n"
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except BaseException:
             os.truncate(path, end)

@@ -1,0 +1,167 @@
+"""Runs that end early go on as if nothing had happened; runs that cannot go on say why."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.algorithms import ERM
+from timm_moe_dg.protocols import checkpoint
+
+MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=3", "num_heads=3", "moe_layers=(1,)"]
+RANDOM = ["num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "--drop-path", "0.2", "--workers", "1"]
+STEPS = ["--steps", "9", "--checkpoint-freq", "4", "--save-freq", "3", "--batch-size", "4", "--grad-accum-steps", "2"]
+RUN = [*MODEL, *RANDOM, *STEPS, "--lr", "0.001", "--sched", "cosine", "--averaging", "ema", "--cpu-threads", "1"]
+
+
+@pytest.fixture
+def tool():
+    """A fresh module, whose names a test may replace."""
+    return load_tool("finetune")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that was left alone."""
+    output = tmp_path_factory.mktemp("whole")
+    load_tool("finetune").main([*RUN, "--output", str(output), "--experiment", "a"])
+    return output / "a"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same run, told to end while step 5 is taken."""
+    output = tmp_path_factory.mktemp("stopped")
+    tool = load_tool("finetune")
+    during_step(tool, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as caught:
+        tool.main([*RUN, "--output", str(output), "--experiment", "a"])
+    assert caught.value.code == 143
+    return output / "a"
+
+
+@pytest.fixture
+def unfinished(stopped, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path / "runs" / "a")
+
+
+def during_step(tool, step, action):
+    """Does something when a step's seed is set; the run's own seed is set before all steps'."""
+    seeds, original = iter(range(-1, 1000)), tool.set_seed
+
+    def set_seed(seed):
+        original(seed)
+        if next(seeds) == step:
+            action()
+
+    tool.set_seed = set_seed
+
+
+def outcome(run):
+    """Everything that has to be the same."""
+    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        for name in ("step_time", "args"):
+            del row[name]
+    return rows, *((run / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
+
+
+def test_sigterm_saves_the_running_step(stopped):
+    assert sorted(path.name for path in (stopped / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
+    assert len((stopped / "results.jsonl").read_text().splitlines()) == 2
+    assert not (stopped / "done").exists()
+
+
+def test_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(whole, unfinished, tool, capfd):
+    tool.main(["--resume", str(unfinished), "--workers", "0"])
+    assert outcome(unfinished) == outcome(whole)
+    assert f"resumed {unfinished} after step 5" in capfd.readouterr().out
+    assert not (unfinished / "checkpoints").exists()
+    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
+    tool.main([*RUN, "--output", str(unfinished.parent), "--experiment", "a", "--resume"])
+    assert "is finished: nothing to do" in capfd.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
+
+
+def test_damaged_checkpoint_and_half_written_line_are_passed_over(whole, unfinished, tool, caplog):
+    (unfinished / "checkpoints" / "step-000005" / "state.json").write_text("{")
+    with (unfinished / "results.jsonl").open("a") as file:
+        file.write('{"step": 8, "epo')
+    tool.main([*RUN, "--output", str(unfinished.parent), "--resume", "auto"])
+    assert outcome(unfinished) == outcome(whole)
+    assert "step-000005': is damaged" in caplog.text
+
+
+def test_without_a_complete_checkpoint_the_run_starts_afresh_and_says_so(whole, unfinished, tool, caplog):
+    shutil.rmtree(unfinished / "checkpoints")
+    tool.main([*RUN, "--output", str(unfinished.parent), "--experiment", "a", "--resume", "auto"])
+    assert outcome(unfinished) == outcome(whole)
+    assert "holds no complete checkpoint: starting afresh" in caplog.text
+
+
+def test_a_changed_argument_is_named_and_nothing_is_touched(unfinished, tool):
+    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
+    for words, complaint in (
+        (["--lr", "0.01"], "ArgumentError: lr=0.01: the run to resume was started with 0.001"),
+        (["--averaging", "swad"], "ArgumentError: averaging='swad': .* started with 'ema'"),
+        (["--steps", "20"], "ArgumentError: steps=20: .* started with 9"),
+    ):
+        with pytest.raises(SystemExit, match=complaint):
+            tool.main(["--resume", str(unfinished), *words])
+    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
+
+
+def test_a_folder_that_is_no_run_is_not_replaced(tool, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("years of work")
+    with pytest.raises(SystemExit, match="holds files of another run"):
+        tool.main([*RUN, "--output", str(tmp_path), "--experiment", "a", "--resume", "auto"])
+    assert (tmp_path / "a" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_space(whole, unfinished, tool, monkeypatch):
+    def refuse(tensors, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    with pytest.raises(SystemExit, match=r"StorageError: output='.*step-000006': cannot be written .*No space left"):
+        tool.main(["--resume", str(unfinished)])
+    monkeypatch.undo()
+    tool.main(["--resume", str(unfinished)])
+    assert outcome(unfinished) == outcome(whole)
+
+
+def test_a_loss_that_is_not_a_number_stops_before_anything_is_written(unfinished, tool, monkeypatch):
+    original = ERM.update
+
+    def update(self, training, minibatches):
+        losses = original(self, training, minibatches)
+        return {**losses, "loss": losses["loss"] * torch.nan}
+
+    monkeypatch.setattr(ERM, "update", update)
+    before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
+    found = "at step 6, on a batch of rot_15, rot_30, rot_45, rot_60, rot_75; .*checkpoint: .*step-000005"
+    with pytest.raises(SystemExit, match=rf"DivergenceError: loss=nan: not finite {found}"):
+        tool.main(["--resume", str(unfinished)])
+    kept = {path: content for path, content in before.items() if path.suffix != ".csv"}
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_killed_in_the_middle_of_a_step(whole, tmp_path, tool):
+    words = [sys.executable, str(TOOLS / "finetune.py"), *RUN, "--output", str(tmp_path), "--experiment", "a"]
+    environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, env=environment, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("a/checkpoints/step-*")) and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    tool.main(["--resume", str(tmp_path / "a")])
+    assert outcome(tmp_path / "a") == outcome(whole)
