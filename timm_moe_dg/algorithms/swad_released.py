@@ -64,7 +64,7 @@ class ReleasedSWAD(Averaging):
         if len(window) < self._patience or loss > _lowest(window):
             return
         self._converged = step
-        self._average = Segment(segment.weights)  # of no weight: the first segment let in replaces it
+        self._average = Segment(segment.copy().weights)  # of no weight: the first segment let in replaces it
         self._threshold = (1 + self.hparams["swad_tolerance_ratio"]) * sum(item[1] for item in window) / len(window)
         ahead = self._patience - self._tolerance
         early = queue[: 1 - ahead] if ahead < 0 else []
