@@ -18,6 +18,7 @@ HPARAMS = {
     "MLDG": {"n_meta_test": 1, "mldg_beta": 0.7},
     "DANN": {"d_steps_per_g_step": 2, "grad_penalty": 0.3, "weight_decay_d": 0.01, "mlp_width": 8},
     "CDANN": {"grad_penalty": 0.3, "lr_d": 1e-2, "mlp_width": 8, "beta1": 0.2},
+    "Fish": {"meta_lr": 0.3},
     "Fishr": {"penalty_anneal_iters": 1, "ema": 0.6},
     "RDM": {"rdm_penalty_anneal_iters": 1, "rdm_lr": 3e-4},
 }
@@ -47,12 +48,17 @@ def test_three_steps_end_where_the_published_rule_ends(method, name):
     algorithm, training = build(method, net)
     # The reference starts from the same discriminators
     further = {"algorithm": deepcopy(algorithm)} if "algorithm" in signature(REFERENCES[method]).parameters else {}
-    losses = train(algorithm, training, name, range(3))
-    REFERENCES[method](twin, [minibatches(name, step) for step in range(3)], algorithm.hparams, **further)
+    # Both players' moments matter from their second step on
+    steps = range(5 if further else 3)
+    losses = train(algorithm, training, name, steps)
+    REFERENCES[method](twin, [minibatches(name, step) for step in steps], algorithm.hparams, **further)
     columns = (net.named_parameters(), twin.parameters(), network(name).parameters())
     for (key, value), expected, first in zip(*columns, strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
         assert (value - first).abs().max() > 1e-5  # three steps of Adam leave nothing where it was
+    for opponent in further.values():
+        for value, expected in zip(algorithm.parameters(), opponent.parameters(), strict=True):
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     assert {"loss", "task_loss", "aux_loss"} <= losses.keys()
     assert not any(value.requires_grad for value in losses.values())
 
