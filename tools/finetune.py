@@ -77,14 +77,7 @@ from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interrupt
 from timm_moe_dg.protocols.launch import available_cpus, check_world_size
 from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
 from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule
-from timm_moe_dg.protocols.options import (
-    PRECISIONS,
-    add_data_options,
-    add_method_options,
-    add_model_options,
-    add_output_options,
-    add_training_options,
-)
+from timm_moe_dg.protocols.options import PRECISIONS, add_options
 from timm_moe_dg.protocols.report import StepMeter, domain_table, summary
 from timm_moe_dg.protocols.resume import check_unchanged, is_finished, parse_resumable
 from timm_moe_dg.protocols.run_folder import summary_row
@@ -100,11 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
-    add_data_options(parser)
-    add_model_options(parser)
-    add_method_options(parser, ALGORITHMS, AVERAGING)
-    add_training_options(parser)
-    add_output_options(parser)
+    add_options(parser, ALGORITHMS, AVERAGING)
     return parser
 
 
@@ -200,12 +189,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
     coefs = {name: vars(args)[name] for name in ("aux_coef", "cka_coef", "supcon_coef", "supcon_temperature")}
     setup = Setup(network, len(plan.training), args.num_classes, plan.hparams, **coefs)
     algorithm = get_algorithm(args.algorithm)(setup).to(accelerator.device)
-    rates = {"lr": args.lr, "weight_decay": args.weight_decay}
-    further = algorithm.parameter_groups(**rates)
-    options = {"momentum": args.momentum, "layer_decay": args.layer_decay}
-    optimizer = build_optimizer(network, args.opt, **rates, **options, further=further)
-    lengths = {"steps": args.steps, "warmup_steps": args.warmup_steps}
-    schedule = build_schedule(optimizer, args.sched, **lengths, min_lr=args.min_lr)
+    optimizer, schedule = optimization(args, network, algorithm)
     if args.compile:
         network.compile()
     model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
@@ -221,12 +205,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
         process=accelerator.process_index,
     )
     if checkpoint is not None:
-        state.restore(checkpoint)
-        plan.folder.read_until(checkpoint["step"])
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            plan.folder.cut_back()
-        accelerator.print(f"resumed {plan.folder.path} after step {checkpoint['step']}")
+        restore(checkpoint, state, plan, accelerator)
     return Run(
         accelerator=accelerator,
         plan=plan,
@@ -244,6 +223,28 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
         trackers=trackers,
         save=partial(save_network, classes=plan.classes, config=config),
     )
+
+
+def optimization(
+    args: argparse.Namespace, network: nn.Module, algorithm: Algorithm
+) -> tuple[torch.optim.Optimizer, Scheduler | None]:
+    """Builds the optimizer of the network's and the algorithm's parameters, and its schedule."""
+    rates = {"lr": args.lr, "weight_decay": args.weight_decay}
+    further = algorithm.parameter_groups(**rates)
+    options = {"momentum": args.momentum, "layer_decay": args.layer_decay}
+    optimizer = build_optimizer(network, args.opt, **rates, **options, further=further)
+    lengths = {"steps": args.steps, "warmup_steps": args.warmup_steps}
+    return optimizer, build_schedule(optimizer, args.sched, **lengths, min_lr=args.min_lr)
+
+
+def restore(checkpoint: Mapping[str, Any], state: TrainingState, plan: Plan, accelerator: Accelerator) -> None:
+    """Puts everything back to where a checkpoint was written, the records too."""
+    state.restore(checkpoint)
+    plan.folder.read_until(checkpoint["step"])
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        plan.folder.cut_back()
+    accelerator.print(f"resumed {plan.folder.path} after step {checkpoint['step']}")
 
 
 def measure(run: Run, model: nn.Module, stop: Interruption) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_digits_files_and_records(digits_run):
     assert {f"env{domain}_{split}_acc" for domain in range(6) for split in ("in", "out")} < set(row)
     assert {"loss", "task_loss", "aux_loss", "step", "epoch", "step_time", "mem_gb", "args", "hparams"} < set(row)
     assert row["args"]["test_envs"] == [5]
-    assert row["hparams"] == {"lr": 0.002, "weight_decay": 0.0, "batch_size": 4}
+    assert row["hparams"] == {"lr": 0.002, "weight_decay": 0.0, "batch_size": 4, "resnet_dropout": 0.0}
     assert row["loss"] == pytest.approx(row["task_loss"] + 0.01 * row["aux_loss"], abs=1e-6)
     assert row["aux_loss"] > 0
     assert row["epoch"] == pytest.approx(3 * 4 / 240)

@@ -13,6 +13,21 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accel
 _switch = argparse.BooleanOptionalAction
 
 
+def add_options(parser: argparse.ArgumentParser, algorithms: Iterable[str], averagings: Iterable[str]) -> None:
+    """Adds all of them.
+
+    Args:
+        parser: Of tools/finetune.py.
+        algorithms: Names of the algorithms.
+        averagings: Names of the ways of averaging weights.
+    """
+    add_data_options(parser)
+    add_model_options(parser)
+    add_method_options(parser, algorithms, averagings)
+    add_training_options(parser)
+    add_output_options(parser)
+
+
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Adds what is trained on, what is held out, and how images reach the model."""
     add = parser.add_argument_group("data and protocol").add_argument
