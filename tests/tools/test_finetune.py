@@ -274,4 +274,5 @@ def test_hyper_parameter_seed_draws_and_options_win(tool):
     hparams = settle_hparams(args, defaults, "photographs")
     assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
     assert hparams["batch_size"] != 32
-    assert (args.lr, args.weight_decay, args.batch_size) == tuple(hparams.values())
+    names = ("lr", "weight_decay", "batch_size")
+    assert [getattr(args, name) for name in names] == [hparams[name] for name in names]
