@@ -15,8 +15,6 @@ go A B C A B C; each ratio is taken within a round, and the median over rounds i
 import argparse
 import itertools
 import json
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
+from timm_moe_dg.analysis.memory import peak_memory
 from timm_moe_dg.analysis.plots import plot_cost
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 
@@ -163,35 +162,10 @@ def timed(step: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
-def peak_memory(setting: dict[str, Any], label: str, args: argparse.Namespace) -> float:
-    """MiB that one model and three steps take: allocated on a GPU, resident beyond the imports on a CPU.
-
-    On a CPU the process hands freed tensors back to the system at once, so that what is counted is tensors in use, as
-    on a GPU, and not what the C library keeps for later.
-    """
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))  # read by the process that is started next
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_memory, (setting, label, args))
-
-
-def _peak_memory(setting: dict[str, Any], label: str, args: argparse.Namespace) -> float:
-    torch.set_num_threads(args.threads)
-    torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak of the imports
-    before = _resident_peak()
+def build_step(setting: dict[str, Any], label: str, args: argparse.Namespace) -> Callable[[], None]:
+    """One model of a setting and what is timed of it."""
     model = builders(setting["model"], setting["options"], args)[label]()
-    step = make_step(model, setting_inputs(model, setting, args), setting["mode"], args)
-    for _ in range(3):
-        step()
-    if torch.device(args.device).type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return _resident_peak() - before
-
-
-def _resident_peak() -> float:
-    """MiB of this process's largest resident size so far."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    return make_step(model, setting_inputs(model, setting, args), setting["mode"], args)
 
 
 def setting_inputs(model: nn.Module, setting: dict[str, Any], args: argparse.Namespace) -> tuple[Tensor, ...]:
@@ -209,7 +183,7 @@ def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
 
 def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per model: itself, its dense twin, the FLOP-equivalent, and what `--against` names."""
-    name = setting["model"]
+    name, on = setting["model"], {"device": args.device, "threads": args.threads}
     models = {label: make().to(args.device) for label, make in builders(name, setting["options"], args).items()}
     inputs = {label: setting_inputs(model, setting, args) for label, model in models.items()}
     macs = {label: count_macs(model, inputs[label]) for label, model in models.items()}
@@ -226,7 +200,7 @@ def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str,
             "gmacs": macs[label] / 1e9,
             "seconds": statistics.median(times[label] for times in rounds),
             "ratio": statistics.quantiles([times[name] / times[label] for times in rounds], n=4),
-            "peak_mib": peak_memory(setting, label, args) if args.memory else None,
+            "peak_mib": peak_memory(build_step, setting, label, args, **on) if args.memory else None,
         }
         for label, model in models.items()
     ]

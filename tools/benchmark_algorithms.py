@@ -12,7 +12,6 @@ measured in a process of its own for each method: allocated on a GPU, resident b
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
+from timm_moe_dg.analysis.memory import peak_memory
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BASE = "ERM"
@@ -130,40 +130,26 @@ def measure_times(names: list[str], args: argparse.Namespace) -> dict[str, list[
     return {name: [times[name] for times in rounds] for name in names}
 
 
-def peak_memory(name: str, args: argparse.Namespace) -> float:
-    """MiB that a network and three steps of a method take, in a process of their own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_memory, (name, args))
-
-
-def _peak_memory(name: str, args: argparse.Namespace) -> float:
-    torch.set_num_threads(args.threads)
-    torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak of the imports
-    before = _resident_peak()
+def build_step(name: str, args: argparse.Namespace) -> Callable[[], None]:
+    """A whole turn of a method on a network of its own."""
     step = make_step(name, make_network(args), args)
-    for _ in range(3 * turns(name)):
-        step()
-    if torch.device(args.device).type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return _resident_peak() - before
 
+    def turn() -> None:
+        for _ in range(turns(name)):
+            step()
 
-def _resident_peak() -> float:
-    """MiB of this process's largest resident size so far."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    return turn
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per method, ERM first."""
     names = [BASE, *(name for name in args.algorithm if name != BASE)]
-    times = measure_times(names, args)
+    times, on = measure_times(names, args), {"device": args.device, "threads": args.threads}
     rows = []
     for name in names:
         ratios = [own / base for own, base in zip(times[name], times[BASE], strict=True)]
         row = {"algorithm": name, "seconds": statistics.median(times[name]), "ratio": statistics.quantiles(ratios, n=4)}
-        row["peak_mib"] = peak_memory(name, args) if args.memory else None
+        row["peak_mib"] = peak_memory(build_step, name, args, **on) if args.memory else None
         rows.append(row)
     return rows
 

@@ -1,0 +1,51 @@
+"""Peak memory of repeated work, each measurement in a process of its own."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Step = Callable[[], None]
+
+
+def peak_memory(build: Callable[..., Step], *arguments: Any, device: str, threads: int, repeats: int = 3) -> float:
+    """Measures what some work needs at the most, with what it was built from.
+
+    On a CPU (Linux only) the process hands freed tensors back to the system at once, so that what is counted is tensors
+    in use, as on a GPU, and not what the C library keeps for later.
+
+    Args:
+        build: Makes everything and returns the work; a function that the new process can import.
+        *arguments: Given to `build`.
+        device: Torch device that the work runs on.
+        threads: CPU threads.
+        repeats: How often the work is done.
+
+    Returns:
+        MiB: allocated on a GPU, resident beyond the imports on a CPU.
+    """
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))  # read by the process that is started next
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure, (build, arguments, device, threads, repeats))
+
+
+def _measure(build: Callable[..., Step], arguments: tuple[Any, ...], device: str, threads: int, repeats: int) -> float:
+    torch.set_num_threads(threads)
+    torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
+    before = _resident_peak()
+    step = build(*arguments)
+    for _ in range(repeats):
+        step()
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _resident_peak() - before
+
+
+def _resident_peak() -> float:
+    """MiB of this process's largest resident size so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
