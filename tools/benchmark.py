@@ -83,7 +83,8 @@ def builders(name: str, options: dict[str, int], args: argparse.Namespace) -> di
     width = active_width(layer)
     if args.layer:
         _, hidden, features = layer.fc1.weight.shape
-        makers = {name: lambda: mixture_layer(timm.create_model(name, **options))}
+        # Without the experts' dropout: the dense ones have none, and it is no part of routing
+        makers = {name: lambda: mixture_layer(timm.create_model(name, **options, expert_drop=0.0))}
         return {**makers, TWIN: lambda: Mlp(features, hidden), EQUIVALENT: lambda: Mlp(features, width * hidden)}
     makers = {name: lambda: timm.create_model(name, **options)}
     makers |= {TWIN: lambda: dense_twin(plan), EQUIVALENT: lambda: dense_twin(plan, width)}
