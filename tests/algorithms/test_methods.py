@@ -14,6 +14,7 @@ from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, Training
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.protocols import resolve_hparams
+from timm_moe_dg.protocols.freeze import freeze_batch_norm
 
 ALONE = {"ERM", "IRM", "SD", "MIRO"}  # defined for one training domain
 WHOLE_STEPS = {"GroupDRO", "MLDG", "DANN", "CDANN", "Fish", "Fishr"}
@@ -197,11 +198,19 @@ def test_adversaries_give_the_run_s_optimizer_their_betas():
     assert "betas" not in sgd.optimizer.param_groups[0]
 
 
-def test_miro_finds_the_channels_of_convolutional_networks():
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", {"channels": (8, 8, 8, 8), "stem_width": 8}),
+        ("densenet121", {"growth_rate": 4, "block_config": (1, 1)}),  # its first tapped module is a BatchNorm
+    ],
+)
+def test_miro_finds_the_channels_of_convolutional_networks_with_frozen_statistics(name, size):
     torch.manual_seed(0)
-    net = timm.create_model("resnet18", num_classes=CLASSES, channels=(8, 8, 8, 8), stem_width=8)
+    net = timm.create_model(name, num_classes=CLASSES, **size).train()
+    freeze_batch_norm(net)
     algorithm = ALGORITHMS["MIRO"](Setup(net, 1, CLASSES, {"ld": 0.1}))
     images = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
-    losses = algorithm.objective(Training(net.train(), None), [images])
+    losses = algorithm.objective(Training(net, None), [images])
     assert [len(b) for b in algorithm.b] == [info["num_chs"] for info in net.feature_info]
     assert losses["penalty"].isfinite()

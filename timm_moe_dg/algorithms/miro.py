@@ -68,7 +68,7 @@ def _tap_blocks(network: nn.Module, *, frozen: bool = False) -> tuple[list[int],
     blocks: Any = getattr(network, "feature_info", None)
     if not isinstance(blocks, list):
         raise ArgumentError.of("model", type(network).__name__, "MIRO needs a model with timm's feature_info")
-    taps = [Tap(frozen=frozen) for _ in blocks]
+    taps = [Tap(network, frozen=frozen) for _ in blocks]
     for block, tap in zip(blocks, taps, strict=True):
         network.get_submodule(block["module"]).register_forward_hook(tap.keep_output)
     return [block["num_chs"] for block in blocks], taps

@@ -1,7 +1,7 @@
 """Hooks that keep what passes through a network's modules, for methods that look at features.
 
-Hooks sit on the modules themselves, so they also see forward passes of a wrapped network. They keep in training mode
-only: an evaluation, or that of an averaged copy of the network, leaves nothing behind.
+Hooks sit on the modules themselves, so they also see forward passes of a wrapped network. They keep while the network
+is in training mode only: an evaluation, or that of an averaged copy of the network, leaves nothing behind.
 """
 
 from typing import Any
@@ -16,21 +16,23 @@ class Tap:
     """Keeps one tensor of the last forward pass until it is taken.
 
     Args:
+        network: Whose mode decides; that of the module may differ, as a frozen BatchNorm's does.
         frozen: The network is never in training mode; keep anyway.
     """
 
-    def __init__(self, *, frozen: bool = False) -> None:
+    def __init__(self, network: nn.Module, *, frozen: bool = False) -> None:
+        self._network = network
         self._frozen = frozen
         self._kept: Tensor | None = None
 
     def keep_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Forward pre-hook: keeps the module's first input."""
-        if module.training:
+        if self._network.training:
             self._kept = inputs[0]
 
     def keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Forward hook: keeps the module's output."""
-        if module.training or self._frozen:
+        if self._network.training or self._frozen:
             self._kept = output
 
     def take(self) -> Tensor:
@@ -65,6 +67,6 @@ def tap_features(network: nn.Module, method: str) -> Tap:
     Raises:
         ArgumentError: The classifier is not one linear layer.
     """
-    tap = Tap()
+    tap = Tap(network)
     classifier_of(network, method).register_forward_pre_hook(tap.keep_input)
     return tap
