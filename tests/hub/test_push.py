@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.hub.published import CARDS, ROOT, fine_tuned, write_run
 from tests.hub_server import TOKEN
@@ -144,6 +145,28 @@ def test_another_model_replaces_what_is_there_only_when_told(other, difference, 
     assert len(hub.commits(REPOSITORY)) == 1
     push_folder(second, REPOSITORY, replace_model=True)
     assert len(hub.commits(REPOSITORY)) == 2
+
+
+def test_what_cannot_be_looked_at_is_not_replaced(hub, folder, monkeypatch):
+    push_folder(folder, REPOSITORY)
+
+    def broken(self, *args, **kwargs):
+        raise LocalEntryNotFoundError("the connection broke")
+
+    monkeypatch.setattr(HfApi, "hf_hub_download", broken)
+    with pytest.raises(HubError, match=r"the connection broke; check the connection .*nothing was sent"):
+        push_folder(folder, REPOSITORY)
+    assert len(hub.commits(REPOSITORY)) == 1
+
+
+def test_a_branch_that_cannot_be_made_leaves_an_empty_repository_and_the_error_says_so(hub, folder, monkeypatch):
+    def broken(self, *args, **kwargs):
+        raise OSError("the connection broke")
+
+    monkeypatch.setattr(HfApi, "create_branch", broken)
+    with pytest.raises(HubError, match=f"nothing was committed.*{REPOSITORY} exists now and is empty"):
+        push_folder(folder, REPOSITORY, revision="next")
+    assert hub.commits(REPOSITORY) == []
 
 
 def test_a_card_that_the_hub_refuses_stops_everything(hub, folder, tmp_path):

@@ -14,6 +14,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelInfo, co
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -59,12 +60,12 @@ def push_folder(
             if not replace_model:
                 _check_same_model(api, folder, repo_id, revision)
         api.create_repo(repo_id, private=private or None, exist_ok=True)
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
     architecture = json.loads((folder / "config.json").read_text())["architecture"]
     with _explained(repo_id, _unfinished(repo_id, is_new=before is None)):
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
         )
@@ -86,6 +87,8 @@ def _check_visibility(info: ModelInfo, repo_id: str, private: bool) -> None:
 def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
     try:
         theirs = _read_model(Path(api.hf_hub_download(repo_id, "config.json", revision=revision)))
+    except LocalEntryNotFoundError:  # the connection broke: nobody knows what is there
+        raise
     except (EntryNotFoundError, RevisionNotFoundError):
         return
     ours = _read_model(folder / "config.json")
