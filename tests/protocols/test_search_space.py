@@ -98,3 +98,9 @@ def test_unknown_name():
 def test_value_of_the_wrong_kind(given):
     with pytest.raises(ArgumentError, match=rf"\['{next(iter(given))}'\] must be"):
         resolve_hparams(DEFAULTS, {}, given)
+
+
+def test_a_position_among_the_steps_may_be_the_first():
+    defaults = {**DEFAULTS, "irm_penalty_anneal_iters": 500, "sma_start_iter": 100}
+    given = {"irm_penalty_anneal_iters": 0, "sma_start_iter": 0}
+    assert resolve_hparams(defaults, {}, given) == {**defaults, **given}

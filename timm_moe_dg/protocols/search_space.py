@@ -68,14 +68,15 @@ def resolve_hparams(defaults: Mapping[str, float | int], drawn: Mapping[str, flo
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise ArgumentError.of("hparams", dict(given), f"no such {unknown}; choose from {sorted(defaults)}")
-    wrong = sorted(name for name, value in given.items() if not _same_kind(value, defaults[name]))
+    wrong = sorted(name for name, value in given.items() if not _fits(name, value, defaults[name]))
     if wrong:
         raise ArgumentError.of("hparams", dict(given), f"{wrong} must be numbers such as {dict(defaults)}")
     return {**defaults, **drawn, **given}
 
 
-def _same_kind(value: object, default: float | int) -> bool:
-    """Whether a value is a non-negative number, and a whole one above zero where the default is whole."""
+def _fits(name: str, value: object, default: float | int) -> bool:
+    """Whether a value is a non-negative number, and a whole one where the default is: steps from 0, else from 1."""
     if isinstance(default, int):
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+        lowest = 0 if name.endswith(("_iter", "_iters")) else 1
+        return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
