@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 import timm
@@ -92,6 +93,18 @@ def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):
     assert "| ood | 62.5 | 25.0 (Africa) | 37.5 |" in text
 
 
+def test_an_average_of_weights_is_named_and_is_no_choice_between_evaluations(tmp_path):
+    fill_from_network(tmp_path, fine_tuned())
+    records = invented_records(averaging="swad")
+    averaged = [*records, replace(records[-1], averaged=True)]
+    for evaluations, rule in ((records, "training-domain validation"), (averaged, "none between")):
+        origin = Origin("random initialisation", records=evaluations)
+        card = write_card(tmp_path, load_folder(tmp_path), REPOSITORY, origin, CARDS)
+        assert "- Method: ERM, weights averaged (`swad`); lr" in card.text
+        assert re.findall("- Selection rule: (.*)", card.text)[0].startswith(rule)
+        assert ("of the averaged weights" in card.text) == (rule == "none between")
+
+
 def test_other_records_give_other_numbers(tmp_path, monkeypatch):
     monkeypatch.setitem(ACCURACIES, 20, (0.3125, 0.5))
     assert "held-out in-split: **31.2**" in card_of_run(tmp_path).text
@@ -170,6 +183,13 @@ def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch
     torch.manual_seed(0)
     exec(snippet, {})
     assert capsys.readouterr().out.strip() in CLASSES
+
+
+@pytest.mark.parametrize(("mode", "call"), [("routed", "model(images, metadata)"), ("shared", "model(images)")])
+def test_the_snippet_asks_the_experts_that_were_measured(mode, call, tmp_path):
+    card = card_of_run(tmp_path, fine_tuned("moge_tiny"), expert_mode=mode)
+    assert f"probabilities = {call}.softmax" in card.text
+    assert ("metadata = torch.tensor" in card.text) == (mode == "routed")
 
 
 def test_the_upcycled_starting_point_says_what_it_is(tmp_path):
