@@ -74,7 +74,7 @@ from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
 from timm_moe_dg.protocols.feeding import build_loaders, takes_metadata
 from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
 from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
-from timm_moe_dg.protocols.launch import available_cpus, check_world_size
+from timm_moe_dg.protocols.launch import available_cpus, check_precision, check_world_size
 from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
 from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule
 from timm_moe_dg.protocols.options import PRECISIONS, add_options
@@ -101,6 +101,7 @@ def start(args: argparse.Namespace) -> Accelerator:
     """Joins the other processes and says what the run has to work with."""
     accelerator = Accelerator(mixed_precision=PRECISIONS.get(args.amp_dtype))
     check_world_size(os.environ, accelerator.num_processes)
+    check_precision(accelerator.mixed_precision, accelerator.device.type)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     if accelerator.device.type == "cpu":
@@ -261,6 +262,7 @@ def evaluate(run: Run, step: int, stop: Interruption) -> None:
     """Evaluates and records the network of a step, or the average of weights that stands for it."""
     accelerator, plan = run.accelerator, run.plan
     losses, step_time = run.meter.take()
+    losses = send_to_device(losses, accelerator.device)  # a checkpoint's are on the CPU
     average = run.averaging.during() if run.averaging else None
     steps_per_epoch = min(len(split.inside) for split in plan.splits) / plan.hparams["batch_size"]
     record = Record(

@@ -6,7 +6,14 @@ import pytest
 import yaml
 
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
-from timm_moe_dg.protocols.command_line import explain, json_object, key_value, parse_arguments, positive_int
+from timm_moe_dg.protocols.command_line import (
+    explain,
+    json_object,
+    key_value,
+    parse_arguments,
+    positive_int,
+    whole_number,
+)
 
 
 @pytest.fixture
@@ -109,6 +116,8 @@ def test_key_value(text, expected):
         (positive_int, "0"),
         (positive_int, "-3"),
         (positive_int, "2.5"),
+        (whole_number, "-1"),
+        (whole_number, "0.5"),
     ],
 )
 def test_bad_values(read, text):

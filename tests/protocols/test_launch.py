@@ -3,7 +3,7 @@
 import pytest
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.launch import available_cpus, check_world_size
+from timm_moe_dg.protocols.launch import available_cpus, check_precision, check_world_size
 
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}
 
@@ -36,6 +36,13 @@ def test_as_asked(environment, processes):
 def test_not_as_asked(environment, processes):
     with pytest.raises(ArgumentError, match=r"num_processes=.*ACCELERATE_USE_CPU=true"):
         check_world_size(environment, processes)
+
+
+def test_half_precision_that_would_silently_be_full():
+    check_precision("fp16", "cuda")
+    check_precision("bf16", "cpu")
+    with pytest.raises(ArgumentError, match=r"amp_dtype='float16'.*bfloat16"):
+        check_precision("fp16", "cpu")
 
 
 def test_there_is_a_cpu():

@@ -115,6 +115,13 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def whole_number(text: str) -> int:
+    """Reads a whole number, 0 included."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def explain(error: MoeDgError) -> str:
     """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
     text = str(error)

@@ -1,4 +1,4 @@
-"""What a launcher asked for against what came of it: processes and CPU threads."""
+"""What was asked for against what came of it: processes, precision and CPU threads."""
 
 import os
 from collections.abc import Mapping
@@ -34,6 +34,16 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
             num_processes,
             f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)",
         )
+
+
+def check_precision(mixed_precision: str, device: str) -> None:
+    """Makes sure that float16 is not asked for on CPU, where accelerate would silently train in full precision.
+
+    Raises:
+        ArgumentError: It is.
+    """
+    if mixed_precision == "fp16" and device == "cpu":
+        raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
 
 
 def available_cpus() -> int:

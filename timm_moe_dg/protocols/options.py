@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 
 from ..data import BENCHMARKS
-from .command_line import json_object, key_value, positive_int
+from .command_line import json_object, key_value, positive_int, whole_number
 from .freeze import FREEZABLE
 from .optimization import SCHEDULES
 from .resume import AUTO
@@ -41,9 +41,10 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add("--class-balanced", action=_switch, default=False, help=balanced)
     augmented = "augment the images that training domains are validated on, as DomainBed does (default: off)"
     add("--val-augment", action=_switch, default=False, help=augmented)
-    skipped = "leave out, and count, images that cannot be decoded (default: stop and name the first)"
+    skipped = "read all images first, and leave out and count those that cannot be decoded (default: stop at the first)"
     add("--skip-unreadable", action=_switch, default=False, help=skipped)
-    add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
+    readers = "loader processes; 0 for none (default: %(default)s)"
+    add("-j", "--workers", type=whole_number, default=2, metavar="N", help=readers)
     per_process = "images per evaluation batch and process (default: %(default)s)"
     add("--validation-batch-size", type=positive_int, default=64, metavar="N", help=per_process)
 
@@ -99,18 +100,21 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--opt", default="adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
     add("--momentum", type=float, default=0.9, help="of optimizers that have it (default: %(default)s)")
     add("--lr", type=float, help="learning rate (default: data set's)")
-    add("--weight-decay", type=float, help="of all parameters alike (default: data set's)")
+    decayed = "of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)"
+    add("--weight-decay", type=float, help=decayed)
     scaled = "rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)"
     add("--layer-decay", type=float, metavar="RATIO", help=scaled)
     add("--sched", choices=SCHEDULES, help="timm schedule of the learning rate (default: constant)")
-    add("--warmup-steps", type=int, default=0, metavar="N", help="steps of rising learning rate (default: %(default)s)")
+    rising = "steps of rising learning rate (default: %(default)s)"
+    add("--warmup-steps", type=whole_number, default=0, metavar="N", help=rising)
     add("--min-lr", type=float, default=0.0, help="where a schedule ends (default: %(default)s)")
     add("--amp-dtype", choices=PRECISIONS, help="automatic mixed precision (default: off, or as accelerate is told)")
     recomputed = "compute activations again in the backward pass, to save memory (default: off)"
     add("--grad-checkpointing", action=_switch, default=False, help=recomputed)
     add("--compile", action=_switch, default=False, help="torch.compile the model, default mode (default: off)")
     add("--cpu-threads", type=positive_int, metavar="N", help="per process, on CPU (default: all cores, shared)")
-    add("--seed", type=int, metavar="N", help="of the run (default: derived from data set, algorithm, domains, seeds)")
+    derived = "of the run (default: derived from data set, algorithm, domains, seeds)"
+    add("--seed", type=whole_number, metavar="N", help=derived)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

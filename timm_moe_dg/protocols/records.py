@@ -26,7 +26,7 @@ class Record:
 
     Attributes:
         step: Number of the step that was just taken, from 0.
-        epoch: `step` in passes over the smallest training domain.
+        epoch: `step` in passes over the smallest in-split of all domains, as DomainBed counts.
         losses: Mean of each loss since the record before.
         step_time: Mean seconds per step since the record before, loading included.
         mem_gb: Peak memory of the accelerator in GiB; 0 on CPU.

@@ -1,7 +1,6 @@
 """All about a run that is settled, and checked, before there is a model."""
 
 import argparse
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +27,6 @@ from .run_folder import RunFolder
 from .search_space import draw_hparams, resolve_hparams
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,10 +145,4 @@ def _follows_swad(args: argparse.Namespace) -> bool:
 
 
 def _readable(args: argparse.Namespace, domains: Sequence[Domain]) -> Sequence[Domain]:
-    if not args.skip_unreadable:
-        return domains
-    domains, complaints = drop_unreadable(domains, args.workers)
-    for complaint in complaints:
-        _logger.warning(complaint)
-    _logger.warning(f"left out {len(complaints)} images that cannot be decoded")
-    return domains
+    return drop_unreadable(domains, args.workers)[0] if args.skip_unreadable else domains
