@@ -22,6 +22,14 @@ def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", 
     return Run(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
 
 
+@pytest.mark.parametrize(("second", "names"), [("ab", "ab"), ("xy", ["domain 0", "domain 1"])])
+def test_domains_of_a_folder_have_the_names_that_its_runs_agree_on(second, names):
+    runs = [run_of([0], (0.5, 0.5), (0.5, 0.5), domains=list("ab"))]
+    runs.append(run_of([1], (0.5, 0.5), (0.5, 0.5), domains=list(second)))
+    (table, *_) = make_tables(runs, ["training_domain_validation"])
+    assert table.columns == [*names, "average"]
+
+
 def test_mean_and_standard_error_over_trial_seeds():
     cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
     assert cell.mean == pytest.approx(0.65)

@@ -152,7 +152,7 @@ def _table(dataset: str, rule: str, rows: Rows, report: Accuracy) -> Table:
             domains.append(Cell(values, len(seeds)))
         cells[row] = [*domains, average(domains)]
     title = f"{dataset}, selection by {TITLES[rule]}"
-    columns = [*domain_names(dataset, number), "average"]
+    columns = [*domain_names(dataset, rows), "average"]
     return Table(dataset, rule, title, columns, cells, rows, _missing(NEEDED[rule](number), rows))
 
 
@@ -171,7 +171,7 @@ def _selected(rule: str, runs: Sequence[Run], domain: int, trial_seed: int) -> R
 def _single_source_tables(dataset: str, rows: Rows) -> list[Table]:
     """One table per source: its own out-split, those of the others, and their mean."""
     number, seeds = _extent(rows)
-    names = domain_names(dataset, number)
+    names = domain_names(dataset, rows)
     tables = []
     for source, held_out in enumerate(single_source(number)):
         cells = {}
@@ -237,9 +237,12 @@ def average(cells: Sequence[Cell]) -> Cell:
     return Cell(values, max(cell.expected for cell in cells))
 
 
-def domain_names(dataset: str, number: int) -> list[str]:
-    """Returns the benchmark's names of its domains, or their positions."""
-    names = BENCHMARKS[dataset].domains if dataset in BENCHMARKS else ()
+def domain_names(dataset: str, rows: Rows) -> list[str]:
+    """Returns the benchmark's names of its domains, those that the runs agree on, or their positions."""
+    number, _ = _extent(rows)
+    recorded = {tuple(run.args.get("domains") or ()) for members in rows.values() for run in members}
+    known = BENCHMARKS[dataset].domains if dataset in BENCHMARKS else ()
+    names = known or (recorded.pop() if len(recorded) == 1 else ())
     return list(names) if len(names) == number else [f"domain {position}" for position in range(number)]
 
 
