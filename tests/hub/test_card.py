@@ -192,6 +192,13 @@ def test_the_snippet_asks_the_experts_that_were_measured(mode, call, tmp_path):
     assert ("metadata = torch.tensor" in card.text) == (mode == "routed")
 
 
+@pytest.mark.parametrize("name", ["moge_tiny", "erm_le_tiny_patch16"])
+@pytest.mark.parametrize(("encoder", "place"), [("location_id", "[17]"), ("spherical_harmonics", "[[13.4, 52.5]]")])
+def test_the_snippet_gives_the_kind_of_metadata_that_the_model_reads(name, encoder, place, tmp_path):
+    card = card_of_run(tmp_path, fine_tuned(name, metadata_encoder=encoder))
+    assert f"metadata = torch.tensor({place})" in card.text
+
+
 def test_the_upcycled_starting_point_says_what_it_is(tmp_path):
     source = "timm/deit_tiny_patch16_224.fb_in1k"
     card = card_of_network(tmp_path, "gmoe_tiny_patch16", Origin(source, source, upcycled=True))
