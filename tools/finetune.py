@@ -203,7 +203,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
     state = TrainingState(
         shared={name: part for name, part in shared.items() if part is not None},
         own={"algorithm": algorithm, "meter": meter},
-        gather=gather_object,
+        gather=lambda own: gather_object(send_to_device(own, "cpu")),  # others' accelerators are no place for it
         process=accelerator.process_index,
     )
     if checkpoint is not None:
