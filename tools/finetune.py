@@ -72,7 +72,7 @@ from timm_moe_dg.protocols import Record, domain_accuracies, out_losses, predict
 from timm_moe_dg.protocols.checkpoint import TrainingState
 from timm_moe_dg.protocols.command_line import explain
 from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
-from timm_moe_dg.protocols.feeding import build_loaders, takes_metadata
+from timm_moe_dg.protocols.feeding import build_loaders
 from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
 from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
 from timm_moe_dg.protocols.launch import available_cpus, check_precision, check_world_size
@@ -84,6 +84,7 @@ from timm_moe_dg.protocols.resume import check_unchanged, is_finished, parse_res
 from timm_moe_dg.protocols.run_folder import summary_row
 from timm_moe_dg.protocols.run_plan import Plan, make_plan
 from timm_moe_dg.protocols.trackers import TRACKERS, Trackers
+from timm_moe_dg.protocols.trained import takes_metadata
 
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
 
@@ -130,7 +131,7 @@ def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     if args.freeze:
         FREEZABLE[args.freeze](network)
     if args.expert_mode != "routed":
-        if not takes_metadata(network, plan):
+        if not takes_metadata(network, plan.domains):
             raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")
         network.set_expert_mode(args.expert_mode)
     force_tokens(network, args.cka_tokens if args.cka_coef else 0)
@@ -180,7 +181,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
         args,
         plan,
         config,
-        with_metadata=takes_metadata(network, plan),
+        with_metadata=takes_metadata(network, plan.domains),
         first_step=first_step,
         process=accelerator.process_index,
         num_processes=accelerator.num_processes,

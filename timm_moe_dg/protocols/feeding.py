@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
 from torch.utils.data import DataLoader
 
 from ..data import (
@@ -55,8 +54,3 @@ def build_loaders(
     images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), with_metadata, validation)
     evaluation = evaluation_loader(images, batch_size=args.validation_batch_size, **options)
     return training_loader(draws, sampler, **options), evaluation
-
-
-def takes_metadata(network: nn.Module, plan: Plan) -> bool:
-    """Whether the network is to be given the images' metadata."""
-    return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in plan.domains)
