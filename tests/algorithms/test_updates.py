@@ -63,5 +63,17 @@ def test_three_steps_end_where_the_published_rule_ends(method, name):
     assert not any(value.requires_grad for value in losses.values())
 
 
+def test_mldg_goes_round_its_test_domains():
+    net, twin = network("mlp"), network("mlp")
+    steps = [minibatches("mlp", step, domains=5) for step in range(3)]
+    algorithm, training = build("MLDG", net, domains=5, n_meta_test=2)  # three pairs, so that a test domain comes twice
+    for number, step in enumerate(steps):
+        torch.manual_seed(number)
+        algorithm.update(training, step)
+    REFERENCES["MLDG"](twin, steps, algorithm.hparams)
+    for value, expected in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
 def test_every_method_has_a_reference():
     assert REFERENCES.keys() == ALGORITHMS.keys()
