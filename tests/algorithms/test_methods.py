@@ -168,6 +168,7 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm1d(10)
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # as an attention mask has it
 
         def embed(self, images):
             return self.out(self.norm(self.hidden(images.flatten(1))))
@@ -186,6 +187,7 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
     algorithm.update(training, minibatches("mlp", 0))
     torch.testing.assert_close(net.norm.running_mean, before + 0.25 * (inner.norm.running_mean - before))
     assert net.norm.num_batches_tracked == 3
+    assert net.mask.tolist() == [0.0, -torch.inf]
 
 
 def test_adversaries_give_the_run_s_optimizer_their_betas():

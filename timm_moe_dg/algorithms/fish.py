@@ -14,7 +14,8 @@ class Fish(Algorithm):
 
     The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
     the reference's inner Adam does. The outer weights move by interpolation only; buffers such as running statistics
-    are interpolated too, counters are not. The domains keep their order; the paper permutes them.
+    are interpolated too, counters are not; what did not change stays as it is, infinite or not. The domains keep their
+    order; the paper permutes them.
     """
 
     MIN_DOMAINS = 2
@@ -43,5 +44,6 @@ class Fish(Algorithm):
         with torch.no_grad():
             for inner, start in zip(state, outer, strict=True):
                 if inner.is_floating_point():
-                    inner.copy_(start.lerp(inner, self.hparams["meta_lr"]))
+                    moved = start.lerp(inner, self.hparams["meta_lr"])
+                    inner.copy_(torch.where(inner == start, inner, moved))  # between infinities there is no number
         return mean_scalars(scalars)
