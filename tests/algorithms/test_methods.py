@@ -60,6 +60,27 @@ def test_one_training_domain(method):
     assert losses["loss"].isfinite()
 
 
+OUT_OF_RANGE = [
+    ("Fishr", "ema", 1.0, "at least 0 and less than 1"),
+    ("DANN", "beta1", 1.0, "at least 0 and less than 1"),
+    ("CDANN", "mlp_dropout", 2.0, "at least 0 and less than 1"),
+    ("Mixup", "mixup_alpha", 0.0, "greater than 0"),
+    ("ema", "ema_decay", 1.0, "at least 0 and less than 1"),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "value", "allowed"), OUT_OF_RANGE)
+def test_a_hyper_parameter_outside_its_range_is_refused(method, name, value, allowed):
+    net, given = network("mlp"), {name: value}
+    with pytest.raises(ArgumentError, match=f"hparams={{'{name}': {value}}}: {name} must be {allowed}"):
+        AVERAGING[method](net, given) if method in AVERAGING else ALGORITHMS[method](Setup(net, 3, CLASSES, given))
+
+
+@pytest.mark.parametrize("method", [*ALGORITHMS.values(), *AVERAGING.values()])
+def test_defaults_are_in_their_ranges(method):
+    assert all(allowed.contains(method.HPARAMS[name]) for name, allowed in method.RANGES.items())
+
+
 def test_as_many_meta_test_domains_as_domains_are_refused():
     with pytest.raises(ProtocolError, match="n_meta_test=2: must be less than the number of training domains, 2"):
         ALGORITHMS["MLDG"](Setup(network("mlp"), 2, CLASSES))

@@ -94,7 +94,10 @@ def test_unknown_name():
         resolve_hparams(DEFAULTS, {}, {"learning_rate": 0.1, "lr": 0.2})
 
 
-@pytest.mark.parametrize("given", [{"lr": "1e-3"}, {"batch_size": 8.5}, {"batch_size": 0}, {"lr": True}, {"lr": -1.0}])
+@pytest.mark.parametrize(
+    "given",
+    [{"lr": "1e-3"}, {"batch_size": 8.5}, {"batch_size": 0}, {"lr": True}, {"lr": -1.0}, {"lr": float("inf")}],
+)
 def test_value_of_the_wrong_kind(given):
     with pytest.raises(ArgumentError, match=rf"\['{next(iter(given))}'\] must be"):
         resolve_hparams(DEFAULTS, {}, given)

@@ -12,6 +12,7 @@ from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
 from .base import Algorithm, Minibatches, Pass, Setup, Training
+from .ranges import SHARE
 from .taps import classifier_of, tap_features
 
 
@@ -43,6 +44,7 @@ class Adversarial(Algorithm):
             "mlp_dropout": 0.0,
         }
     )
+    RANGES = MappingProxyType({"beta1": SHARE, "mlp_dropout": SHARE})
     SEARCH = MappingProxyType(
         {
             "lambda": lambda random: 10 ** random.uniform(-2, 2),

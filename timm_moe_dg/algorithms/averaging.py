@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .ranges import SHARE, Range, check_ranges
+
 
 class Averaging(nn.Module, ABC):
     """Averages a network's weights, routers included, while it trains.
@@ -17,17 +19,23 @@ class Averaging(nn.Module, ABC):
 
     Class attributes:
         HPARAMS: Hyper-parameters and their defaults.
+        RANGES: Values that they may have, where that is not every number that is at least 0.
 
     Args:
         network: The network that is trained, not wrapped.
         hparams: The run's hyper-parameters.
+
+    Raises:
+        ArgumentError: A hyper-parameter is outside its range.
     """
 
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__()
         self.hparams = {**self.HPARAMS, **hparams}
+        check_ranges(self.hparams, self.RANGES)
 
     @abstractmethod
     def update(self, network: nn.Module, step: int) -> None:
@@ -49,6 +57,7 @@ class ExponentialAverage(Averaging):
     """Exponential moving average: average += (1 - decay) * (weights - average) after every step, buffers copied."""
 
     HPARAMS = MappingProxyType({"ema_decay": 0.9998})
+    RANGES = MappingProxyType({"ema_decay": SHARE})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)

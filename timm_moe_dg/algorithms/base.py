@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
 from ..losses import auxiliary_loss, moge_losses
+from .ranges import Range, check_ranges
 
 # Per training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
 Minibatches = Sequence[tuple[Tensor, ...]]
@@ -121,15 +122,18 @@ class Algorithm(nn.Module, ABC):
 
     Class attributes:
         HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
+        RANGES: Values that they may have, where that is not every number that is at least 0.
         SEARCH: Ranges from which a random search draws them, DomainBed's.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
     Raises:
+        ArgumentError: A hyper-parameter is outside its range.
         ProtocolError: There are too few training domains.
     """
 
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
     SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
     ACCUMULATES: ClassVar[bool] = True
@@ -144,6 +148,7 @@ class Algorithm(nn.Module, ABC):
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
         self.hparams = {**self.HPARAMS, **setup.hparams}
+        check_ranges(self.hparams, self.RANGES)
         self.aux_coef = setup.aux_coef
         self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
         self.supcon_temperature = setup.supcon_temperature

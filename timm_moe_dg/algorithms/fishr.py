@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..losses import classifier_gradient_variance, fishr_penalty
 from .annealed import Annealed
 from .base import Minibatches, Setup, Training
+from .ranges import SHARE
 from .taps import classifier_of, tap_features
 
 
@@ -26,6 +27,7 @@ class Fishr(Annealed):
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the averages
     HPARAMS = MappingProxyType({"lambda": 1000.0, "penalty_anneal_iters": 1500, "ema": 0.95})
+    RANGES = MappingProxyType({"ema": SHARE})
     SEARCH = MappingProxyType(
         {
             "lambda": lambda random: 10 ** random.uniform(1.0, 4.0),

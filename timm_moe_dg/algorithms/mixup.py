@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ..errors import ArgumentError
 from .base import Algorithm, Minibatches, Training, mean_scalars
+from .ranges import POSITIVE
 
 
 class Mixup(Algorithm):
@@ -20,6 +21,7 @@ class Mixup(Algorithm):
 
     MIN_DOMAINS = 2
     HPARAMS = MappingProxyType({"mixup_alpha": 0.2})
+    RANGES = MappingProxyType({"mixup_alpha": POSITIVE})
     SEARCH = MappingProxyType({"mixup_alpha": lambda random: 10 ** random.uniform(-1, 1)})
 
     def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:

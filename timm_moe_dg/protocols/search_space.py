@@ -1,5 +1,6 @@
 """Hyper-parameters of a run: the benchmark's defaults, a random draw, and what the user sets."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -75,8 +76,8 @@ def resolve_hparams(defaults: Mapping[str, float | int], drawn: Mapping[str, flo
 
 
 def _fits(name: str, value: object, default: float | int) -> bool:
-    """Whether a value is a non-negative number, and a whole one where the default is: steps from 0, else from 1."""
+    """Whether a value is finite and not below 0, and a whole one where the default is: steps from 0, else from 1."""
     if isinstance(default, int):
         lowest = 0 if name.endswith(("_iter", "_iters")) else 1
         return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
