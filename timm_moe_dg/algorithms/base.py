@@ -125,6 +125,7 @@ class Algorithm(nn.Module, ABC):
         RANGES: Values that they may have, where that is not every number that is at least 0.
         SEARCH: Ranges from which a random search draws them, DomainBed's.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
+        SETS_RATE: Whether the method changes the learning rate itself, which a schedule would undo.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
     Raises:
@@ -136,6 +137,7 @@ class Algorithm(nn.Module, ABC):
     RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
     SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
+    SETS_RATE: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:

@@ -13,13 +13,15 @@ class RDM(Annealed):
     """mean_e R_e + lambda * MMD^2(risks of the worst domain, risks of all) + variance_weight * (their variances).
 
     Risks are those of single images, the worst domain has the largest mean. Both penalties weigh 0 before step
-    `rdm_penalty_anneal_iters`; there the optimizer starts afresh at the rate `rdm_lr`, which it keeps. Under several
-    processes each compares the risks of its own images. The reference changes `rdm_lambda`, `variance_weight` and the
-    annealing by data set (DomainNet 0.5, 0, 2400; TerraIncognita and OfficeHome variance weight 0): set them.
+    `rdm_penalty_anneal_iters`; there the optimizer starts afresh at the rate `rdm_lr`, which it keeps: a run whose rate
+    a schedule, a warm-up or a decay by layer sets after every step is refused. Under several processes each compares
+    the risks of its own images. The reference changes `rdm_lambda`, `variance_weight` and the annealing by data set
+    (DomainNet 0.5, 0, 2400; TerraIncognita and OfficeHome variance weight 0): set them.
     """
 
     ANNEAL = "rdm_penalty_anneal_iters"
     MIN_DOMAINS = 2
+    SETS_RATE = True
     HPARAMS = MappingProxyType(
         {"rdm_lambda": 5.0, "rdm_penalty_anneal_iters": 1500, "variance_weight": 0.004, "rdm_lr": 1.5e-5}
     )

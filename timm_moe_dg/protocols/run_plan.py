@@ -76,7 +76,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
 
     Args:
         args: Of tools/finetune.py.
-        method: The class of the algorithm, which has HPARAMS and SEARCH.
+        method: The class of the algorithm, which has HPARAMS, SEARCH and SETS_RATE.
         averaging: The class of the weight averaging, which has HPARAMS, if there is any.
 
     Raises:
@@ -86,6 +86,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
     """
     benchmark = get_benchmark(args.dataset)
     check_optimizer(args.opt)
+    _check_rate(args, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(args) else {}
     hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH)
@@ -137,6 +138,14 @@ def settle_options(args: argparse.Namespace, benchmark: Benchmark) -> None:
         args.seed = seed_hash(args.dataset, args.algorithm, args.test_domains, args.hparams_seed, args.trial_seed)
     if args.experiment is None:
         args.experiment = f"{datetime.now():%Y%m%d-%H%M%S}-{args.dataset}-{safe_model_name(args.model)}"
+
+
+def _check_rate(args: argparse.Namespace, method: Any) -> None:
+    """Leaves the learning rate to one of the options and the algorithm."""
+    for name in ("sched", "warmup_steps", "layer_decay") if method.SETS_RATE else ():
+        if vars(args)[name]:
+            remedy = f"{args.algorithm} sets the learning rate itself, which this would undo; leave it out"
+            raise ArgumentError.of(name, vars(args)[name], remedy)
 
 
 def _follows_swad(args: argparse.Namespace) -> bool:
