@@ -6,8 +6,9 @@ Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_co
 patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. Licence: CC0.
 
 FMoW (fmow_v1.1): see `wilds`. All images but the sequestered ones, of all years. DomainBed has a sixth domain, "Other",
-of the few images without a region; it comes last there and is left out here, which changes no split. Domains know their
-images' coordinates. Licence: FMoW Challenge Public License.
+of the few images without a region, on which it trains. It comes last there and is left out here, which changes no split
+but the runs: their numbers are not comparable with DomainBed's pooled numbers. Domains know their images' coordinates.
+Licence: FMoW Challenge Public License.
 """
 
 import numpy as np
