@@ -50,10 +50,16 @@ def test_cosine_with_warmup_in_closed_form(network):
     assert rates(optimizer, schedule, 20) == pytest.approx([0.0, 0.2, 0.4, 0.6, *cosine])
 
 
+def test_poly_is_a_straight_line(network):
+    optimizer = build_optimizer(network, "adam", lr=0.5, weight_decay=0.0)
+    schedule = build_schedule(optimizer, "poly", steps=10, min_lr=0.1)
+    assert rates(optimizer, schedule, 10) == pytest.approx([0.5 - 0.4 * step / 10 for step in range(10)])
+
+
 def test_warmup_alone_stays_constant_afterwards(network):
     optimizer = build_optimizer(network, "adam", lr=0.4, weight_decay=0.0)
-    schedule = build_schedule(optimizer, None, steps=10, warmup_steps=2)
-    assert rates(optimizer, schedule, 10) == pytest.approx([0.0, 0.2, *[0.4] * 8])
+    schedule = build_schedule(optimizer, None, steps=200, warmup_steps=2)
+    assert rates(optimizer, schedule, 200) == pytest.approx([0.0, 0.2, *[0.4] * 198])
 
 
 def test_layer_decay_reaches_the_rates_at_a_constant_schedule(network):

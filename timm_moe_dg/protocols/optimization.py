@@ -92,7 +92,7 @@ def build_schedule(
         optimizer,
         name or "step",
         num_epochs=steps,
-        decay_epochs=steps + 1,  # of "step", which then stays constant
+        decay_rate=1.0,  # the power of "poly"; "step" stays constant
         min_lr=min_lr,
         warmup_lr=0.0,
         warmup_epochs=warmup_steps,
