@@ -19,11 +19,16 @@ def begun(output, name, age, done=False):
 
 
 def test_auto_finds_the_newest_unfinished_run(tmp_path):
-    assert run_to_resume("auto", tmp_path, None) is None
     begun(tmp_path, "old", 50)
     newest = begun(tmp_path, "new", 20)
     begun(tmp_path, "finished", 10, done=True)
     assert run_to_resume("auto", tmp_path, None) == newest
+
+
+def test_auto_without_a_name_does_not_start_a_run(tmp_path):
+    begun(tmp_path, "finished", 10, done=True)
+    with pytest.raises(ArgumentError, match=r"resume='auto': there is no unfinished run below .*--experiment"):
+        run_to_resume("auto", tmp_path, None)
 
 
 def test_auto_with_a_name_and_a_folder(tmp_path):

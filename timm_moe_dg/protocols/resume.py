@@ -44,10 +44,10 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
         experiment: Name of a run in it.
 
     Returns:
-        The run's folder, or None if no such run was begun yet.
+        The run's folder, or None if `experiment` was not begun yet.
 
     Raises:
-        ArgumentError: The folder given is no run's.
+        ArgumentError: The folder given is no run's, or there is no unfinished run to choose.
     """
     if resume != AUTO:
         if not (Path(resume) / "args.yaml").exists():
@@ -57,7 +57,12 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
         run = output / experiment
         return run if (run / "args.yaml").exists() else None
     begun = [path.parent for path in output.glob("*/checkpoints") if not (path.parent / "done").exists()]
-    return max(begun, key=lambda run: (run / "checkpoints").stat().st_mtime, default=None)
+    if not begun:
+        remedy = (
+            f"there is no unfinished run below {str(output)!r}; name a folder, or the run to start with --experiment"
+        )
+        raise ArgumentError.of("resume", resume, remedy)
+    return max(begun, key=lambda run: (run / "checkpoints").stat().st_mtime)
 
 
 def is_finished(args: argparse.Namespace) -> bool:
