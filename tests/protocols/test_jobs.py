@@ -1,15 +1,17 @@
 """Jobs: their states, several at a time, stopped and gone on with; and Slurm's side by submitit's local executor."""
 
 import os
+import pickle
 import signal
 import sys
 import time
 from multiprocessing import get_context
+from threading import Thread
 
 import pytest
 
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.protocols.jobs import Attempt, Job, run_jobs, submit_jobs, tail
+from timm_moe_dg.protocols.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
 
 # writes the seconds at which it began and ended; saves and leaves when it is asked to
 SCRIPT = """
@@ -48,19 +50,19 @@ def begun(job):
 def test_a_job_goes_from_missing_to_finished_and_is_not_run_again(tmp_path):
     job = make_job(tmp_path)
     assert job.state() == "missing"
-    assert job() == 0
+    assert Submission(job)() == 0
     assert job.state() == "finished"
     before = job.log.read_text()
-    assert job() == 0
+    assert Submission(job)() == 0
     assert job.log.read_text() == before
 
 
 def test_a_failed_job_says_so_and_can_be_run_again(tmp_path):
     job = make_job(tmp_path, status=1)
-    assert job() == 1
+    assert Submission(job)() == 1
     assert job.state() == "failed"
     assert tail(job.log) == "begun\nbroken"
-    assert make_job(tmp_path)() == 0
+    assert Submission(make_job(tmp_path))() == 0
     assert job.state() == "finished"
     assert job.log.read_text().count("begun") == 2
 
@@ -164,9 +166,30 @@ def test_submitit_runs_a_job_with_its_log(tmp_path):
     assert tail(job.log) == "begun\nbroken"
 
 
-def test_slurm_gets_the_same_job_again_when_time_is_up(tmp_path):
-    job = make_job(tmp_path)
-    assert job.checkpoint().function is job
+def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    submission, queued = Submission(job), []
+
+    def time_is_up(*_):  # as submitit's handler, in the middle of the wait
+        queued.append(submission.checkpoint().function)
+        sys.exit(-1)
+
+    def slurm():
+        wait_for(lambda: begun(job))
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, time_is_up)
+    thread = Thread(target=slurm)
+    thread.start()
+    with pytest.raises(SystemExit):
+        submission()
+    thread.join()
+    signal.signal(signal.SIGUSR2, before)
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+    assert pickle.loads(pickle.dumps(queued[0])).job == job
 
 
 def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):

@@ -53,17 +53,6 @@ class Job:
         failed = last.startswith(_ENDED) and int(last.removeprefix(_ENDED)) not in INTERRUPTED
         return "failed" if failed else "incomplete"
 
-    def __call__(self) -> int:
-        """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
-        attempt = Attempt.start(self) if self.state() not in ("finished", "running") else None
-        return attempt.wait() if attempt else 0
-
-    def checkpoint(self) -> Any:
-        """What submitit calls when Slurm's time is up: the same job again, which goes on where it was."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
 
 class Attempt:
     """A job's process; use `Attempt.start`."""
@@ -116,9 +105,44 @@ class Attempt:
         self._signal_group(signal.SIGKILL)
         self.wait()
 
+    def leave(self, seconds: float) -> None:
+        """Asks all processes to end, and waits some seconds for it; for signal handlers, which may interrupt `wait`."""
+        self._signal_group(signal.SIGTERM)
+        self.log.close()  # the processes keep its lock
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.job.state() == "running":
+            time.sleep(_POLL)
+
     def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError):  # nobody is left
             os.killpg(self.process.pid, number)
+
+
+class Submission:
+    """A job as submitit takes it.
+
+    Args:
+        job: The job.
+        grace: Seconds that it has to save when time is up; submitit is told 90 seconds before Slurm ends everything.
+    """
+
+    def __init__(self, job: Job, grace: float = 60.0) -> None:
+        self.job, self.grace = job, grace
+        self._attempt: Attempt | None = None
+
+    def __call__(self) -> int:
+        """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
+        if self.job.state() not in ("finished", "running"):
+            self._attempt = Attempt.start(self.job)
+        return self._attempt.wait() if self._attempt else 0
+
+    def checkpoint(self) -> Any:
+        """What submitit calls when Slurm's time is up: lets the job save, and returns it again, to go on from there."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._attempt:
+            self._attempt.leave(self.grace)
+        return DelayedSubmission(Submission(self.job, self.grace))
 
 
 def run_jobs(
@@ -192,7 +216,7 @@ def submit_jobs(
     except (NameError, TypeError, AssertionError) as error:
         raise ArgumentError.of("slurm", dict(options), f"submitit does not take them ({error})") from error
     with executor.batch():
-        handles = [executor.submit(job) for job in jobs]
+        handles = [executor.submit(Submission(job)) for job in jobs]
     return list(zip(jobs, handles, strict=True))
 
 
