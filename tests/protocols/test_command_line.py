@@ -10,8 +10,11 @@ from timm_moe_dg.protocols.command_line import (
     explain,
     json_object,
     key_value,
+    non_negative,
     parse_arguments,
     positive_int,
+    ratio,
+    share,
     whole_number,
 )
 
@@ -118,11 +121,23 @@ def test_key_value(text, expected):
         (positive_int, "2.5"),
         (whole_number, "-1"),
         (whole_number, "0.5"),
+        (non_negative, "-0.1"),
+        (non_negative, "inf"),
+        (non_negative, "nan"),
+        (share, "1"),
+        (share, "-0.1"),
+        (ratio, "0"),
+        (ratio, "1.1"),
+        (ratio, "much"),
     ],
 )
 def test_bad_values(read, text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not"):
         read(text)
+
+
+def test_ends_of_ranges():
+    assert [non_negative("0"), non_negative("1e3"), share("0"), share("0.9"), ratio("1")] == [0, 1000, 0, 0.9, 1]
 
 
 def test_explanation_drops_a_worker_s_traceback_and_nothing_else():

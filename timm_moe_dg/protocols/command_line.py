@@ -3,7 +3,8 @@
 import argparse
 import ast
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,31 @@ def whole_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
+
+
+def non_negative(text: str) -> float:
+    """Reads a finite number of at least 0."""
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+
+
+def share(text: str) -> float:
+    """Reads a number from 0 up to, but without, 1."""
+    return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+
+
+def ratio(text: str) -> float:
+    """Reads a number above 0, at most 1."""
+    return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+
+
+def _number(text: str, fits: Callable[[float], bool], description: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+    return value
 
 
 def explain(error: MoeDgError) -> str:

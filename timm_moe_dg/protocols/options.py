@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 
 from ..data import BENCHMARKS
-from .command_line import json_object, key_value, positive_int, whole_number
+from .command_line import json_object, key_value, non_negative, positive_int, ratio, share, whole_number
 from .freeze import FREEZABLE
 from .optimization import SCHEDULES
 from .resume import AUTO
@@ -39,7 +39,9 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add("--holdout-fraction", type=float, default=0.2, help="share of a domain for validation (default: %(default)s)")
     balanced = "draw every class of a domain equally often, instead of every image (default: off)"
     add("--class-balanced", action=_switch, default=False, help=balanced)
-    augmented = "augment the images that training domains are validated on, as DomainBed does (default: off)"
+    augmented = (
+        "augment the out-splits of training domains, as DomainBed does (it does so to in-splits too) (default: off)"
+    )
     add("--val-augment", action=_switch, default=False, help=augmented)
     skipped = "read all images first, and leave out and count those that cannot be decoded (default: stop at the first)"
     add("--skip-unreadable", action=_switch, default=False, help=skipped)
@@ -58,7 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--initial-checkpoint", metavar="FILE", help="start from this file; a dense one is upcycled")
     add("--num-classes", type=positive_int, metavar="N", help="size of the classifier (default: classes in the data)")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: data set's, else model's)")
-    add("--drop-path", type=float, metavar="RATE", help="stochastic depth (default: 0.1 for models that have it)")
+    add("--drop-path", type=share, metavar="RATE", help="stochastic depth (default: 0.1 for models that have it)")
     frozen = "backbone: draw a new classifier and train nothing else (default: train everything)"
     add("--freeze", choices=FREEZABLE, help=frozen)
     same = "the same as --freeze all-but-routers"
@@ -77,11 +79,21 @@ def add_method_options(parser: argparse.ArgumentParser, algorithms: Iterable[str
     add("--algorithm", default="ERM", metavar="NAME", help=f"one of {', '.join(algorithms)} (default: %(default)s)")
     averaged = f"average weights over steps: one of {', '.join(averagings)} (default: off)"
     add("--averaging", metavar="NAME", help=averaged)
-    add("--aux-coef", type=float, default=0.01, help="weight of the routers' auxiliary loss (default: %(default)s)")
-    add("--cka-coef", type=float, default=0.01, help="MoGE: weight of the diversity loss (default: %(default)s)")
+    add(
+        "--aux-coef",
+        type=non_negative,
+        default=0.01,
+        help="weight of the routers' auxiliary loss (default: %(default)s)",
+    )
+    add("--cka-coef", type=non_negative, default=0.01, help="MoGE: weight of the diversity loss (default: %(default)s)")
     tokens = "MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)"
     add("--cka-tokens", type=positive_int, default=256, metavar="N", help=tokens)
-    add("--supcon-coef", type=float, default=0.1, help="MoGE: weight of the invariance loss (default: %(default)s)")
+    add(
+        "--supcon-coef",
+        type=non_negative,
+        default=0.1,
+        help="MoGE: weight of the invariance loss (default: %(default)s)",
+    )
     add("--supcon-temperature", type=float, default=0.1, help="MoGE: temperature of that loss (default: %(default)s)")
     table = "hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it"
     add("--hparams", type=json_object, default={}, metavar="JSON", help=table)
@@ -98,16 +110,16 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parts = "parts that a step's images are cut into, to save memory (default: %(default)s)"
     add("--grad-accum-steps", type=positive_int, default=1, metavar="N", help=parts)
     add("--opt", default="adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
-    add("--momentum", type=float, default=0.9, help="of optimizers that have it (default: %(default)s)")
-    add("--lr", type=float, help="learning rate (default: data set's)")
+    add("--momentum", type=share, default=0.9, help="of optimizers that have it (default: %(default)s)")
+    add("--lr", type=non_negative, help="learning rate (default: data set's)")
     decayed = "of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)"
-    add("--weight-decay", type=float, help=decayed)
+    add("--weight-decay", type=non_negative, help=decayed)
     scaled = "rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)"
-    add("--layer-decay", type=float, metavar="RATIO", help=scaled)
+    add("--layer-decay", type=ratio, metavar="RATIO", help=scaled)
     add("--sched", choices=SCHEDULES, help="timm schedule of the learning rate (default: constant)")
     rising = "steps of rising learning rate (default: %(default)s)"
     add("--warmup-steps", type=whole_number, default=0, metavar="N", help=rising)
-    add("--min-lr", type=float, default=0.0, help="where a schedule ends (default: %(default)s)")
+    add("--min-lr", type=non_negative, default=0.0, help="where a schedule ends (default: %(default)s)")
     add("--amp-dtype", choices=PRECISIONS, help="automatic mixed precision (default: off, or as accelerate is told)")
     recomputed = "compute activations again in the backward pass, to save memory (default: off)"
     add("--grad-checkpointing", action=_switch, default=False, help=recomputed)
