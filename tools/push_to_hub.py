@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--license",
         metavar="ID",
-        help="of the weights, as the Hub abbreviates it (default: that of what they began as)",
+        help="of the weights, as the Hub abbreviates it (default: of the published weights they began as, or unknown)",
     )
     add = parser.add_argument_group("where to").add_argument
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository; created if there is none")

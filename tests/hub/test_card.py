@@ -13,7 +13,17 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 import timm_moe_dg
-from tests.hub.published import ACCURACIES, CARDS, CLASSES, MARGIN, NAMES, fine_tuned, invented_records, write_run
+from tests.hub.published import (
+    ACCURACIES,
+    CARDS,
+    CLASSES,
+    MARGIN,
+    NAMES,
+    config_of,
+    fine_tuned,
+    invented_records,
+    write_run,
+)
 from tests.hub_repository import card_mistakes
 from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
@@ -111,17 +121,22 @@ def test_other_records_give_other_numbers(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("args", "base_model", "start"),
+    ("args", "base_model", "start", "licence"),
     [
-        ({"pretrained": False}, None, "random initialisation"),
-        ({"initial_checkpoint": "/home/me/dense.safetensors"}, None, "the file `dense.safetensors`"),
-        ({"model": "hf-hub:org/name@main"}, "org/name", "[org/name](https://huggingface.co/org/name)"),
-        ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run"),
+        ({"pretrained": False}, None, "random initialisation", "unknown"),
+        ({"initial_checkpoint": "/home/me/dense.safetensors"}, None, "the file `dense.safetensors`", "unknown"),
+        ({"model": "hf-hub:org/name@main"}, "org/name", "[org/name](https://huggingface.co/org/name)", "apache-2.0"),
+        ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run", "unknown"),
     ],
 )
-def test_the_base_model_is_what_the_run_started_from(args, base_model, start):
+def test_base_model_and_licence_are_of_what_the_run_started_from(args, base_model, start, licence, tmp_path):
     origin = origin_of_run(invented_records(**args))
     assert (origin.base_model, origin.start) == (base_model, start)
+    card = card_of_run(tmp_path, **args)
+    assert card.data.license == licence
+    assert f"| Licence of the weights | {licence} |" in card.text
+    # Whoever goes on from here inherits it
+    assert config_of(tmp_path / "folder")["pretrained_cfg"]["license"] == licence
 
 
 def test_data_of_the_hub_are_named_as_such(tmp_path):

@@ -22,7 +22,7 @@ _TAGS = ["timm", "image-classification", "domain-generalization"]
 def write_card(
     folder: Path, network: nn.Module, repo_id: str, origin: Origin, cards: Path, licence: str | None = None
 ) -> ModelCard:
-    """Writes README.md into a folder that holds a model.
+    """Writes README.md into a folder that holds a model, and the licence into its config.json.
 
     Args:
         folder: With config.json, model.safetensors, and PNG figures at will.
@@ -30,17 +30,26 @@ def write_card(
         repo_id: OWNER/NAME of the repository that it will lie in.
         origin: Where the weights come from.
         cards: The folder of templates and facts.
-        licence: Of the weights, as the Hub abbreviates it; None for that of the weights they began as.
+        licence: Of the weights, as the Hub abbreviates it; None for that of the published weights they began as, or
+            "unknown" where they began as anything else.
     """
     config = json.loads((folder / "config.json").read_text())
     facts = read_facts(cards, config["architecture"])
-    licence = licence or config["pretrained_cfg"].get("license") or "unknown"
+    licence = licence or _inherited_licence(config, origin)
+    config["pretrained_cfg"]["license"] = licence  # for the cards of those who go on from these weights
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     data = card_data(repo_id, origin, licence, facts["family"]["tags"])
     model = {**_model_facts(folder, config, network), "repo_id": repo_id, "licence": licence}
     page = _render(cards, facts, origin, model)
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{page}")
     card.save(folder / "README.md")
     return card
+
+
+def _inherited_licence(config: Mapping[str, Any], origin: Origin) -> str:
+    """The licence that a model's registered weights have, if the run's own began as published ones."""
+    known = config["pretrained_cfg"].get("license") if origin.base_model else None
+    return known or "unknown"
 
 
 def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
