@@ -31,8 +31,8 @@ PLACE_ROWS = (
         num_classes=62,
         checkpoint_freq=100,
         source=(
-            "WILDS fmow_v1.1, its five regions as DomainBed's domains, all years; not comparable with DomainBed's pooled "
-            "numbers, which train on images of no region too"
+            "WILDS fmow_v1.1, its five regions as DomainBed's domains, all years; not comparable with DomainBed's "
+            "pooled numbers, which train on images of no region too"
         ),
         licence=_FMOW_LICENCE,
     ),
