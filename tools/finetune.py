@@ -18,9 +18,9 @@ Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused)
 
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tools/finetune.py ...
 
-The output folder holds args.yaml (`-c args.yaml --experiment NAME` repeats the run; what followed from its data set and
-seeds is in there too, so give runs with others the options anew), results.jsonl with DomainBed's keys, summary.csv,
-learning_curves.png, checkpoints/ while the run is unfinished, and two folders that timm loads with
+The output folder holds args.yaml (`-c args.yaml` repeats the run, and with --trial-seed 1 the experiment: what followed
+from data set and seeds follows anew), results.jsonl with DomainBed's keys, summary.csv, learning_curves.png,
+checkpoints/ while the run is unfinished, and two folders that timm loads with
 timm.create_model("local-dir:.../best", pretrained=True): best/, the network that training-domain validation selects,
 and best_oracle/, that of the last evaluation, which test-domain validation looks at.
 

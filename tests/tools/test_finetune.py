@@ -17,8 +17,10 @@ from timm.data import create_transform, resolve_model_data_config
 
 from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.algorithms import get_algorithm, get_averaging
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
+from timm_moe_dg.protocols.resume import FREE, parse_resumable
 from timm_moe_dg.protocols.run_plan import settle_hparams
 
 SCRIPT = TOOLS / "finetune.py"
@@ -26,6 +28,7 @@ SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
 GMOE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "moe_layers=(1,)", "num_experts=3"]
 DENSE = ["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE]
 QUICK = ["--steps", "4", "--checkpoint-freq", "2", "--batch-size", "4", "--cpu-threads", "1"]
+DIGITS_RUN = [*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2"]
 
 
 def launch(*words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **environment):
@@ -39,7 +42,7 @@ def launch(*words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **envir
 def digits_run(tmp_path_factory):
     """A short run of a small GMoE on the digits, in the default place below an empty working directory."""
     folder = tmp_path_factory.mktemp("digits")
-    result = launch(*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2", cwd=folder)
+    result = launch(*DIGITS_RUN, cwd=folder)
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "output").iterdir()
     return run, result
@@ -131,6 +134,25 @@ def test_settings_repeat_the_run_whatever_the_workers(digits_run, tool, tmp_path
         assert (again.losses, again.in_acc, again.out_acc) == (record.losses, record.in_acc, record.out_acc)
     first, second = (load_file(path / "best" / "model.safetensors") for path in (run, tmp_path / "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+CHANGES = (
+    ["--trial-seed", "1"],
+    ["--hparams-seed", "2"],
+    ["--algorithm", "IRM"],
+    ["--dataset", "colored_digits", "--test-domains", "0"],
+)
+
+
+@pytest.mark.parametrize("change", [*CHANGES, ["--averaging", "swad", "--test-domains", "1"]], ids=" ".join)
+def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
+    def identity(*words):
+        args = parse_resumable(tool.build_parser(), words)
+        plan = tool.make_plan(args, get_algorithm(args.algorithm), get_averaging(args.averaging or "swad"))
+        return json.loads(json.dumps({name: value for name, value in plan.identity().items() if name not in FREE}))
+
+    run, _ = digits_run
+    assert identity("-c", str(run / "args.yaml"), *change) == identity(*DIGITS_RUN, *change)
 
 
 def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):

@@ -40,8 +40,9 @@ def parse_arguments(
 def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
     """Turns a YAML file of option names and values into words of a command line."""
     table = read_table(path, "config")
-    for name in ("config", "resume"):
-        table.pop(name, None)  # a run's args.yaml says how it was started; the values that came of it are all in there
+    # A run's args.yaml says how it was started, and what was filled in, which another seed or data set fills in anew
+    for name in ("config", "resume", *table.pop("filled_in", ())):
+        table.pop(name, None)
     return table_words(parser, table, "config", path)
 
 

@@ -25,6 +25,7 @@ from ..errors import ArgumentError
 from .optimization import check_optimizer
 from .run_folder import RunFolder
 from .search_space import draw_hparams, resolve_hparams
+from .settings import FILLED_IN
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -84,6 +85,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
         DataError: The data cannot be used.
         ProtocolError: Domains or splits leave nothing to train on or to evaluate.
     """
+    args.filled_in = [name for name in FILLED_IN if vars(args).get(name) is None]
     benchmark = get_benchmark(args.dataset)
     check_optimizer(args.opt)
     _check_rate(args, method)

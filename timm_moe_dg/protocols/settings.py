@@ -9,13 +9,8 @@ from .resume import FREE
 
 IDENTITY = ("dataset", "algorithm", "averaging", "model", "test_domains", "test_envs", "trial_seed", "hparams_seed")
 DERIVED = ("seed", "num_classes", "lr", "weight_decay", "batch_size")  # from the seeds and the data
-FILLED_IN = (
-    *DERIVED,
-    "test_domains",
-    "img_size",
-    "steps",
-    "checkpoint_freq",
-)  # by finetune.py where they are not given
+# By finetune.py where they are not given; args.yaml names those that were
+FILLED_IN = (*DERIVED, "test_domains", "img_size", "steps", "checkpoint_freq", "experiment")
 DOMAINBED = ("output_dir", "save_model_every_checkpoint", "skip_model_save")  # where DomainBed puts things
 
 
