@@ -32,7 +32,6 @@ On SIGTERM it writes one at the end of the running step and exits with status 14
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +74,7 @@ from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
 from timm_moe_dg.protocols.feeding import build_loaders
 from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
 from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
-from timm_moe_dg.protocols.launch import available_cpus, check_precision, check_world_size
+from timm_moe_dg.protocols.launch import available_cpus, check_launch, set_up_logging
 from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
 from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule
 from timm_moe_dg.protocols.options import PRECISIONS, add_options
@@ -102,10 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
 def start(args: argparse.Namespace) -> Accelerator:
     """Joins the other processes and says what the run has to work with."""
     accelerator = Accelerator(mixed_precision=PRECISIONS.get(args.amp_dtype))
-    check_world_size(os.environ, accelerator.num_processes)
-    check_precision(accelerator.mixed_precision, accelerator.device.type)
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
+    check_launch(accelerator)
     if accelerator.device.type == "cpu":
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(args.cpu_threads or max(1, share))
@@ -374,6 +370,7 @@ def finetune(args: argparse.Namespace) -> None:
     if is_finished(args):
         print(f"{Path(args.output, args.experiment)} is finished: nothing to do")
         return
+    set_up_logging()
     plan = make_plan(args, get_algorithm(args.algorithm), get_averaging(args.averaging) if args.averaging else None)
     accelerator = start(args)
     run = assemble(args, plan, accelerator)

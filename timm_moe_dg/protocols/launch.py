@@ -1,12 +1,29 @@
-"""What was asked for against what came of it: processes, precision and CPU threads."""
+"""What was asked for against what came of it: processes, precision, CPU threads and messages."""
 
+import logging
 import os
 from collections.abc import Mapping
+
+from accelerate import Accelerator
+from accelerate.utils import get_int_from_env
 
 from ..errors import ArgumentError
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # as accelerate calls them
+
+
+def check_launch(accelerator: Accelerator) -> None:
+    """Makes sure that a run has what it was launched with, and nothing that changes its numbers unseen.
+
+    Raises:
+        ArgumentError: It has not; see the other checks.
+    """
+    check_world_size(os.environ, accelerator.num_processes)
+    check_precision(accelerator.mixed_precision, accelerator.device.type)
+    check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
 
 
 def check_world_size(environment: Mapping[str, str], num_processes: int) -> None:
@@ -44,6 +61,33 @@ def check_precision(mixed_precision: str, device: str) -> None:
     """
     if mixed_precision == "fp16" and device == "cpu":
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
+
+
+def check_distribution(distributed_type: str, gradient_accumulation_steps: int) -> None:
+    """Makes sure that every process holds the whole network, and that accelerate does not divide losses itself.
+
+    Args:
+        distributed_type: One of accelerate's.
+        gradient_accumulation_steps: What accelerate was told.
+
+    Raises:
+        ArgumentError: The network would be sharded, or run by a backend that nobody has tried; or losses be divided.
+    """
+    if distributed_type not in _DISTRIBUTED:
+        remedy = f"the launcher's plugin is not supported; choose from {', '.join(_DISTRIBUTED)}"
+        raise ArgumentError.of("distributed_type", str(distributed_type), remedy)
+    if gradient_accumulation_steps != 1:
+        remedy = (
+            "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS; to cut a step's images into parts use --grad-accum-steps"
+        )
+        raise ArgumentError.of("gradient_accumulation_steps", gradient_accumulation_steps, remedy)
+
+
+def set_up_logging() -> None:
+    """Shows the package's messages once, from the main process; its place is known before the others are joined."""
+    logging.basicConfig(format="%(message)s")
+    level = logging.ERROR if get_int_from_env(_RANKS, 0) else logging.INFO
+    logging.getLogger("timm_moe_dg").setLevel(level)
 
 
 def available_cpus() -> int:
