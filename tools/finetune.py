@@ -126,10 +126,11 @@ def prepare_network(args: argparse.Namespace, plan: Plan) -> nn.Module:
     )
     if args.freeze:
         FREEZABLE[args.freeze](network)
-    if args.expert_mode != "routed":
-        if not takes_metadata(network, plan.domains):
-            raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")
-        network.set_expert_mode(args.expert_mode)
+    routes = hasattr(network, "set_expert_mode") and takes_metadata(network, plan.domains)
+    if args.expert_mode != "routed" and not routes:
+        raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")
+    if hasattr(network, "set_expert_mode"):  # without metadata the shared expert answers alone, and is saved as such
+        network.set_expert_mode(args.expert_mode if routes else "shared")
     force_tokens(network, args.cka_tokens if args.cka_coef else 0)
     if args.grad_checkpointing:
         checkpoint_activations(network)

@@ -202,9 +202,12 @@ def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("mode", "call"), [("routed", "model(images, metadata)"), ("shared", "model(images)")])
 def test_the_snippet_asks_the_experts_that_were_measured(mode, call, tmp_path):
-    card = card_of_run(tmp_path, fine_tuned("moge_tiny"), expert_mode=mode)
+    network = fine_tuned("moge_tiny")
+    network.set_expert_mode(mode)
+    card = card_of_run(tmp_path, network)
     assert f"probabilities = {call}.softmax" in card.text
     assert ("metadata = torch.tensor" in card.text) == (mode == "routed")
+    assert ("shared expert alone was trained: give no metadata" in card.text) == (mode == "shared")
 
 
 @pytest.mark.parametrize("name", ["moge_tiny", "erm_le_tiny_patch16"])

@@ -11,6 +11,7 @@ from tests.hub.published import CARDS, CLASSES, NAMES, case_of, fine_tuned, writ
 from timm_moe_dg.errors import CheckpointError, MoeDgError
 from timm_moe_dg.hub import Origin, fill_from_network, load_folder, push_folder, write_card
 from timm_moe_dg.protocols.network import build_network
+from timm_moe_dg.protocols.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("hub")
 REPOSITORY = "someone/network"
@@ -38,6 +39,18 @@ def test_every_model_comes_back_bit_by_bit(name, tmp_path):
     assert equal_weights(network, again)
     inputs = case_of(name).inputs() if name in NAMES else (torch.randn(2, 3, 32, 32),)
     assert torch.equal(again(*inputs), network(*inputs))
+
+
+@torch.no_grad()
+def test_the_shared_expert_that_was_trained_alone_answers_alone(tmp_path):
+    network = fine_tuned("moge_tiny")
+    network.set_expert_mode("shared")
+    publish(tmp_path / "folder", network)
+    images, metadata = case_of("moge_tiny").inputs()
+    again = load_trained(f"hf-hub:{REPOSITORY}")
+    assert torch.equal(again(images, metadata), network(images))
+    again.set_expert_mode("routed")
+    assert not torch.equal(again(images, metadata), network(images))
 
 
 @torch.no_grad()

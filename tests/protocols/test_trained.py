@@ -6,6 +6,7 @@ import torch
 
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.protocols.network import data_config, save_network
 from timm_moe_dg.protocols.trained import class_positions, label_names, load_trained, run_arguments
 
 CLASSES = ("cat", "dog", "owl")
@@ -33,7 +34,10 @@ def test_a_saved_network_comes_with_its_classifier_and_names(tmp_path):
 
 
 def test_a_run_that_trained_the_shared_expert_answers_with_it(tmp_path):
-    saved = saved_run(tmp_path, "moge_tiny", CLASSES, {"expert_mode": "shared"})
+    saved = saved_run(tmp_path, "moge_tiny", CLASSES)
+    saved.set_expert_mode("shared")
+    save_network(saved, tmp_path / "best", CLASSES, data_config(saved, 32))
+    saved.set_expert_mode("routed")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     places = torch.tensor([[10.0, 50.0], [-60.0, -30.0]])
     with torch.no_grad():

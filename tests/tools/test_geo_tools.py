@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
@@ -76,6 +78,17 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
     record = read_records(tmp_path / "se" / "results.jsonl")[-1]
     assert record.losses["supcon_loss"] == 0.0  # nothing is routed, so there are no discovered domains
+    configs = [json.loads((folder / "best" / "config.json").read_text()) for folder in (run, tmp_path / "se")]
+    assert [config["expert_mode"] for config in configs] == ["routed", "shared"]
+
+
+@pytest.mark.parametrize(("data", "mode"), [("rotated_digits", "shared"), ("geo_digits", "routed")])
+def test_without_metadata_only_the_shared_expert_is_trained(data: str, mode: str) -> None:
+    tool = load_tool("finetune")
+    args = tool.build_parser().parse_args([*MOGE, "--img-size", "32", "--num-classes", "10"])
+    args.model_kwargs = dict(args.model_kwargs)
+    plan = SimpleNamespace(hparams={}, domains=get_benchmark(data).read(None))
+    assert tool.prepare_network(args, plan).expert_mode == mode
 
 
 @pytest.mark.parametrize(
@@ -102,6 +115,7 @@ def test_one_region_alone_is_a_matter_of_test_domains(tmp_path: Path) -> None:
     [
         (["--test-domains", "0"], r"set apart \[5, 6, 7, 8, 9, 10\]"),
         (["--model", "deit_tiny_patch16_224", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
+        (["--model", "erm_le_tiny_patch16", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
         (["--cka-tokens", "1"], "num_tokens"),
     ],
 )

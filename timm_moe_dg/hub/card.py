@@ -115,6 +115,7 @@ def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) ->
         "classes": label_names(network) or (),
         "config": config["pretrained_cfg"],
         "options": config.get("model_args", {}),
+        "expert_mode": config.get("expert_mode", "routed"),
         "figures": sorted(path.relative_to(folder) for path in folder.glob("*.png")),
     }
 

@@ -128,6 +128,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
         self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
+        self.expert_mode: str | int = "routed"
         self.metadata_encoder = encoder  # after timm's initialisation, which would draw a given module anew
 
     @torch.jit.ignore
@@ -145,6 +146,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         for module in self.modules():
             if isinstance(module, GeoMoeMlp):
                 module.set_expert_mode(mode)
+        self.expert_mode = mode
 
     def fix_init_weight(self) -> None:
         """Scales the output layers by depth as timm does, those of the shared experts too, which it does not reach."""

@@ -114,7 +114,7 @@ def checkpoint_activations(network: Any) -> None:
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Writes a timm folder: config.json with class names and preprocessing, model.safetensors.
+    """Writes a timm folder: config.json with class names, preprocessing and MoGE's expert mode, model.safetensors.
 
     Args:
         network: A timm model, not wrapped.
@@ -122,10 +122,11 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
         classes: Names of the classes, in the order of the logits.
         config: From `data_config`.
     """
+    mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
     save_for_hf(
         network,
         str(folder),
-        model_config={"label_names": list(classes)},
+        model_config={"label_names": list(classes), **mode},
         safe_serialization=True,
         data_config=dict(config),
     )

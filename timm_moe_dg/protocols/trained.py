@@ -1,18 +1,23 @@
 """Trained networks: a checkpoint with its own classifier, what its classes are called, and what it is given to see."""
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from timm.models import parse_model_name
+from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
 from .command_line import key_value, positive_int
 from .network import build_network, check_name
+
+CONFIG = "config.json"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str | None = None, **kwargs: Any) -> Any:
     """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
 
-    A MoGE model of a run that trained its shared expert alone answers with that.
+    A MoGE model of which the shared expert alone was trained answers with that.
 
     Args:
         name: A timm model, or a `local-dir:` or `hf-hub:` source, which always gives its weights.
@@ -53,8 +58,17 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
     if hasattr(network, "set_expert_mode"):
-        network.set_expert_mode(run_arguments(name).get("expert_mode", "routed"))
+        network.set_expert_mode(_saved_config(name).get("expert_mode", "routed"))
     return network.eval()
+
+
+def _saved_config(name: str) -> dict[str, Any]:
+    """Returns config.json of a source that `build_network` has loaded; empty for a model that is no source."""
+    source, place = parse_model_name(name)
+    if source is None:
+        return {}
+    path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
+    return json.loads(Path(path).read_text())
 
 
 def run_arguments(name: str) -> dict[str, Any]:
