@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from timm_moe_dg.algorithms import get_algorithm
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols import SEARCH_SPACES, draw_hparams, resolve_hparams
@@ -58,6 +59,15 @@ def test_draws_are_those_of_domainbed(dataset, algorithm, hparams_seed, trial_se
     seeds = {"hparams_seed": hparams_seed, "trial_seed": trial_seed}
     drawn = draw_hparams(get_benchmark(dataset).search_space, **seeds, further=FURTHER[algorithm])
     assert drawn == expected_draws(dataset, algorithm, hparams_seed, trial_seed)
+
+
+@pytest.mark.parametrize("name", ["DANN", "CDANN"])
+def test_the_generator_s_rates_are_drawn_under_its_own_names(name):
+    method = get_algorithm(name)
+    drawn = draw_hparams("photographs", hparams_seed=7, trial_seed=2, further=method.SEARCH, drawn_as=method.DRAWN_AS)
+    assert drawn["lr"] == 10 ** generator(7, 2, "lr_g").uniform(-5, -3.5)
+    assert drawn["weight_decay"] == 10 ** generator(7, 2, "weight_decay_g").uniform(-6, -2)
+    assert drawn["lr_d"] == 10 ** generator(7, 2, "lr_d").uniform(-5, -3.5)
 
 
 def test_draws_are_plain_numbers():

@@ -25,8 +25,8 @@ class Adversarial(Algorithm):
     Both Adams have betas (beta1, 0.9), which the run's optimizer takes over if it has betas. The paper instead
     reverses the gradient within one step.
 
-    The network's rate and weight decay are the run's `lr` and `weight_decay` (the reference has `lr_g` and
-    `weight_decay_g` for them). `lr_d` defaults to the reference's for photographs; its for digits is 1e-3.
+    The network's rate and weight decay are the run's `lr` and `weight_decay`, drawn as the reference draws its
+    `lr_g` and `weight_decay_g`. `lr_d` defaults to the reference's for photographs; its for digits is 1e-3.
     """
 
     MIN_DOMAINS = 2
@@ -58,6 +58,7 @@ class Adversarial(Algorithm):
             "mlp_dropout": lambda random: float(random.choice([0.0, 0.1, 0.5])),
         }
     )
+    DRAWN_AS = MappingProxyType({"lr": "lr_g", "weight_decay": "weight_decay_g"})
     step: Tensor
 
     def __init__(self, setup: Setup) -> None:

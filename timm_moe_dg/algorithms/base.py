@@ -124,6 +124,7 @@ class Algorithm(nn.Module, ABC):
         HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
         RANGES: Values that they may have, where that is not every number that is at least 0.
         SEARCH: Ranges from which a random search draws them, DomainBed's.
+        DRAWN_AS: Names under which DomainBed draws hyper-parameters that it calls otherwise for this method.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
         SETS_RATE: Whether the method changes the learning rate itself, which a schedule would undo.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
@@ -136,6 +137,7 @@ class Algorithm(nn.Module, ABC):
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
     RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
     SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
+    DRAWN_AS: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
     SETS_RATE: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True

@@ -77,7 +77,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
 
     Args:
         args: Of tools/finetune.py.
-        method: The class of the algorithm, which has HPARAMS, SEARCH and SETS_RATE.
+        method: The class of the algorithm, which has HPARAMS, SEARCH, DRAWN_AS and SETS_RATE.
         averaging: The class of the weight averaging, which has HPARAMS, if there is any.
 
     Raises:
@@ -91,7 +91,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
     _check_rate(args, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(args) else {}
-    hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH)
+    hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH, method.DRAWN_AS)
     domains = _readable(args, benchmark.read(args.data_dir))
     if args.test_domains is None:
         args.test_domains = evaluation_only(domains) or [0]
@@ -112,6 +112,7 @@ def settle_hparams(
     defaults: Mapping[str, float],
     search_space: str,
     further: Mapping[str, Any] = _NOTHING,
+    drawn_as: Mapping[str, str] = _NOTHING,
 ) -> dict[str, float]:
     """Merges defaults, random draw, --hparams and the options that name a hyper-parameter; the last of them wins.
 
@@ -120,9 +121,10 @@ def settle_hparams(
         defaults: Every hyper-parameter there is.
         search_space: The benchmark's.
         further: What is drawn besides.
+        drawn_as: Other names under which something is drawn.
     """
     seeds = {"hparams_seed": args.hparams_seed, "trial_seed": args.trial_seed}
-    drawn = draw_hparams(search_space, **seeds, further=further) if args.hparams_seed else {}
+    drawn = draw_hparams(search_space, **seeds, further=further, drawn_as=drawn_as) if args.hparams_seed else {}
     direct = {name: vars(args)[name] for name in defaults if vars(args).get(name) is not None}
     hparams = resolve_hparams(defaults, drawn, {**args.hparams, **direct})
     args.lr, args.weight_decay, args.batch_size = (hparams[name] for name in ("lr", "weight_decay", "batch_size"))
