@@ -199,6 +199,8 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
 def test_two_processes_train_as_one(image_folder, tmp_path):
     common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
     common += ["--lr", "0.001", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
+    # Its discriminator is outside the launcher's wrapper: the method itself has to share those gradients
+    common += ["--algorithm", "DANN", "--hparams", '{"lr_d": 0.002}']
     two = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "29611")
     result = launch(*common, "--experiment", "two", launcher=two, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stderr
