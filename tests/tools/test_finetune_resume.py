@@ -5,12 +5,16 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from torch import multiprocessing as mp
 
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ERM
@@ -154,6 +158,31 @@ def test_a_loss_that_is_not_a_number_stops_before_anything_is_written(unfinished
         tool.main(["--resume", str(unfinished)])
     kept = {path: content for path, content in before.items() if path.suffix != ".csv"}
     assert {path: path.read_bytes() for path in kept} == kept
+
+
+def two_processes(rank, output, ports):
+    """One of two processes: a run that is left alone, one of which the second process is told to end, and its rest."""
+    os.environ |= {"ACCELERATE_USE_CPU": "true", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    words = [*RUN, "--steps", "4", "--checkpoint-freq", "3", "--workers", "0", "--output", output, "--experiment"]
+    for port, name in zip(ports, ("whole", "stopped", "resumed"), strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        tool = load_tool("finetune")
+        if name == "stopped" and rank == 1:
+            during_step(tool, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit) if name == "stopped" else nullcontext():
+            tool.main([*words, *(("stopped", "--resume") if name == "resumed" else (name,))])
+
+
+def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path):
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for free in sockets:
+            free.bind(("localhost", 0))
+        ports = [free.getsockname()[1] for free in sockets]
+    mp.spawn(two_processes, (str(tmp_path), ports), nprocs=2)
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
 def test_killed_in_the_middle_of_a_step(whole, tmp_path, tool):
