@@ -29,7 +29,7 @@ def predictions() -> Predictions:
     ]  # fmt: skip
     domain, inside, predicted, target = zip(*rows, strict=True)
     group = 2 * torch.tensor(domain) + torch.tensor([0 if is_inside else 1 for is_inside in inside])
-    return Predictions(torch.tensor(predicted), torch.tensor(target), group)
+    return Predictions(torch.tensor(predicted), torch.tensor(target), group, torch.zeros(len(rows)))
 
 
 def test_scores_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_they_survive_the_way_through_a_line_of_json() -> None:
 
 def test_a_role_without_images_is_unknown_rather_than_zero() -> None:
     empty = torch.zeros(0, dtype=torch.long)
-    scores = role_scores(Predictions(empty, empty, empty), DOMAINS)["id"]
+    scores = role_scores(Predictions(empty, empty, empty, empty.float()), DOMAINS)["id"]
     assert math.isnan(scores["accuracy"])
     assert math.isnan(scores["worst_accuracy"])
     assert scores["worst_group"] is None
