@@ -58,10 +58,8 @@ def gelu_linear(before: Tensor, act: nn.GELU, weight: Tensor, bias: Tensor | Non
     Returns:
         (T, D), in the type of `before`.
     """
-    weight, bias = (
-        weight.to(before.dtype),
-        None if bias is None else bias.to(before.dtype),
-    )  # autocast is off in backward
+    weight = weight.to(before.dtype)  # autocast would do it, but is off in the backward pass
+    bias = None if bias is None else bias.to(before.dtype)
     keep = torch.empty_like(before, dtype=torch.bool).bernoulli_(1 - drop) if drop > 0 else None
     scale = 1 / (1 - drop) if drop < 1 else 0.0
     return _GeluLinear.apply(before, keep, weight, bias, scale, act.approximate)

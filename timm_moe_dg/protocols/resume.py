@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from .command_line import parse_arguments
 
 AUTO = "auto"
-# What has no part in the numbers. Moved data is recognised by its content, see `Plan.identity` in tools/finetune.py
+# What has no part in the numbers. Moved data is recognised by its content, see `Plan.identity` in run_plan.py
 _PLACES = ("config", "data_dir", "experiment", "filled_in", "output", "resume")
 _MEANS = ("cpu_threads", "log_tensorboard", "log_wandb", "save_freq", "workers")
 FREE = frozenset((*_PLACES, *_MEANS))
