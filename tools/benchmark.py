@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
-from timm_moe_dg.analysis.memory import peak_memory
+from timm_moe_dg.analysis.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.analysis.plots import plot_cost
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 
@@ -114,7 +114,8 @@ def num_tokens(name: str, options: dict[str, int]) -> int:
 def make_inputs(model: nn.Module, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     """Random input of one model: images, and metadata where it takes any; tokens for a feed-forward."""
     if hasattr(model, "fc1") or isinstance(model, RoutedMlp):
-        x = torch.randn(batch_size, tokens, model.fc1.weight.shape[-1], device=device)
+        # The gradient of the input too: a feed-forward is not the first layer
+        x = torch.randn(batch_size, tokens, model.fc1.weight.shape[-1], device=device, requires_grad=True)
         if not isinstance(model, GeoMoeMlp):
             return (x,)
         present = torch.ones(batch_size, dtype=torch.bool, device=device)
@@ -178,7 +179,7 @@ def setting_inputs(model: nn.Module, setting: dict[str, Any], args: argparse.Nam
 def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
     """Multiply-accumulates of one image in matrix products and convolutions (torch's counter)."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(*(tensor[:1] for tensor in inputs))
+        model.eval()(*(tensor[:1].detach() for tensor in inputs))
     return counter.get_total_flops() / 2
 
 
@@ -240,6 +241,7 @@ def table_line(row: dict[str, Any], own: dict[str, Any]) -> str:
 def main(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON and a picture."""
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # page faults would make each round a matter of luck, most of all the dense models' wide ones
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.dtype}, {args.rounds} rounds")
     heading = f"{'M param':>8} {'GMACs':>7} {'ms':>9} {'ratio to it (quartiles)':>23} {'MiB (ratio)':>13}"
     print(f"{'model':40} {'mode':9} {'batch':>5} {heading}")

@@ -1,7 +1,9 @@
-"""Peak memory of repeated work, each measurement in a process of its own."""
+"""Memory of repeated work: its peak, each measurement in a process of its own, and keeping what is freed."""
 
+import ctypes
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,19 @@ def peak_memory(build: Callable[..., Step], *arguments: Any, device: str, thread
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))  # read by the process that is started next
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measure, (build, arguments, device, threads, repeats))
+
+
+def keep_freed_memory() -> None:
+    """Lets the C library keep freed memory for later instead of handing large blocks back to the system (Linux's glibc).
+
+    What it hands back costs a page fault for every 4 KiB of the next large tensor. When it does so depends on everything
+    allocated before, and the same work takes one time or another.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4  # names of malloc.h
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
 
 
 def _measure(build: Callable[..., Step], arguments: tuple[Any, ...], device: str, threads: int, repeats: int) -> float:

@@ -17,11 +17,13 @@ class SortedAssignments(NamedTuple):
         positions: (A,) index of each assignment in the flattened (T, K) table, ordered by expert, then by item.
         items: (A,) the item that each assignment reads and writes.
         counts: E integers that sum to A, the assignments of each expert.
+        places: (T, K) where each assignment stands in that order; A for one that goes nowhere.
     """
 
     positions: Tensor
     items: Tensor
     counts: list[int]
+    places: Tensor
 
 
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
@@ -38,7 +40,9 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
     counts = torch.bincount(flat_A, minlength=num_experts + 1).tolist()[:num_experts]
     positions = torch.argsort(flat_A, stable=True)[: sum(counts)]
     items = torch.div(positions, max(expert_indices.shape[1], 1), rounding_mode="floor")
-    return SortedAssignments(positions, items, counts)
+    places = torch.full_like(flat_A, len(positions))
+    places[positions] = torch.arange(len(positions), device=places.device)
+    return SortedAssignments(positions, items, counts, places.view_as(expert_indices))
 
 
 def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_factor: float) -> int:

@@ -17,17 +17,16 @@ from torch import Tensor, nn
 
 from .dispatch import sort_assignments
 from .initialisation import OwnInitialisation
-from .recompute import gelu_linear
-
-Parameters = tuple[Tensor, Tensor | None]  # weight and bias
+from .sorted_experts import Operands, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def portable_path() -> bool:
-    """Whether a program is being recorded (export, trace, compile), which rules out sizes that depend on data."""
-    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+    """Whether only torch's own steps will do: a program is recorded (export, trace, compile) or torch.func at work."""
+    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    return recorded or torch._C._are_functorch_transforms_active()
 
 
 @functools.cache
@@ -49,8 +48,9 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
         model: Any module that holds `StackedExperts`.
 
     Returns:
-        Name of the experts' module -> 'sorted' (one sort, a matrix product per expert), 'loop' (expert by expert), or
-        None before the first eager forward. Exported, traced and compiled programs always hold the loop.
+        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'loop' (expert by expert:
+        other activations than GELU, normalised hidden features, devices and types without tests), or None before the
+        first eager forward. Exported, traced and compiled programs always hold the loop, and torch.func takes it.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
@@ -90,11 +90,9 @@ class StackedLinear(OwnInitialisation, nn.Module):
         outputs = x @ self.weight.transpose(1, 2)
         return outputs if self.bias is None else outputs + self.bias.unsqueeze(1)
 
-    def unbind(self) -> list[Parameters]:
-        """The (weight, bias) of each expert, as views whose gradients come back in one stack."""
-        weights = self.weight.unbind(0)
-        biases = [None] * len(weights) if self.bias is None else self.bias.unbind(0)
-        return list(zip(weights, biases, strict=True))
+    def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias in a type."""
+        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """(..., in_features) through one expert -> (..., out_features)."""
@@ -152,7 +150,7 @@ class StackedExperts(nn.Module):
         """
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the body of this very test only)
             if not portable_path():
-                self.path = "sorted" if _sorted_path_is_tested(x.device.type, x.dtype) else "loop"
+                self.path = "sorted" if self._can_sort(x) else "loop"
                 if self.path == "sorted":
                     return self.forward_sorted(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
@@ -175,24 +173,21 @@ class StackedExperts(nn.Module):
         return self.fc2.forward_all(self.norm(self.act(self.fc1.forward_all(x))))
 
     @torch.jit.unused
-    def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """The fast path: one sort, one gather; then per expert two matrix products, and its outputs are added."""
-        positions, items_A, counts = sort_assignments(expert_indices, self.num_experts)
-        weights_A = combine_weights.flatten().index_select(0, positions)
-        columns = [column.split(counts) for column in (x.index_select(0, items_A), items_A, weights_A)]
-        combined: Tensor | None = None
-        for chunk, items, weights, first, second in zip(*columns, self.fc1.unbind(), self.fc2.unbind(), strict=True):
-            outputs = self._feed_forward(chunk, first, second)
-            weighted = outputs * weights.to(outputs.dtype).view(-1, *[1] * (outputs.ndim - 1))
-            # An expert's items are distinct, so that each sum has one order, on every device
-            combined = (outputs.new_zeros(x.shape) if combined is None else combined).index_add_(0, items, weighted)
-        assert combined is not None
-        return combined
+    def _can_sort(self, x: Tensor) -> bool:
+        fits = isinstance(self.act, nn.GELU) and isinstance(self.norm, nn.Identity)
+        return fits and _sorted_path_is_tested(x.device.type, x.dtype)
 
-    def _feed_forward(self, x: Tensor, first: Parameters, second: Parameters) -> Tensor:
-        """(..., D) through one expert; GELU's output, as large as its input, is not kept for the backward pass."""
-        before = F.linear(x, *first)
-        if isinstance(self.act, nn.GELU) and isinstance(self.norm, nn.Identity):
-            drop = self.drop.p if self.training else 0.0
-            return gelu_linear(before.flatten(0, -2), self.act, *second, drop).view(x.shape)
-        return F.linear(self.norm(self.drop(self.act(before))), *second)
+    @torch.jit.unused
+    def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """The fast path, for GELU without normalisation: one sort, two matrix products per expert; as `forward`."""
+        assert isinstance(self.act, nn.GELU)
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
+        return sorted_experts(
+            Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1.cast(dtype), *self.fc2.cast(dtype)),
+            sort_assignments(expert_indices, self.num_experts),
+            self.act.approximate,
+            self.drop.p if self.training else 0.0,
+        ).view(x.shape)

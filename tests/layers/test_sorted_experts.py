@@ -1,0 +1,184 @@
+"""The experts' own function of autograd: against autograd's steps, its second derivatives, dropout, what it keeps."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from timm_moe_dg.layers.dispatch import sort_assignments
+from timm_moe_dg.layers.experts import StackedExperts, dispatch_info
+from timm_moe_dg.layers.sorted_experts import Operands, sorted_experts
+
+ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
+INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere
+
+
+def operands(bias1=True, bias2=True, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(ITEMS, TOKENS, WIDTH), (ITEMS, TOP_K)]
+    shapes += [(EXPERTS, HIDDEN, WIDTH), (EXPERTS, HIDDEN), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, WIDTH)]
+    there = [True, True, True, bias1, True, bias2]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return Operands(*(tensor.requires_grad_() if has else None for tensor, has in zip(tensors, there, strict=True)))
+
+
+def assignments():
+    return sort_assignments(INDICES, EXPERTS)
+
+
+def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, approximate="none"):
+    """Item by item and choice by choice."""
+    rows = []
+    for item in range(ITEMS):
+        total = torch.zeros_like(x[item])
+        for choice, expert in enumerate(INDICES[item].tolist()):
+            if expert < EXPERTS:
+                before = F.linear(x[item], weight1[expert], None if bias1 is None else bias1[expert])
+                hidden = F.gelu(before, approximate=approximate)
+                output = F.linear(hidden, weight2[expert], None if bias2 is None else bias2[expert])
+                total = total + combine_weights[item, choice] * output
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize(("bias1", "bias2"), list(itertools.product([True, False], repeat=2)))
+def test_output_and_gradients_equal_those_item_by_item(approximate, bias1, bias2):
+    inputs = operands(bias1, bias2)
+    given = [tensor for tensor in inputs if tensor is not None]
+    actual, expected = sorted_experts(inputs, assignments(), approximate), one_by_one(*inputs, approximate)
+    torch.testing.assert_close(actual, expected)
+    probe = torch.linspace(-1, 1, actual.numel(), dtype=actual.dtype).view_as(actual)
+    for got, want in zip(*(torch.autograd.grad((y * probe).sum(), given) for y in (actual, expected)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_without_gradients_the_output_is_the_same_bit_by_bit():
+    recorded = sorted_experts(operands(), assignments())
+    with torch.no_grad():
+        assert torch.equal(sorted_experts(operands(), assignments()), recorded)
+    with torch.inference_mode():
+        assert torch.equal(sorted_experts(operands(), assignments()), recorded)
+    frozen = Operands(*(tensor.detach() for tensor in operands()))
+    assert torch.equal(sorted_experts(frozen, assignments()), recorded)
+
+
+@pytest.mark.parametrize("frozen", ["x", "combine_weights", "weight1", "bias1", "weight2", "bias2"])
+def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen):
+    full, part = operands(), operands()
+    getattr(part, frozen).requires_grad_(False)
+    for inputs in (full, part):
+        sorted_experts(inputs, assignments()).square().sum().backward()
+    for name in Operands._fields:
+        if name == frozen:
+            assert getattr(part, name).grad is None
+        else:
+            assert torch.equal(getattr(part, name).grad, getattr(full, name).grad)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.4])
+def test_second_derivatives_are_right_too(drop):
+    def with_the_same_mask(*tensors):
+        torch.manual_seed(3)
+        return sorted_experts(Operands(*tensors), assignments(), drop=drop)
+
+    assert torch.autograd.gradcheck(with_the_same_mask, tuple(operands()))
+    assert torch.autograd.gradgradcheck(with_the_same_mask, tuple(operands()))
+
+
+def one_way(value, drop):
+    """Items of one feature through one expert with weights of 1."""
+    items = torch.full((40_000, 1, 1), value)
+    one = torch.ones(1, 1, 1)
+    route = sort_assignments(torch.zeros(len(items), 1, dtype=torch.int64), 1)
+    return sorted_experts(Operands(items, torch.ones(len(items), 1), one, None, one, None), route, drop=drop)
+
+
+def test_dropout_loses_its_share_and_keeps_the_mean():
+    outputs = one_way(3.0, drop=0.25)
+    kept = outputs != 0
+    value = F.gelu(torch.tensor(3.0)).item()
+    torch.testing.assert_close(outputs[kept], torch.full_like(outputs[kept], value / 0.75))
+    # binomial deviation of the share: sqrt(0.25 * 0.75 / 40000) = 0.0022; five of them
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.011)
+
+
+def test_losing_everything_leaves_the_bias():
+    inputs = operands()
+    expected = one_by_one(*inputs._replace(weight2=torch.zeros_like(inputs.weight2)))
+    torch.testing.assert_close(sorted_experts(inputs, assignments(), drop=1.0), expected)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.1])
+def test_one_tensor_of_hidden_features_is_kept_for_the_backward_pass(drop):
+    experts = StackedExperts(3, 8, 32, hidden_drop=drop).train()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        experts(torch.randn(10, 8), torch.arange(20).view(10, 2) % 3, torch.rand(10, 2))
+    parameters = {parameter.data_ptr() for parameter in experts.parameters()}
+    activations = [tensor for tensor in kept if tensor.data_ptr() not in parameters]
+    assert sum(tensor.numel() for tensor in activations if tensor.shape[-1] == 32) == 20 * 32
+    # besides: the items, their combine weights, and the outputs with a row of zeros
+    assert sum(tensor.numel() for tensor in activations if tensor.shape[-1] != 32) == 10 * 8 + 10 * 2 + 21 * 8
+
+
+def test_without_gradients_one_experts_hidden_features_are_all_that_is_held():
+    experts = StackedExperts(8, 8, 512)
+    items, indices, weights = torch.randn(64, 8), torch.arange(64).view(64, 1) % 8, torch.rand(64, 1)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and func is torch.ops.aten.new_empty.default:
+                sizes.append(result.numel())
+            return result
+
+    with torch.no_grad(), Watch():
+        experts(items, indices, weights)
+    assert max(sizes) == 8 * 512
+
+
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
+    torch.manual_seed(0)
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8, requires_grad=True), torch.rand(ITEMS, TOP_K)
+    exact = experts(x, INDICES, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = experts(x, INDICES, weights)
+        assert rounded.dtype == torch.bfloat16
+        assert experts.double()(x.double(), INDICES, weights).dtype == torch.float64  # autocast leaves it alone
+    experts.float()
+    # rounding unit 2^-8 on outputs of size below 0.1
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=2e-3)
+    rounded.float().square().sum().backward()
+    assert {tensor.grad.dtype for tensor in (x, *experts.parameters())} == {torch.float32}
+
+
+def test_torch_func_differentiates_through_the_loop():
+    torch.manual_seed(0)
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8), torch.rand(ITEMS, TOP_K)
+    loss = experts(x, INDICES, weights).square().sum()
+    expected = torch.autograd.grad(loss, list(experts.parameters()))
+    assert dispatch_info(experts) == {"": "sorted"}
+
+    def of(parameters):
+        return torch.func.functional_call(experts, parameters, (x, INDICES, weights)).square().sum()
+
+    actual = torch.func.grad(of)(dict(experts.named_parameters()))
+    for got, want in zip(actual.values(), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_other_activations_and_normalised_hidden_features_take_the_loop():
+    torch.manual_seed(0)
+    for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}):
+        experts = StackedExperts(1, 8, 16, **options)
+        x = torch.randn(5, 8)
+        hidden = experts.norm(experts.act(F.linear(x, experts.fc1.weight[0], experts.fc1.bias[0])))
+        expected = F.linear(hidden, experts.fc2.weight[0], experts.fc2.bias[0])
+        torch.testing.assert_close(experts(x, torch.zeros(5, 1, dtype=torch.long), torch.ones(5, 1)), expected)
+        assert dispatch_info(experts) == {"": "loop"}
