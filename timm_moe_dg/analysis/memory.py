@@ -35,10 +35,10 @@ def peak_memory(build: Callable[..., Step], *arguments: Any, device: str, thread
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library keep freed memory for later instead of handing large blocks back to the system (Linux's glibc).
+    """Lets glibc keep freed memory instead of handing large blocks back to the system; nothing elsewhere.
 
-    What it hands back costs a page fault for every 4 KiB of the next large tensor. When it does so depends on everything
-    allocated before, and the same work takes one time or another.
+    A block that was handed back costs a page fault for every 4 KiB when it is taken again. Whether it was depends on
+    all that was allocated before, so that the same work takes one time or another.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
