@@ -9,7 +9,8 @@
 Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come
 from, what a user would run instead. The FLOP-equivalent dense model is the twin with a feed-forward K times as wide in
 the mixture blocks (1 + K for MoGE): it computes as much without routing, so the ratio to it is pure overhead. Rounds
-go A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles.
+go A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles. On Linux
+freed memory is kept, so that no model waits for pages that another did not have to wait for.
 """
 
 import argparse

@@ -1,11 +1,14 @@
 """The experts' own function of autograd: against autograd's steps, its second derivatives, dropout, what it keeps."""
 
 import itertools
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_moe_dg.layers.dispatch import sort_assignments
 from timm_moe_dg.layers.experts import StackedExperts, dispatch_info
@@ -65,6 +68,19 @@ def test_without_gradients_the_output_is_the_same_bit_by_bit():
     assert torch.equal(sorted_experts(frozen, assignments()), recorded)
 
 
+def test_nothing_is_read_before_it_is_written():
+    expected = sorted_experts(operands(), assignments())
+    wanted = operands()
+    torch.use_deterministic_algorithms(True)  # fills fresh tensors with NaN
+    try:
+        actual = sorted_experts(wanted, assignments())
+        actual.square().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(actual, expected)
+    assert all(tensor.grad.isfinite().all() for tensor in wanted)
+
+
 @pytest.mark.parametrize("frozen", ["x", "combine_weights", "weight1", "bias1", "weight2", "bias2"])
 def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen):
     full, part = operands(), operands()
@@ -76,6 +92,21 @@ def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen
             assert getattr(part, name).grad is None
         else:
             assert torch.equal(getattr(part, name).grad, getattr(full, name).grad)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.4])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gradients_to_be_differentiated_equal_the_others_even_where_operands_depend_on_each_other(drop, approximate):
+    found = []
+    for create_graph in (False, True):
+        inputs = operands()
+        torch.manual_seed(3)
+        once = sorted_experts(inputs, assignments(), approximate, drop)
+        again = inputs._replace(x=once, combine_weights=once.mean(1)[:, :TOP_K])
+        loss = sorted_experts(again, assignments(), approximate, drop).square().sum()
+        found.append(torch.autograd.grad(loss, tuple(inputs), create_graph=create_graph))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.4])
@@ -112,33 +143,96 @@ def test_losing_everything_leaves_the_bias():
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.1])
-def test_one_tensor_of_hidden_features_is_kept_for_the_backward_pass(drop):
+def test_one_tensor_of_hidden_features_and_the_mask_are_kept_for_the_backward_pass(drop):
     experts = StackedExperts(3, 8, 32, hidden_drop=drop).train()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        experts(torch.randn(10, 8), torch.arange(20).view(10, 2) % 3, torch.rand(10, 2))
+        experts(torch.randn(10, 8), torch.arange(20).view(10, 2) % 3, torch.rand(10, 2, requires_grad=True))
     parameters = {parameter.data_ptr() for parameter in experts.parameters()}
-    activations = [tensor for tensor in kept if tensor.data_ptr() not in parameters]
-    assert sum(tensor.numel() for tensor in activations if tensor.shape[-1] == 32) == 20 * 32
+    floats = [tensor for tensor in kept if tensor.is_floating_point() and tensor.data_ptr() not in parameters]
+    assert sum(tensor.numel() for tensor in floats if tensor.shape[-1] == 32) == 20 * 32
     # besides: the items, their combine weights, and the outputs with a row of zeros
-    assert sum(tensor.numel() for tensor in activations if tensor.shape[-1] != 32) == 10 * 8 + 10 * 2 + 21 * 8
+    assert sum(tensor.numel() for tensor in floats if tensor.shape[-1] != 32) == 10 * 8 + 10 * 2 + 21 * 8
+    masks = [tensor for tensor in kept if tensor.dtype == torch.bool and tensor.shape[-1] == 32]
+    assert sum(tensor.numel() for tensor in masks) == (20 * 32 if drop else 0)
 
 
-def test_without_gradients_one_experts_hidden_features_are_all_that_is_held():
+class Watch(TorchDispatchMode):
+    """Counts operators and remembers the largest tensor that was taken from `new_empty`."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.largest = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls[func] += 1
+        if func is torch.ops.aten.new_empty.default:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def test_one_experts_hidden_features_are_all_that_is_held_in_inference_and_in_the_backward_pass():
     experts = StackedExperts(8, 8, 512)
     items, indices, weights = torch.randn(64, 8), torch.arange(64).view(64, 1) % 8, torch.rand(64, 1)
-    sizes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and func is torch.ops.aten.new_empty.default:
-                sizes.append(result.numel())
-            return result
-
-    with torch.no_grad(), Watch():
+    with torch.no_grad(), Watch() as watch:
         experts(items, indices, weights)
-    assert max(sizes) == 8 * 512
+    assert watch.largest == 8 * 512
+    output = experts(items, indices, weights)
+    with Watch() as watch:
+        output.sum().backward()
+    assert watch.largest == 8 * 512
+
+
+@pytest.mark.parametrize(("frozen", "products"), [((), 4), (("x",), 3), (("weight1",), 3), (("weight1", "weight2"), 2)])
+def test_no_matrix_product_for_a_gradient_that_nobody_needs(frozen, products):
+    inputs = operands()
+    for name in frozen:
+        getattr(inputs, name).requires_grad_(False)
+    output = sorted_experts(inputs, assignments())
+    with Watch() as watch:
+        output.sum().backward()
+    assert watch.calls[torch.ops.aten.mm.out] == products * EXPERTS
+
+
+@pytest.mark.parametrize("path", ["forward_sorted", "forward_loop"])
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(path, weight):
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8), torch.rand(ITEMS, TOP_K)
+    weights[INDICES == EXPERTS] = weight
+    x.requires_grad_()
+    output = getattr(experts, path)(x, INDICES, weights)
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert output[2].eq(0).all()
+    assert x.grad.isfinite().all()
+
+
+def test_many_assignments_keep_the_order_of_items_within_an_expert():
+    indices = torch.randint(0, 5, (700, 2), generator=torch.Generator().manual_seed(0))
+    items = sort_assignments(indices, 5).items.split(sort_assignments(indices, 5).counts)
+    assert all((part.diff() >= 0).all() for part in items)
+
+
+def test_the_form_of_gelu_reaches_the_fast_path():
+    torch.manual_seed(0)
+    experts = StackedExperts(EXPERTS, 8, 16, act_layer=partial(nn.GELU, approximate="tanh"))
+    nn.init.normal_(experts.fc1.weight)  # features around 1, where the two forms differ most
+    nn.init.normal_(experts.fc2.weight)
+    call = (torch.randn(ITEMS, 8), INDICES, torch.rand(ITEMS, TOP_K))
+    torch.testing.assert_close(experts.forward_sorted(*call), experts.forward_loop(*call))
+    exact = StackedExperts(EXPERTS, 8, 16)
+    exact.load_state_dict(experts.state_dict())
+    assert (exact.forward_sorted(*call) - experts.forward_sorted(*call)).abs().max() > 1e-3
+
+
+def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_strides():
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8), torch.rand(TOP_K, ITEMS).t().requires_grad_()
+    experts(x, INDICES, weights).mul_(3).sum().backward()
+    expected = torch.autograd.grad(experts.forward_loop(x, INDICES, weights).sum() * 3, weights)[0]
+    torch.testing.assert_close(weights.grad, expected)
 
 
 def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
@@ -155,6 +249,20 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
     torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=2e-3)
     rounded.float().square().sum().backward()
     assert {tensor.grad.dtype for tensor in (x, *experts.parameters())} == {torch.float32}
+
+
+def test_backward_within_autocast_computes_as_without():
+    torch.manual_seed(0)
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8, requires_grad=True), torch.rand(ITEMS, TOP_K, requires_grad=True)
+    loss = experts(x, INDICES, weights).square().sum()
+    wanted = [x, weights, *experts.parameters()]
+    expected = torch.autograd.grad(loss, wanted, retain_graph=True)
+    for create_graph in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.autograd.grad(loss, wanted, retain_graph=True, create_graph=create_graph)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_torch_func_differentiates_through_the_loop():

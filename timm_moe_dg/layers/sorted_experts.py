@@ -45,13 +45,11 @@ class Plan(NamedTuple):
     Attributes:
         assignments: Which item goes to which expert.
         approximate: GELU's form, 'none' or 'tanh'.
-        keep: (A * N, H) bool, False for hidden features that dropout takes away; None without dropout.
         scale: Factor of the hidden features that dropout leaves.
     """
 
     assignments: SortedAssignments
     approximate: str
-    keep: Tensor | None
     scale: float
 
     def parts(self, num_tokens: int) -> Iterator[tuple[int, slice]]:
@@ -74,35 +72,47 @@ def sorted_experts(
         drop: Dropout rate of the hidden features; 0 outside of training.
 
     Returns:
-        (T, N, D); zeros for an item that went nowhere. It can be differentiated twice.
+        (T, N, D); zeros for an item that went nowhere. It can be differentiated twice, but not in batches of gradients.
     """
-    plan = Plan(assignments, approximate, None, 1.0)
+    x, combine_weights = operands.x, operands.combine_weights
+    nowhere = assignments.places == len(assignments.items)
+    operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))  # whatever stood there
+    keep = None
     if drop > 0:
-        rows = len(assignments.items) * operands.x.shape[1]
-        keep = operands.x.new_empty(rows, operands.weight1.shape[1], dtype=torch.bool).bernoulli_(1 - drop)
-        plan = plan._replace(keep=keep, scale=1 / (1 - drop) if drop < 1 else 0.0)
+        rows = len(assignments.items) * x.shape[1]
+        keep = x.new_empty(rows, operands.weight1.shape[1], dtype=torch.bool).bernoulli_(1 - drop)
+    plan = Plan(assignments, approximate, 1 / (1 - drop) if drop < 1 else 0.0)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
-        return _SortedExperts.apply(plan, *operands)
-    return _forward(operands, plan, keep_hidden=False)[0]
+        sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
+    else:
+        sums = _forward(plan, keep, operands, keep_before=False)[0]
+    return sums.view(x.shape)
 
 
 class _SortedExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Any) -> Tensor:
-        combined, before, outputs = _forward(Operands(*tensors), plan, keep_hidden=True)
+    def forward(ctx: Any, plan: Plan, keep: Tensor | None, *tensors: Any) -> Tensor:
+        sums, before, outputs = _forward(plan, keep, Operands(*tensors), keep_before=True)
         ctx.plan = plan
-        ctx.save_for_backward(*tensors, before, outputs)
-        return combined
+        ctx.save_for_backward(keep, *tensors, before, outputs)
+        return sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, before, outputs = ctx.saved_tensors
-        operands, needed = Operands(*tensors), Operands(*ctx.needs_input_grad[1:])
-        if torch.is_grad_enabled():  # the gradients will be differentiated themselves
-            wanted = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(_by_autograd(operands, ctx.plan), wanted, grads, create_graph=True))
-            return None, *(next(found) if need else None for need in needed)
-        return None, *_backward(grads[0], operands, ctx.plan, before, outputs, needed)
+        keep, *tensors, before, outputs = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        with torch.autocast(grads[0].device.type, enabled=False):
+            if torch.is_grad_enabled():  # the gradients will be differentiated themselves
+                # Views, since one operand may be computed from another: autograd is to stop at each of them
+                views: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+                operands = Operands(*views)
+                wanted = [
+                    operand for operand, need in zip(operands, needed, strict=True) if operand is not None and need
+                ]
+                sums = _by_autograd(ctx.plan, keep, operands)
+                found = iter(torch.autograd.grad(sums, wanted, grads, create_graph=True))
+                return None, None, *(next(found) if need else None for need in needed)
+            return None, None, *_backward(ctx.plan, keep, Operands(*tensors), before, outputs, grads[0], needed)
 
 
 def _of(stack: Tensor | None, expert: int) -> Tensor | None:
@@ -110,25 +120,27 @@ def _of(stack: Tensor | None, expert: int) -> Tensor | None:
 
 
 def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | None) -> Tensor:
-    """(A + 1, N, D), zeros at the end -> (T, N, D): each item's (weighted) sum, always in the same order."""
-    sums = F.embedding_bag(assignments.places, outputs.flatten(1), mode="sum", per_sample_weights=weights)
-    return sums.view(-1, *outputs.shape[1:])
+    """(A + 1, N, D), zeros at the end -> (T, N * D): each item's (weighted) sum.
+
+    Unlike adding the outputs to their items, this has one order of summands on every device.
+    """
+    return F.embedding_bag(assignments.places, outputs.flatten(1), mode="sum", per_sample_weights=weights)
 
 
-def _forward(operands: Operands, plan: Plan, keep_hidden: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Combined outputs (T, N, D), features before GELU (A * N, H) if kept, and the experts' outputs (A + 1, N, D)."""
+def _forward(plan: Plan, keep: Tensor | None, operands: Operands, keep_before: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums (T, N * D), the features before GELU (A * N, H) if they are kept, the experts' outputs (A + 1, N, D)."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
-    assignments, approximate, keep, scale = plan
+    assignments, approximate, scale = plan
     rows = x.index_select(0, assignments.items).flatten(0, 1)
     outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
     outputs[-1] = 0
-    largest = x.new_empty(max(assignments.counts) * x.shape[1], weight1.shape[1])
-    before = x.new_empty(len(rows), weight1.shape[1]) if keep_hidden else largest
+    buffer = x.new_empty(max(assignments.counts) * x.shape[1], weight1.shape[1])
+    before = x.new_empty(len(rows), weight1.shape[1]) if keep_before else buffer
     for expert, part in plan.parts(x.shape[1]):
-        hidden = largest[: part.stop - part.start]
-        own = before[part] if keep_hidden else hidden
-        _linear(rows[part], weight1[expert], _of(bias1, expert), own)
-        aten.gelu.out(own, approximate=approximate, out=hidden)
+        hidden = buffer[: part.stop - part.start]
+        before_gelu = before[part] if keep_before else hidden  # then GELU is computed in place
+        _linear(rows[part], weight1[expert], _of(bias1, expert), before_gelu)
+        aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
         if keep is not None:
             hidden *= keep[part]
         _linear(hidden, weight2[expert], _of(bias2, expert), outputs.flatten(0, 1)[part], scale)
@@ -144,39 +156,47 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: 
 
 
 def _backward(
-    grad: Tensor, operands: Operands, plan: Plan, before: Tensor, outputs: Tensor, needed: Operands
+    plan: Plan,
+    keep: Tensor | None,
+    operands: Operands,
+    before: Tensor,
+    outputs: Tensor,
+    grad: Tensor,
+    needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients in the operands' order; those of x and of the weights only where needed."""
+    """Gradients in the operands' order, given that of the sums; None where not needed (small ones may be there)."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
-    (positions, items, counts, _), approximate, keep, scale = plan
-    grad_outputs = grad.index_select(0, items)
-    products = torch.linalg.vecdot(grad_outputs.flatten(1), outputs[:-1].flatten(1))
-    grad_combine = torch.zeros_like(combine_weights).view(-1).index_copy_(0, positions, products)
+    needs_x, needs_combine, needs_weight1, _, needs_weight2, _ = needed
+    (positions, items, counts, _), approximate, scale = plan
+    grad_outputs = grad.reshape(x.shape).index_select(0, items)
+    grad_combine = None
+    if needs_combine:
+        products = torch.linalg.vecdot(grad_outputs.flatten(1), outputs[:-1].flatten(1))
+        grad_combine = products.new_zeros(combine_weights.numel()).index_copy_(0, positions, products)
+        grad_combine = grad_combine.view(combine_weights.shape)
     grad_outputs *= combine_weights.flatten().index_select(0, positions).view(-1, 1, 1)
     grad_rows, rows = grad_outputs.flatten(0, 1), x.index_select(0, items).flatten(0, 1)
-    grad_x = torch.empty_like(outputs) if needed.x else None
-    grad_weight1, grad_weight2 = (
-        torch.empty_like(weight) if need else None
-        for weight, need in ((weight1, needed.weight1), (weight2, needed.weight2))
-    )
+    grad_x = torch.empty_like(outputs) if needs_x else None
+    grad_weight1 = torch.empty_like(weight1) if needs_weight1 else None
+    grad_weight2 = torch.empty_like(weight2) if needs_weight2 else None
     grad_bias1, grad_bias2 = (None if bias is None else torch.empty_like(bias) for bias in (bias1, bias2))
-    largest = [before.new_empty(max(counts) * x.shape[1], before.shape[1]) for _ in range(2)]
+    buffers = [before.new_empty(max(counts) * x.shape[1], before.shape[1]) for _ in range(2)]
     for expert, part in plan.parts(x.shape[1]):
-        grad_own, own = grad_rows[part], before[part]
-        hidden, grad_hidden = (buffer[: len(own)] for buffer in largest)
+        grad_own, before_gelu = grad_rows[part], before[part]
+        hidden, grad_hidden = (buffer[: len(grad_own)] for buffer in buffers)
         if grad_bias2 is not None:
             torch.sum(grad_own, 0, out=grad_bias2[expert])
         if scale != 1:
             grad_own *= scale
         if grad_weight2 is not None:
-            aten.gelu.out(own, approximate=approximate, out=hidden)
+            aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
             if keep is not None:
                 hidden *= keep[part]
             torch.mm(grad_own.t(), hidden, out=grad_weight2[expert])
         torch.mm(grad_own, weight2[expert], out=grad_hidden)
         if keep is not None:
             grad_hidden *= keep[part]
-        aten.gelu_backward.grad_input(grad_hidden, own, approximate=approximate, grad_input=grad_hidden)
+        aten.gelu_backward.grad_input(grad_hidden, before_gelu, approximate=approximate, grad_input=grad_hidden)
         if grad_bias1 is not None:
             torch.sum(grad_hidden, 0, out=grad_bias1[expert])
         if grad_weight1 is not None:
@@ -185,20 +205,20 @@ def _backward(
             torch.mm(grad_hidden, weight1[expert], out=grad_x.flatten(0, 1)[part])
     if grad_x is not None:
         grad_x[-1] = 0
-        grad_x = _combine(grad_x, plan.assignments, None)
-    return grad_x, grad_combine.view_as(combine_weights), grad_weight1, grad_bias1, grad_weight2, grad_bias2
+        grad_x = _combine(grad_x, plan.assignments, None).view(x.shape)
+    return grad_x, grad_combine, grad_weight1, grad_bias1, grad_weight2, grad_bias2
 
 
-def _by_autograd(operands: Operands, plan: Plan) -> Tensor:
-    """The same outputs in steps that autograd knows, for second derivatives."""
+def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
+    """The same sums in steps that autograd knows, for second derivatives."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
     outputs = []
     for expert, part in plan.parts(x.shape[1]):
         hidden = F.gelu(F.linear(rows[part], weight1[expert], _of(bias1, expert)), approximate=plan.approximate)
-        if plan.keep is not None:
-            hidden = hidden * plan.keep[part] * plan.scale
+        if keep is not None:
+            hidden = hidden * keep[part] * plan.scale
         outputs.append(F.linear(hidden, weight2[expert], _of(bias2, expert)))
     outputs.append(rows.new_zeros(x.shape[1:]))
     chosen = torch.cat(outputs).view(-1, *x.shape[1:])[plan.assignments.places]
-    return (chosen * combine_weights[..., None, None]).sum(1)
+    return (chosen * combine_weights[..., None, None]).sum(1).flatten(1)
