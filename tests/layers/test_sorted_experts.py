@@ -119,9 +119,9 @@ def test_second_derivatives_are_right_too(drop):
     assert torch.autograd.gradgradcheck(with_the_same_mask, tuple(operands()))
 
 
-def one_way(value, drop):
+def one_way(value, drop, items=40_000):
     """Items of one feature through one expert with weights of 1."""
-    items = torch.full((40_000, 1, 1), value)
+    items = torch.full((items, 1, 1), value)
     one = torch.ones(1, 1, 1)
     route = sort_assignments(torch.zeros(len(items), 1, dtype=torch.int64), 1)
     return sorted_experts(Operands(items, torch.ones(len(items), 1), one, None, one, None), route, drop=drop)
@@ -134,6 +134,26 @@ def test_dropout_loses_its_share_and_keeps_the_mean():
     torch.testing.assert_close(outputs[kept], torch.full_like(outputs[kept], value / 0.75))
     # binomial deviation of the share: sqrt(0.25 * 0.75 / 40000) = 0.0022; five of them
     assert kept.float().mean().item() == pytest.approx(0.75, abs=0.011)
+
+
+@pytest.mark.parametrize("drop", [1e-9, 2**-16, 0.1, 0.5, 1 - 2**-16])
+def test_what_is_kept_makes_up_for_what_is_lost_at_any_rate(drop):
+    rate = max(1, round(drop * 2**16)) / 2**16
+    count = 400_003  # no multiple of four
+    outputs = one_way(3.0, drop, count)
+    value = F.gelu(torch.tensor(3.0)).item()
+    kept = outputs != 0
+    torch.testing.assert_close(outputs[kept], torch.full_like(outputs[kept], value / (1 - rate)))
+    # six binomial deviations, and one place
+    assert kept.sum().item() == pytest.approx(count * (1 - rate), abs=6 * (count * rate * (1 - rate)) ** 0.5 + 1)
+
+
+def test_hidden_features_are_lost_independently_of_each_other():
+    torch.manual_seed(0)
+    lost = one_way(3.0, 0.3, 400_000).flatten().eq(0).float() - 0.3
+    for distance in (1, 2, 3, 4, 5, 8):  # four places share one random integer
+        # the product of two independent deviations has a standard deviation of 0.21
+        assert (lost[distance:] * lost[:-distance]).mean().abs() < 5 * 0.21 / 400_000**0.5
 
 
 def test_losing_everything_leaves_the_bias():

@@ -69,7 +69,7 @@ def sorted_experts(
         operands: Items, weights of the outputs, and the experts' parameters.
         assignments: Which item goes to which expert.
         approximate: GELU's form, 'none' or 'tanh'.
-        drop: Dropout rate of the hidden features; 0 outside of training.
+        drop: Dropout rate of the hidden features, in steps of 2^-16; 0 outside of training.
 
     Returns:
         (T, N, D); zeros for an item that went nowhere. It can be differentiated twice, but not in batches of gradients.
@@ -77,16 +77,27 @@ def sorted_experts(
     x, combine_weights = operands.x, operands.combine_weights
     nowhere = assignments.places == len(assignments.items)
     operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))  # whatever stood there
-    keep = None
+    keep, scale = None, 1.0
     if drop > 0:
-        rows = len(assignments.items) * x.shape[1]
-        keep = x.new_empty(rows, operands.weight1.shape[1], dtype=torch.bool).bernoulli_(1 - drop)
-    plan = Plan(assignments, approximate, 1 / (1 - drop) if drop < 1 else 0.0)
+        keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight1.shape[1]), drop, x.device)
+    plan = Plan(assignments, approximate, scale)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
     else:
         sums = _forward(plan, keep, operands, keep_before=False)[0]
     return sums.view(x.shape)
+
+
+def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> tuple[Tensor, float]:
+    """A mask, False with probability `drop`, and the factor of what it keeps.
+
+    Four places share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
+    """
+    steps = max(1, round(drop * 2**16))
+    size = shape[0] * shape[1]
+    draws = torch.empty(-(-size // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
+    keep = draws.view(torch.int16)[:size].view(shape) > steps - 2**15 - 1
+    return keep, 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
 
 
 class _SortedExperts(torch.autograd.Function):
