@@ -75,8 +75,8 @@ def sorted_experts(
         (T, N, D); zeros for an item that went nowhere. It can be differentiated twice, but not in batches of gradients.
     """
     x, combine_weights = operands.x, operands.combine_weights
-    nowhere = assignments.places == len(assignments.items)
-    operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))  # whatever stood there
+    nowhere = assignments.places == len(assignments.items)  # where a weight may be NaN, which times zero is NaN
+    operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))
     keep, scale = None, 1.0
     if drop > 0:
         keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight1.shape[1]), drop, x.device)
