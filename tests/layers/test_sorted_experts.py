@@ -310,3 +310,9 @@ def test_other_activations_and_normalised_hidden_features_take_the_loop():
         expected = F.linear(hidden, experts.fc2.weight[0], experts.fc2.bias[0])
         torch.testing.assert_close(experts(x, torch.zeros(5, 1, dtype=torch.long), torch.ones(5, 1)), expected)
         assert dispatch_info(experts) == {"": "loop"}
+
+
+def test_indices_may_have_32_bits():
+    experts = StackedExperts(EXPERTS, 8, 16)
+    x, weights = torch.randn(ITEMS, 8), torch.rand(ITEMS, TOP_K)
+    assert torch.equal(experts(x, INDICES.int(), weights), experts(x, INDICES, weights))
