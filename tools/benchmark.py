@@ -145,6 +145,7 @@ def make_step(model: nn.Module, inputs: tuple[Tensor, ...], mode: str, args: arg
 
     def train() -> None:
         optimizer.zero_grad()  # before the forward, as a training loop that saves memory does
+        inputs[0].grad = None  # nor would a layer's input add to the last step's
         with torch.autocast(**autocast):
             output = forward(*inputs).float()
             task = output.square().mean() if args.layer else F.cross_entropy(output, target % output.shape[1])

@@ -18,12 +18,12 @@ ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere
 
 
-def operands(bias1=True, bias2=True, dtype=torch.float64):
+def operands(bias1=True, bias2=True):
     generator = torch.Generator().manual_seed(0)
     shapes = [(ITEMS, TOKENS, WIDTH), (ITEMS, TOP_K)]
     shapes += [(EXPERTS, HIDDEN, WIDTH), (EXPERTS, HIDDEN), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, WIDTH)]
     there = [True, True, True, bias1, True, bias2]
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return Operands(*(tensor.requires_grad_() if has else None for tensor, has in zip(tensors, there, strict=True)))
 
 
@@ -231,8 +231,8 @@ def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(path, weight):
 
 def test_many_assignments_keep_the_order_of_items_within_an_expert():
     indices = torch.randint(0, 5, (700, 2), generator=torch.Generator().manual_seed(0))
-    items = sort_assignments(indices, 5).items.split(sort_assignments(indices, 5).counts)
-    assert all((part.diff() >= 0).all() for part in items)
+    many = sort_assignments(indices, 5)
+    assert all((part.diff() >= 0).all() for part in many.items.split(many.counts))
 
 
 def test_the_form_of_gelu_reaches_the_fast_path():

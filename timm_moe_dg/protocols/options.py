@@ -79,21 +79,13 @@ def add_method_options(parser: argparse.ArgumentParser, algorithms: Iterable[str
     add("--algorithm", default="ERM", metavar="NAME", help=f"one of {', '.join(algorithms)} (default: %(default)s)")
     averaged = f"average weights over steps: one of {', '.join(averagings)} (default: off)"
     add("--averaging", metavar="NAME", help=averaged)
-    add(
-        "--aux-coef",
-        type=non_negative,
-        default=0.01,
-        help="weight of the routers' auxiliary loss (default: %(default)s)",
-    )
+    auxiliary = "weight of the routers' auxiliary loss (default: %(default)s)"
+    add("--aux-coef", type=non_negative, default=0.01, help=auxiliary)
     add("--cka-coef", type=non_negative, default=0.01, help="MoGE: weight of the diversity loss (default: %(default)s)")
     tokens = "MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)"
     add("--cka-tokens", type=positive_int, default=256, metavar="N", help=tokens)
-    add(
-        "--supcon-coef",
-        type=non_negative,
-        default=0.1,
-        help="MoGE: weight of the invariance loss (default: %(default)s)",
-    )
+    invariance = "MoGE: weight of the invariance loss (default: %(default)s)"
+    add("--supcon-coef", type=non_negative, default=0.1, help=invariance)
     add("--supcon-temperature", type=float, default=0.1, help="MoGE: temperature of that loss (default: %(default)s)")
     table = "hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it"
     add("--hparams", type=json_object, default={}, metavar="JSON", help=table)
