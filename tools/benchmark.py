@@ -10,7 +10,8 @@ Every model is measured against two others on the same input. Its dense twin is 
 from, what a user would run instead. The FLOP-equivalent dense model is the twin with a feed-forward K times as wide in
 the mixture blocks (1 + K for MoGE): it computes as much without routing, so the ratio to it is pure overhead. Rounds
 go A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles. On Linux
-freed memory is kept, so that no model waits for pages that another did not have to wait for.
+freed memory is kept, so that no model waits for pages that another did not have to wait for; with --glibc-defaults they
+wait as in any other process.
 """
 
 import argparse
@@ -33,7 +34,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import timm_moe_dg
 from timm_moe_dg.analysis.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.analysis.plots import plot_cost
+from timm_moe_dg.errors import ArgumentError, MoeDgError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
+from timm_moe_dg.protocols.command_line import explain, positive_int, whole_number
+from timm_moe_dg.protocols.network import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
@@ -47,24 +51,61 @@ def build_parser() -> argparse.ArgumentParser:
     add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
     add("--layer", action="store_true", help="the mixture layer alone instead of the model")
     add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
-    add("--batch-size", nargs="+", type=int, default=[8], help="images per forward (%(default)s)")
-    add("--img-size", nargs="+", type=int, default=[None], help="pixels (default: the model's own)")
-    add("--num-experts", nargs="+", type=int, default=[None], help="experts per layer (default: the model's own)")
-    add("--top-k", nargs="+", type=int, default=[None], help="experts per token or image (default: the model's own)")
-    add("--rounds", type=int, default=20, help="timed rounds (%(default)s)")
-    add("--warmup", type=int, default=3, help="rounds before them (%(default)s)")
+    add("--batch-size", nargs="+", type=positive_int, default=[8], help="images per forward (%(default)s)")
+    add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
+    add(
+        "--num-experts",
+        nargs="+",
+        type=positive_int,
+        default=[None],
+        help="experts per layer (default: its own)",
+    )
+    add(
+        "--top-k",
+        nargs="+",
+        type=positive_int,
+        default=[None],
+        help="experts per token or image (default: its own)",
+    )
+    add("--rounds", type=positive_int, default=20, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=whole_number, default=3, help="rounds before them (%(default)s)")
     add(
         "--memory",
         action="store_true",
         help="peak memory too, each model in a process of its own (on a CPU: Linux only)",
     )
-    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--glibc-defaults", action="store_true", help="let the C library hand freed memory back, and page faults count")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--dtype", choices=list(DTYPES), default="float32", help="autocast type; float32 is none (%(default)s)")
     add("--compile", action="store_true", help="torch.compile everything")
     add("--output", type=Path, metavar="JSON", help="file for the figures")
     add("--plot", type=Path, metavar="PNG", help="picture of the cost against experts and batch size")
     return parser
+
+
+def check(args: argparse.Namespace) -> None:
+    """Finds a mistake in the command line before anything is measured.
+
+    Raises:
+        MoeDgError: A model, an option of it, a device or a file that cannot be.
+    """
+    for name in (*args.model, *([args.against] if args.against else [])):
+        check_name(name)
+    for name in args.model:
+        if not any(isinstance(module, RoutedMlp) for module in timm.create_model(name, device="meta").modules()):
+            raise ArgumentError.of("model", name, "has no mixture layers; compare with it by --against")
+    for setting in settings(args):
+        timm.create_model(setting["model"], device="meta", **setting["options"])
+    if args.rounds < 2:
+        raise ArgumentError.of("rounds", args.rounds, "quartiles need 2 or more")
+    try:
+        torch.empty(0, device=args.device)
+    except (AssertionError, RuntimeError) as error:
+        raise ArgumentError.of("device", args.device, f"torch cannot use it here: {error}") from error
+    for argument, path in (("output", args.output), ("plot", args.plot)):
+        if path and not path.parent.is_dir():
+            raise ArgumentError.of(argument, str(path), "there is no such folder; make it first")
 
 
 def mixture_layer(model: nn.Module) -> RoutedMlp:
@@ -242,8 +283,10 @@ def table_line(row: dict[str, Any], own: dict[str, Any]) -> str:
 
 def main(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON and a picture."""
+    check(args)
     torch.set_num_threads(args.threads)
-    keep_freed_memory()  # page faults would make each round a matter of luck, most of all the dense models' wide ones
+    if not args.glibc_defaults:  # with them rounds are a matter of luck, most of all those of the dense models
+        keep_freed_memory()
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.dtype}, {args.rounds} rounds")
     heading = f"{'M param':>8} {'GMACs':>7} {'ms':>9} {'ratio to it (quartiles)':>23} {'MiB (ratio)':>13}"
     print(f"{'model':40} {'mode':9} {'batch':>5} {heading}")
@@ -260,4 +303,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(build_parser().parse_args())
+    try:
+        main(build_parser().parse_args())
+    except MoeDgError as error:
+        raise SystemExit(f"benchmark.py: {explain(error)}") from error

@@ -171,8 +171,8 @@ def test_one_tensor_of_hidden_features_and_the_mask_are_kept_for_the_backward_pa
     parameters = {parameter.data_ptr() for parameter in experts.parameters()}
     floats = [tensor for tensor in kept if tensor.is_floating_point() and tensor.data_ptr() not in parameters]
     assert sum(tensor.numel() for tensor in floats if tensor.shape[-1] == 32) == 20 * 32
-    # besides: the items, their combine weights, and the outputs with a row of zeros
-    assert sum(tensor.numel() for tensor in floats if tensor.shape[-1] != 32) == 10 * 8 + 10 * 2 + 21 * 8
+    # besides: the items, their combine weights, the items in the experts' order, and the outputs with a row of zeros
+    assert sum(tensor.numel() for tensor in floats if tensor.shape[-1] != 32) == 10 * 8 + 10 * 2 + 20 * 8 + 21 * 8
     masks = [tensor for tensor in kept if tensor.dtype == torch.bool and tensor.shape[-1] == 32]
     assert sum(tensor.numel() for tensor in masks) == (20 * 32 if drop else 0)
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.errors import ArgumentError
 
 SCRIPT = TOOLS / "benchmark.py"
 QUICK = ["--rounds", "2", "--warmup", "0", "--img-size", "32", "--threads", "1"]
@@ -60,6 +61,24 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
     assert {row["parameters"] for row in dense} == {2 * WIDTH * HIDDEN + WIDTH + HIDDEN}
     with Image.open(tmp_path / "cost.png") as picture:
         picture.verify()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gmoe_tiny"], "did you mean"),
+        (["--model", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
+        (["--against", "nosuch"], "'nosuch': no such model"),
+        (["--top-k", "1", "7"], "top_k=7: choose 1 to num_experts=6"),
+        (["--rounds", "1"], "rounds=1: quartiles need 2 or more"),
+        (["--device", "nosuch"], "device='nosuch': torch cannot use it here"),
+        (["--plot", "nosuch/cost.png"], "plot='nosuch/cost.png': there is no such folder"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_measured(tool, words, message, capsys):
+    with pytest.raises(ArgumentError, match=message):
+        tool.main(tool.build_parser().parse_args(words))
+    assert capsys.readouterr().out == ""
 
 
 def test_peak_memory_holds_at_least_parameters_gradients_and_both_moments(tmp_path):

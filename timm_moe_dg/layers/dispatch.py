@@ -41,7 +41,7 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
     positions = torch.argsort(flat_A, stable=True)[: sum(counts)]
     items = torch.div(positions, max(expert_indices.shape[1], 1), rounding_mode="floor")
     places = torch.full_like(flat_A, len(positions))
-    places[positions] = torch.arange(len(positions), dtype=places.dtype, device=places.device)
+    places.scatter_(0, positions, torch.arange(len(positions), dtype=places.dtype, device=places.device))
     return SortedAssignments(positions, items, counts, places.view_as(expert_indices))
 
 
