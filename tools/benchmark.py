@@ -20,7 +20,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -36,7 +35,7 @@ from timm_moe_dg.analysis.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.analysis.plots import plot_cost
 from timm_moe_dg.errors import ArgumentError, MoeDgError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
-from timm_moe_dg.protocols.command_line import explain, positive_int, whole_number
+from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, several, usable_device, whole_number
 from timm_moe_dg.protocols.network import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[None],
         help="experts per token or image (default: its own)",
     )
-    add("--rounds", type=positive_int, default=20, help="timed rounds, 2 or more (%(default)s)")
+    add("--rounds", type=several, default=20, help="timed rounds, 2 or more (%(default)s)")
     add("--warmup", type=whole_number, default=3, help="rounds before them (%(default)s)")
     add(
         "--memory",
@@ -76,19 +75,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--glibc-defaults", action="store_true", help="let the C library hand freed memory back, and page faults count")
     add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
-    add("--device", default="cpu", help="torch device, such as cuda (%(default)s)")
+    add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--dtype", choices=list(DTYPES), default="float32", help="autocast type; float32 is none (%(default)s)")
     add("--compile", action="store_true", help="torch.compile everything")
-    add("--output", type=Path, metavar="JSON", help="file for the figures")
-    add("--plot", type=Path, metavar="PNG", help="picture of the cost against experts and batch size")
+    add("--output", type=output_file, metavar="JSON", help="file for the figures")
+    add("--plot", type=output_file, metavar="PNG", help="picture of the cost against experts and batch size")
     return parser
 
 
-def check(args: argparse.Namespace) -> None:
-    """Finds a mistake in the command line before anything is measured.
+def check_models(args: argparse.Namespace) -> None:
+    """Finds out before anything is measured whether every model can be made.
 
     Raises:
-        MoeDgError: A model, an option of it, a device or a file that cannot be.
+        ArgumentError: There is no such model, it has no mixture layers, or an option does not fit it.
     """
     for name in (*args.model, *([args.against] if args.against else [])):
         check_name(name)
@@ -97,15 +96,6 @@ def check(args: argparse.Namespace) -> None:
             raise ArgumentError.of("model", name, "has no mixture layers; compare with it by --against")
     for setting in settings(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
-    if args.rounds < 2:
-        raise ArgumentError.of("rounds", args.rounds, "quartiles need 2 or more")
-    try:
-        torch.empty(0, device=args.device)
-    except (AssertionError, RuntimeError) as error:
-        raise ArgumentError.of("device", args.device, f"torch cannot use it here: {error}") from error
-    for argument, path in (("output", args.output), ("plot", args.plot)):
-        if path and not path.parent.is_dir():
-            raise ArgumentError.of(argument, str(path), "there is no such folder; make it first")
 
 
 def mixture_layer(model: nn.Module) -> RoutedMlp:
@@ -283,7 +273,7 @@ def table_line(row: dict[str, Any], own: dict[str, Any]) -> str:
 
 def main(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON and a picture."""
-    check(args)
+    check_models(args)
     torch.set_num_threads(args.threads)
     if not args.glibc_defaults:  # with them rounds are a matter of luck, most of all those of the dense models
         keep_freed_memory()

@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -26,6 +25,16 @@ from torch import Tensor, nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
 from timm_moe_dg.analysis.memory import peak_memory
+from timm_moe_dg.errors import MoeDgError
+from timm_moe_dg.protocols.command_line import (
+    explain,
+    output_file,
+    positive_int,
+    several,
+    usable_device,
+    whole_number,
+)
+from timm_moe_dg.protocols.network import check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BASE = "ERM"
@@ -37,17 +46,17 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="gmoe_small_patch16", help="any timm model (%(default)s)")
     add("--algorithm", nargs="+", default=list(ALGORITHMS), help="methods to measure beside ERM (default: all)")
-    add("--domains", type=int, default=3, help="training domains (%(default)s)")
-    add("--batch-size", type=int, default=8, help="images per domain (%(default)s)")
-    add("--img-size", type=int, help="pixels (default: the model's own)")
-    add("--num-classes", type=int, default=7, help="classes (%(default)s)")
-    add("--rounds", type=int, default=10, help="timed rounds (%(default)s)")
-    add("--warmup", type=int, default=2, help="rounds before them (%(default)s)")
+    add("--domains", type=positive_int, default=3, help="training domains (%(default)s)")
+    add("--batch-size", type=positive_int, default=8, help="images per domain (%(default)s)")
+    add("--img-size", type=positive_int, help="pixels (default: the model's own)")
+    add("--num-classes", type=positive_int, default=7, help="classes (%(default)s)")
+    add("--rounds", type=several, default=10, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=whole_number, default=2, help="rounds before them (%(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="leave the peak memory out")
-    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
-    add("--device", default="cpu", help="torch device, such as cuda (%(default)s)")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--amp-dtype", choices=list(DTYPES), help="automatic mixed precision (default: off)")
-    add("--output", type=Path, metavar="JSON", help="file for the figures")
+    add("--output", type=output_file, metavar="JSON", help="file for the figures")
     return parser
 
 
@@ -166,6 +175,7 @@ def table_line(row: dict[str, Any], base: dict[str, Any]) -> str:
 def main(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON."""
     torch.set_num_threads(args.threads)
+    check_name(args.model)
     for name in args.algorithm:
         get_algorithm(name)
     images = f"{args.domains} x {args.batch_size} images"
@@ -181,4 +191,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(build_parser().parse_args())
+    try:
+        main(build_parser().parse_args())
+    except MoeDgError as error:
+        raise SystemExit(f"benchmark_algorithms.py: {explain(error)}") from error

@@ -38,7 +38,9 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.errors import MissingDependencyError, MoeDgError
+from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, usable_device, whole_number
+from timm_moe_dg.protocols.network import check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 SIDE = 224
@@ -51,14 +53,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data-dir", type=Path, metavar="DIR", help="DOMAIN/CLASS/IMAGE to read (default: generated files)")
     sizes = "WIDTHxHEIGHT of generated files, in pixels (%(default)s)"
     add("--size", nargs="+", type=size, default=[(227, 227), (500, 375), (1024, 747)], help=sizes)
-    add("--images", type=int, default=64, help="generated files of each size (%(default)s)")
-    add("--workers", type=int, default=0, help="processes of each loader; 0 reads in this one (%(default)s)")
-    add("--batch-size", type=int, default=32, help="images per batch (%(default)s)")
-    add("--batches", type=int, default=5, help="timed batches per round (%(default)s)")
-    add("--rounds", type=int, default=7, help="timed rounds (%(default)s)")
+    add("--images", type=positive_int, default=64, help="generated files of each size (%(default)s)")
+    add("--workers", type=whole_number, default=0, help="processes of each loader; 0 reads in this one (%(default)s)")
+    add("--batch-size", type=positive_int, default=32, help="images per batch (%(default)s)")
+    add("--batches", type=positive_int, default=5, help="timed batches per round (%(default)s)")
+    add("--rounds", type=positive_int, default=7, help="timed rounds (%(default)s)")
     add("--model", help="any timm model: measure its training step with and without waiting for images")
-    add("--device", default="cpu", help="torch device of the model, such as cuda (%(default)s)")
-    add("--output", type=Path, metavar="JSON", help="file for the figures")
+    add("--device", type=usable_device, default="cpu", help="torch device of the model, such as cuda (%(default)s)")
+    add("--output", type=output_file, metavar="JSON", help="file for the figures")
     return parser
 
 
@@ -235,6 +237,8 @@ def measure(name: str, domain: FolderDomain, args: argparse.Namespace) -> dict[s
 
 def main(args: argparse.Namespace) -> None:
     """Measures, prints, writes JSON."""
+    if args.model:
+        check_name(args.model)
     torch.set_num_threads(1)
     print(
         f"torch {torch.__version__}, {args.workers} workers, batches of {args.batch_size}, {args.rounds} rounds of "
@@ -254,4 +258,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(build_parser().parse_args())
+    try:
+        main(build_parser().parse_args())
+    except MoeDgError as error:
+        raise SystemExit(f"benchmark_loader.py: {explain(error)}") from error

@@ -11,10 +11,13 @@ from timm_moe_dg.protocols.command_line import (
     json_object,
     key_value,
     non_negative,
+    output_file,
     parse_arguments,
     positive_int,
     ratio,
+    several,
     share,
+    usable_device,
     whole_number,
 )
 
@@ -126,6 +129,10 @@ def test_key_value(text, expected):
         (non_negative, "nan"),
         (share, "1"),
         (share, "-0.1"),
+        (several, "1"),
+        (several, "many"),
+        (output_file, "no such folder/file.json"),
+        (usable_device, "gpu"),
         (ratio, "0"),
         (ratio, "1.1"),
         (ratio, "much"),
@@ -136,7 +143,14 @@ def test_bad_values(read, text):
         read(text)
 
 
+def test_files_and_devices(tmp_path):
+    assert output_file(str(tmp_path / "new.json")) == tmp_path / "new.json"
+    assert output_file("new.json").name == "new.json"
+    assert usable_device("cpu") == "cpu"
+
+
 def test_ends_of_ranges():
+    assert [several("2"), positive_int("1"), whole_number("0")] == [2, 1, 0]
     assert [non_negative("0"), non_negative("1e3"), share("0"), share("0.9"), ratio("1")] == [0, 1000, 0, 0.9, 1]
 
 

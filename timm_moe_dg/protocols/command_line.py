@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from ..errors import ArgumentError, MoeDgError
@@ -122,6 +123,29 @@ def whole_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
+
+
+def several(text: str) -> int:
+    """Reads a whole number of at least 2, the fewest values that have quartiles."""
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 2 or more")
+    return int(text)
+
+
+def output_file(text: str) -> Path:
+    """Reads the path of a file to write at the end; its folder has to be there from the start."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
+    return Path(text)
+
+
+def usable_device(text: str) -> str:
+    """Reads the name of a torch device that a tensor can be on here."""
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
+    return text
 
 
 def non_negative(text: str) -> float:
