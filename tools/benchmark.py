@@ -52,20 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
     add("--batch-size", nargs="+", type=positive_int, default=[8], help="images per forward (%(default)s)")
     add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
-    add(
-        "--num-experts",
-        nargs="+",
-        type=positive_int,
-        default=[None],
-        help="experts per layer (default: its own)",
-    )
-    add(
-        "--top-k",
-        nargs="+",
-        type=positive_int,
-        default=[None],
-        help="experts per token or image (default: its own)",
-    )
+    add("--num-experts", nargs="+", type=positive_int, default=[None], help="experts per layer (default: its own)")
+    add("--top-k", nargs="+", type=positive_int, default=[None], help="experts per token or image (default: its own)")
     add("--rounds", type=several, default=20, help="timed rounds, 2 or more (%(default)s)")
     add("--warmup", type=whole_number, default=3, help="rounds before them (%(default)s)")
     add(
@@ -92,15 +80,22 @@ def check_models(args: argparse.Namespace) -> None:
     for name in (*args.model, *([args.against] if args.against else [])):
         check_name(name)
     for name in args.model:
-        if not any(isinstance(module, RoutedMlp) for module in timm.create_model(name, device="meta").modules()):
-            raise ArgumentError.of("model", name, "has no mixture layers; compare with it by --against")
+        mixture_layer(timm.create_model(name, device="meta"))
     for setting in settings(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
 
 
 def mixture_layer(model: nn.Module) -> RoutedMlp:
-    """The first mixture layer of a model."""
-    return next(module for module in model.modules() if isinstance(module, RoutedMlp))
+    """The first mixture layer of a model.
+
+    Raises:
+        ArgumentError: There is none.
+    """
+    for module in model.modules():
+        if isinstance(module, RoutedMlp):
+            return module
+    name = model.pretrained_cfg["architecture"]
+    raise ArgumentError.of("model", name, "has no mixture layers; compare with it by --against")
 
 
 def active_width(layer: RoutedMlp) -> int:

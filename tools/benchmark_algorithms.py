@@ -26,14 +26,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
 from timm_moe_dg.analysis.memory import peak_memory
 from timm_moe_dg.errors import MoeDgError
-from timm_moe_dg.protocols.command_line import (
-    explain,
-    output_file,
-    positive_int,
-    several,
-    usable_device,
-    whole_number,
-)
+from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, several, usable_device, whole_number
 from timm_moe_dg.protocols.network import check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -113,23 +113,17 @@ def json_object(text: str) -> dict[str, Any]:
 
 def positive_int(text: str) -> int:
     """Reads a whole number above zero."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
-    return int(text)
+    return _whole(text, 1, "a whole number above zero")
 
 
 def whole_number(text: str) -> int:
     """Reads a whole number, 0 included."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
+    return _whole(text, 0, "a whole number of 0 or more")
 
 
 def several(text: str) -> int:
     """Reads a whole number of at least 2, the fewest values that have quartiles."""
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 2 or more")
-    return int(text)
+    return _whole(text, 2, "a whole number of 2 or more")
 
 
 def output_file(text: str) -> Path:
@@ -161,6 +155,12 @@ def share(text: str) -> float:
 def ratio(text: str) -> float:
     """Reads a number above 0, at most 1."""
     return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+
+
+def _whole(text: str, least: int, description: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+    return int(text)
 
 
 def _number(text: str, fits: Callable[[float], bool], description: str) -> float:
