@@ -7,7 +7,7 @@ import yaml
 from torch import nn
 
 from tests.models.cases import randomise
-from timm_moe_dg.protocols.network import build_network, data_config, save_network
+from timm_moe_dg.networks.build import build_network, data_config, save_network
 
 SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "moe_layers": (1,), "num_experts": 4}
 

@@ -19,7 +19,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
@@ -31,12 +31,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
-from timm_moe_dg.analysis.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.analysis.plots import plot_cost
-from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
-from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, several, usable_device, whole_number
-from timm_moe_dg.protocols.network import check_name
+from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
+from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
@@ -266,7 +267,7 @@ def table_line(row: dict[str, Any], own: dict[str, Any]) -> str:
     return f"{label:40} {row['mode']:9} {row['batch_size']:5} {numbers} {ratio:>23} {memory:>13}"
 
 
-def main(args: argparse.Namespace) -> None:
+def report(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON and a picture."""
     check_models(args)
     torch.set_num_threads(args.threads)
@@ -287,8 +288,11 @@ def main(args: argparse.Namespace) -> None:
         plot_cost(rows, args.plot)
 
 
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    report(build_parser().parse_args(argv))
+
+
 if __name__ == "__main__":
-    try:
-        main(build_parser().parse_args())
-    except MoeDgError as error:
-        raise SystemExit(f"benchmark.py: {explain(error)}") from error
+    main()

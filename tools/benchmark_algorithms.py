@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
-from timm_moe_dg.analysis.memory import peak_memory
-from timm_moe_dg.errors import MoeDgError
-from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, several, usable_device, whole_number
-from timm_moe_dg.protocols.network import check_name
+from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.measure.memory import peak_memory
+from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BASE = "ERM"
@@ -165,7 +165,7 @@ def table_line(row: dict[str, Any], base: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(args: argparse.Namespace) -> None:
+def report(args: argparse.Namespace) -> None:
     """Measures, prints a table, writes JSON."""
     torch.set_num_threads(args.threads)
     check_name(args.model)
@@ -183,8 +183,11 @@ def main(args: argparse.Namespace) -> None:
         args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
 
 
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    report(build_parser().parse_args(argv))
+
+
 if __name__ == "__main__":
-    try:
-        main(build_parser().parse_args())
-    except MoeDgError as error:
-        raise SystemExit(f"benchmark_algorithms.py: {explain(error)}") from error
+    main()

@@ -29,6 +29,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 import timm_moe_dg
+from timm_moe_dg.cli.arguments import output_file, positive_int, usable_device, whole_number
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     FolderDomain,
     Split,
@@ -38,9 +40,8 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.errors import MissingDependencyError, MoeDgError
-from timm_moe_dg.protocols.command_line import explain, output_file, positive_int, usable_device, whole_number
-from timm_moe_dg.protocols.network import check_name
+from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.networks.build import check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 SIDE = 224
@@ -235,7 +236,7 @@ def measure(name: str, domain: FolderDomain, args: argparse.Namespace) -> dict[s
     return row
 
 
-def main(args: argparse.Namespace) -> None:
+def report(args: argparse.Namespace) -> None:
     """Measures, prints, writes JSON."""
     if args.model:
         check_name(args.model)
@@ -257,8 +258,11 @@ def main(args: argparse.Namespace) -> None:
         args.output.write_text(json.dumps({"settings": settings, "rows": rows}, indent=2))
 
 
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    report(build_parser().parse_args(argv))
+
+
 if __name__ == "__main__":
-    try:
-        main(build_parser().parse_args())
-    except MoeDgError as error:
-        raise SystemExit(f"benchmark_loader.py: {explain(error)}") from error
+    main()

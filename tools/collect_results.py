@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_accuracies
-from timm_moe_dg.errors import MoeDgError, RecordError
-from timm_moe_dg.protocols.command_line import explain
-from timm_moe_dg.protocols.comparison import compare
-from timm_moe_dg.protocols.rendering import FORMATS, render
-from timm_moe_dg.protocols.runs import find_runs
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
-from timm_moe_dg.protocols.tables import NEEDED, make_tables
+from timm_moe_dg.results.comparison import compare
+from timm_moe_dg.results.rendering import FORMATS, render
+from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.tables import NEEDED, make_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,12 +58,10 @@ def collect(args: argparse.Namespace) -> None:
         print(f"not finished, left out: {folder}", file=sys.stderr)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    try:
-        collect(build_parser().parse_args(argv))
-    except MoeDgError as error:
-        raise SystemExit(f"collect_results.py: {explain(error)}") from error
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    collect(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

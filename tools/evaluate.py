@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,6 +30,8 @@ from accelerate import Accelerator
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.plots import plot_confusion
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     BENCHMARKS,
     Domain,
@@ -42,22 +43,16 @@ from timm_moe_dg.data import (
     get_benchmark,
     split_domains,
 )
-from timm_moe_dg.errors import ArgumentError, MoeDgError, ProtocolError
+from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.finetuning.launch import check_world_size
+from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.metrics import confusion_matrix
+from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.trained import class_positions, load_trained, run_arguments, takes_metadata
 from timm_moe_dg.protocols import role_scores
-from timm_moe_dg.protocols.assessment import SPLITS, Answers, Assessment, Scores, answer, assess, restrict
-from timm_moe_dg.protocols.command_line import explain, parse_arguments, positive_int
-from timm_moe_dg.protocols.delivery import delivered
-from timm_moe_dg.protocols.launch import check_world_size
-from timm_moe_dg.protocols.network import data_config
-from timm_moe_dg.protocols.report import role_line
-from timm_moe_dg.protocols.trained import (
-    add_model_options,
-    class_positions,
-    load_trained,
-    run_arguments,
-    takes_metadata,
-)
+from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess, restrict
+from timm_moe_dg.protocols.evaluation import Answers, answer
+from timm_moe_dg.storage.all_or_nothing import delivered
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
 OF_THE_RUN = ("dataset", "data_dir", "test_domains", "trial_seed", "holdout_fraction", "skip_unreadable")
@@ -219,12 +214,10 @@ def evaluate(args: argparse.Namespace) -> None:
     accelerator.end_training()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    try:
-        evaluate(parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv))
-    except MoeDgError as error:
-        raise SystemExit(f"evaluate.py: {explain(error)}") from error
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    evaluate(parse_arguments(build_parser(), argv))
 
 
 if __name__ == "__main__":

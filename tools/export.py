@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +30,13 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.folders import read_image
-from timm_moe_dg.data.image_files import find_images
-from timm_moe_dg.errors import MissingDependencyError, MoeDgError
-from timm_moe_dg.hub.export import (
+from timm_moe_dg.data.readers.folders import read_image
+from timm_moe_dg.data.readers.image_files import find_images
+from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.export.programs import (
     FORMATS,
     OPSET,
     Exported,
@@ -46,10 +47,9 @@ from timm_moe_dg.hub.export import (
     preprocessing,
     sample_metadata,
 )
-from timm_moe_dg.protocols.command_line import explain, parse_arguments, positive_int
-from timm_moe_dg.protocols.delivery import delivered
-from timm_moe_dg.protocols.network import build_network, data_config
-from timm_moe_dg.protocols.trained import add_model_options, label_names, load_trained
+from timm_moe_dg.networks.build import build_network, data_config
+from timm_moe_dg.networks.trained import label_names, load_trained
+from timm_moe_dg.storage.all_or_nothing import delivered
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -169,13 +169,11 @@ def export(args: argparse.Namespace) -> None:
         print(f"written to {args.output}: {', '.join([*(one.path.name for one in programs.values()), PREPROCESSING])}")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
     logging.basicConfig(format="%(message)s")
-    try:
-        export(parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv))
-    except MoeDgError as error:
-        raise SystemExit(f"export.py: {explain(error)}") from error
+    export(parse_arguments(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ On SIGTERM it writes one at the end of the running step and exits with status 14
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,26 +63,27 @@ from timm_moe_dg.algorithms import (
     get_averaging,
 )
 from timm_moe_dg.analysis.curves import draw_learning_curves
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import seed_hash
-from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.divergence import DivergenceCheck, with_weights
+from timm_moe_dg.finetuning.interruption import EXIT_CODE, Interrupted, Interruption
+from timm_moe_dg.finetuning.launch import available_cpus, check_launch, set_up_logging
+from timm_moe_dg.finetuning.loaders import build_loaders
+from timm_moe_dg.finetuning.optimization import build_optimizer, build_schedule
+from timm_moe_dg.finetuning.options import PRECISIONS, add_options
+from timm_moe_dg.finetuning.plan import Plan, make_plan
+from timm_moe_dg.finetuning.progress import StepMeter, domain_table, summary
+from timm_moe_dg.finetuning.resume import is_finished, parse_resumable
+from timm_moe_dg.finetuning.trackers import TRACKERS, Trackers
 from timm_moe_dg.losses import force_tokens
+from timm_moe_dg.networks.build import build_network, checkpoint_activations, data_config, save_network
+from timm_moe_dg.networks.freeze import FREEZABLE, freeze_batch_norm
+from timm_moe_dg.networks.trained import takes_metadata
 from timm_moe_dg.protocols import Record, domain_accuracies, out_losses, predict, role_scores
-from timm_moe_dg.protocols.checkpoint import TrainingState
-from timm_moe_dg.protocols.command_line import explain
-from timm_moe_dg.protocols.divergence import DivergenceCheck, with_weights
-from timm_moe_dg.protocols.feeding import build_loaders
-from timm_moe_dg.protocols.freeze import FREEZABLE, freeze_batch_norm
-from timm_moe_dg.protocols.interruption import EXIT_CODE, Interrupted, Interruption
-from timm_moe_dg.protocols.launch import available_cpus, check_launch, set_up_logging
-from timm_moe_dg.protocols.network import build_network, checkpoint_activations, data_config, save_network
-from timm_moe_dg.protocols.optimization import build_optimizer, build_schedule
-from timm_moe_dg.protocols.options import PRECISIONS, add_options
-from timm_moe_dg.protocols.report import StepMeter, domain_table, summary
-from timm_moe_dg.protocols.resume import check_unchanged, is_finished, parse_resumable
-from timm_moe_dg.protocols.run_folder import summary_row
-from timm_moe_dg.protocols.run_plan import Plan, make_plan
-from timm_moe_dg.protocols.trackers import TRACKERS, Trackers
-from timm_moe_dg.protocols.trained import takes_metadata
+from timm_moe_dg.protocols.run_identity import check_unchanged
+from timm_moe_dg.storage.checkpoint import TrainingState
+from timm_moe_dg.storage.run_folder import summary_row
 
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
 
@@ -387,12 +387,10 @@ def finetune(args: argparse.Namespace) -> None:
         accelerator.end_training()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    try:
-        finetune(parse_resumable(build_parser(), sys.argv[1:] if argv is None else argv))
-    except MoeDgError as error:
-        raise SystemExit(f"finetune.py: {explain(error)}") from error
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    finetune(parse_resumable(build_parser(), argv))
 
 
 if __name__ == "__main__":

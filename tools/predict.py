@@ -25,14 +25,15 @@ import torch
 from tqdm import tqdm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.image_files import ImageFiles, find_images, image_loader, read_metadata
-from timm_moe_dg.errors import ArgumentError, ImageReadError, MoeDgError
+from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.errors import ArgumentError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
-from timm_moe_dg.protocols.command_line import explain, parse_arguments, positive_int
-from timm_moe_dg.protocols.delivery import delivered
-from timm_moe_dg.protocols.network import data_config
-from timm_moe_dg.protocols.trained import add_model_options, label_names, load_trained
+from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.trained import label_names, load_trained
+from timm_moe_dg.storage.all_or_nothing import delivered
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -121,21 +122,19 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
     logging.basicConfig(format="%(message)s")
-    try:
-        args = parse_arguments(build_parser(), sys.argv[1:] if argv is None else argv)
-        if args.output is None:
-            write(predict(args), args.top_k, sys.stdout)
-            return
-        path = Path(args.output)
-        with delivered(path.parent, [path.name], overwrite=args.force) as folder:
-            rows = predict(args)
-            with (folder / path.name).open("w", newline="") as file:
-                write(rows, args.top_k, file)
-    except MoeDgError as error:
-        raise SystemExit(f"predict.py: {explain(error)}") from error
+    args = parse_arguments(build_parser(), argv)
+    if args.output is None:
+        write(predict(args), args.top_k, sys.stdout)
+        return
+    path = Path(args.output)
+    with delivered(path.parent, [path.name], overwrite=args.force) as folder:
+        rows = predict(args)
+        with (folder / path.name).open("w", newline="") as file:
+            write(rows, args.top_k, file)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ and changes nothing if all is there. The folder that is sent stays in output/hub
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.cli.arguments import key_value, positive_int
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
     Origin,
     fill_from_network,
@@ -37,9 +38,8 @@ from timm_moe_dg.hub import (
     push_folder,
     write_card,
 )
-from timm_moe_dg.protocols.command_line import explain, key_value, positive_int
-from timm_moe_dg.protocols.run_folder import replaced
-from timm_moe_dg.protocols.trained import load_trained
+from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.storage.run_folder import replaced
 
 CARDS = Path(__file__).parent.parent / "hub_cards"
 
@@ -138,12 +138,10 @@ def push(args: argparse.Namespace) -> None:
     print(f"model: timm.create_model('hf-hub:{args.repo_id}', pretrained=True), after import timm_moe_dg")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    try:
-        push(build_parser().parse_args(sys.argv[1:] if argv is None else argv))
-    except MoeDgError as error:
-        raise SystemExit(f"push_to_hub.py: {explain(error)}") from error
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    push(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

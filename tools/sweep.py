@@ -42,20 +42,14 @@ from typing import Any
 
 import yaml
 
+from timm_moe_dg.cli.arguments import key_value, parse_arguments, positive_int, read_table, table_words
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
-from timm_moe_dg.errors import ArgumentError, MoeDgError
-from timm_moe_dg.protocols.command_line import (
-    explain,
-    key_value,
-    parse_arguments,
-    positive_int,
-    read_table,
-    table_words,
-)
-from timm_moe_dg.protocols.jobs import STATES, Job, run_jobs, submit_jobs, tail
-from timm_moe_dg.protocols.launch import available_cpus
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
+from timm_moe_dg.finetuning.launch import available_cpus
 from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, PlannedRun, Sweep, describe_plan, plan_runs
-from timm_moe_dg.protocols.settings import differences
+from timm_moe_dg.protocols.run_identity import differences
 
 FINETUNE = Path(__file__).with_name("finetune.py")
 PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed", "output", "experiment")
@@ -238,18 +232,16 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    words = list(sys.argv[1:] if argv is None else argv)
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    words = list(argv)
     own, passed = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     signal.signal(signal.SIGTERM, interrupt)
     try:
         sweep(parse_arguments(build_parser(), own), passed)
-    except MoeDgError as error:
-        raise SystemExit(f"sweep.py: {explain(error)}") from error
     except KeyboardInterrupt:
-        print("sweep.py: interrupted; the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ normalised mutual information, routing shares, the matrix. A run of another mode
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
 from timm_moe_dg.analysis.plots import plot_curves, plot_domain_map, plot_expert_matrix, plot_expert_usage
+from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     EvaluationImages,
     PlacesDomain,
@@ -30,10 +30,10 @@ from timm_moe_dg.data import (
     evaluation_transform,
     get_benchmark,
 )
-from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.metrics import normalized_mutual_information
+from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.protocols import Record, read_records
-from timm_moe_dg.protocols.network import data_config
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -127,12 +127,10 @@ def batches_of(
         yield tuple(part.to(options.device) for part in batch)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake in it ends with one line that names it."""
-    try:
-        visualize(build_parser().parse_args(sys.argv[1:] if argv is None else argv))
-    except MoeDgError as error:
-        raise SystemExit(f"visualize.py: {type(error).__name__}: {error}") from error
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    visualize(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from tests.algorithms.test_updates import build
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, Training
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.networks.freeze import freeze_batch_norm
 from timm_moe_dg.protocols import resolve_hparams
-from timm_moe_dg.protocols.freeze import freeze_batch_norm
 
 ALONE = {"ERM", "IRM", "SD", "MIRO"}  # defined for one training domain
 WHOLE_STEPS = {"GroupDRO", "MLDG", "DANN", "CDANN", "Fish", "Fishr"}

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import nn
 
 from tests.models.cases import BY_NAME, SMALL, Case, randomise
+from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.protocols import Record
-from timm_moe_dg.protocols.network import data_config, save_network
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "hub_cards"

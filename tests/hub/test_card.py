@@ -28,7 +28,7 @@ from tests.hub_repository import card_mistakes
 from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
 from timm_moe_dg.hub.origin import domain_names, origin_of_run, training_command, without_local_paths
-from timm_moe_dg.protocols.resume import FREE
+from timm_moe_dg.protocols.run_identity import FREE
 
 REPOSITORY = "someone/network"
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())

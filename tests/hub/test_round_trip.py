@@ -10,8 +10,8 @@ from huggingface_hub import constants
 from tests.hub.published import CARDS, CLASSES, NAMES, case_of, fine_tuned, write_run
 from timm_moe_dg.errors import CheckpointError, MoeDgError
 from timm_moe_dg.hub import Origin, fill_from_network, load_folder, push_folder, write_card
-from timm_moe_dg.protocols.network import build_network
-from timm_moe_dg.protocols.trained import load_trained
+from timm_moe_dg.networks.build import build_network
+from timm_moe_dg.networks.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("hub")
 REPOSITORY = "someone/network"

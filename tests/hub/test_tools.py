@@ -8,7 +8,7 @@ from PIL import Image
 from tests.hub_server import Repository
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.data.digits import CLASSES
+from timm_moe_dg.data.readers.digits import CLASSES
 
 QUICK = ["--workers", "0", "--batch-size", "500"]
 SOURCE = "hf-hub:someone/network"

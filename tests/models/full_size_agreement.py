@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.cases import BY_NAME, Case, mixture_layers, randomise
-from timm_moe_dg.hub.export import Program, load_onnx, record_program, save_onnx
+from timm_moe_dg.export.programs import Program, load_onnx, record_program, save_onnx
 
 
 def prepared(case: Case) -> nn.Module:

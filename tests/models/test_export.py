@@ -6,7 +6,7 @@ from timm.layers import create_feature_extractor
 
 import timm_moe_dg
 from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
-from timm_moe_dg.hub.export import load_onnx, record_program, save_onnx
+from timm_moe_dg.export.programs import load_onnx, record_program, save_onnx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),

@@ -13,7 +13,7 @@ from tests.models.cases import BY_NAME, CASES, SMALL, randomise
 from timm_moe_dg.models._geo_vit import GeoMoeVisionTransformer
 from timm_moe_dg.models._moe_vit import MoeVisionTransformer
 from timm_moe_dg.models.erm_le import LocationVisionTransformer
-from timm_moe_dg.protocols.network import build_network
+from timm_moe_dg.networks.build import build_network
 
 NAMES = [*BY_NAME, "erm_le_tiny_patch16"]
 OURS = {"num_experts", "top_k", "router_noise", "expert_drop", "moe_layers"}

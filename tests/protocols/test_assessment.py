@@ -8,7 +8,8 @@ import torch
 
 from timm_moe_dg.data import Split
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.assessment import Answers, answer, assess, restrict
+from timm_moe_dg.protocols.assessment import assess, restrict
+from timm_moe_dg.protocols.evaluation import Answers, answer
 
 IDENTITY = torch.arange(3)
 

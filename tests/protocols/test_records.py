@@ -5,26 +5,9 @@ import math
 
 import pytest
 
+from tests.invented import ARGS, make_record
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import Record, read_records
-
-ARGS = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [1], "trial_seed": 2, "hparams_seed": 0, "steps": 5001}
-
-
-def make_record(**changes):
-    values = {
-        "step": 300,
-        "epoch": 1.5,
-        "losses": {"loss": 0.5, "task_loss": 0.25},
-        "step_time": 0.125,
-        "mem_gb": 3.5,
-        "in_acc": (0.9, 0.8, 0.7),
-        "out_acc": (0.6, 0.5, 0.4),
-        "args": ARGS,
-        "hparams": {"lr": 5e-05, "batch_size": 32},
-    }
-    return Record(**{**values, **changes})
-
 
 # As DomainBed's train.py writes it: no task_loss, other arguments, keys sorted
 DOMAINBED_ROW = json.dumps(

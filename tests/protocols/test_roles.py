@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.protocols import Predictions, Record, role_scores
-from timm_moe_dg.protocols.report import role_line
 
 DOMAINS = [
     SimpleNamespace(role="train", group="all", name="train"),

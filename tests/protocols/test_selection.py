@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from tests.protocols.invented import invented_records
+from tests.invented import invented_records
 from timm_moe_dg.data import seed_hash
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import (

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import get_algorithm
+from timm_moe_dg.finetuning.interruption import Interruption
+from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.losses import auxiliary_loss
-from timm_moe_dg.protocols.interruption import Interruption
-from timm_moe_dg.protocols.run_plan import make_plan
 
 RUN = ("--dataset", "rotated_digits", "--test-domains", *"12345", "--checkpoint-freq", "1000000", "--steps", "1000000")
 

@@ -46,7 +46,7 @@ def test_both_loaders_give_the_same_kind_of_batch_of_the_same_files(tool, args, 
 def test_figures_of_a_run(tool, folder, tmp_path, capsys):
     words = ["--data-dir", folder, "--batch-size", "2", "--batches", "1", "--rounds", "1", "--model", "test_vit3"]
     output = tmp_path / "rows.json"
-    tool.main(tool.build_parser().parse_args([*map(str, words), "--output", str(output)]))
+    tool.main([*map(str, words), "--output", str(output)])
     (row,) = json.loads(output.read_text())["rows"]
     assert row["files"] == str(folder)
     assert row["ratio"][1] == pytest.approx(row["ours"] / row["domainbed"])

@@ -3,8 +3,8 @@
 import pytest
 from PIL import Image
 
+from tests.invented import write_sweep
 from tests.load_tool import load_tool
-from tests.protocols.invented import write_sweep
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from sklearn.metrics import confusion_matrix, f1_score
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.data import split_domain
-from timm_moe_dg.data.digits import CLASSES, rotated_digits
-from timm_moe_dg.data.geo_digits import geo_digits
+from timm_moe_dg.data.readers.digits import CLASSES, rotated_digits
+from timm_moe_dg.data.readers.geo_digits import geo_digits
 
 QUICK = ["--workers", "0", "--batch-size", "500"]
 GMOE = "gmoe_tiny_patch16"

@@ -129,7 +129,7 @@ def test_programs_are_not_overwritten_unless_asked_for(exported, monkeypatch):
 
 
 def test_a_program_that_answers_differently_is_not_left_behind(tmp_path, monkeypatch):
-    from timm_moe_dg.hub import export as room
+    from timm_moe_dg.export import programs as room
 
     wrong = room.FORMATS["torchscript"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
     monkeypatch.setattr(room, "FORMATS", {**room.FORMATS, "torchscript": wrong})

@@ -19,9 +19,10 @@ from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import get_algorithm, get_averaging
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
+from timm_moe_dg.finetuning.plan import settle_hparams
+from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
-from timm_moe_dg.protocols.resume import FREE, parse_resumable
-from timm_moe_dg.protocols.run_plan import settle_hparams
+from timm_moe_dg.protocols.run_identity import FREE
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]

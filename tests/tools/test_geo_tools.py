@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.geo_digits import geo_digits
+from timm_moe_dg.data.readers.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import MissingDependencyError
-from ..protocols.tables import Table
+from ..results.tables import Table
 from .domains import DomainMap
 from .experts import ExpertMatrix, ExpertUsage
 

@@ -1,8 +1,7 @@
 """Domains of images: the benchmarks' table, splits, transforms and loaders."""
 
-from .benchmarks import BENCHMARKS, Benchmark, get_benchmark
+from .benchmarks.table import BENCHMARKS, Benchmark, get_benchmark
 from .domains import Domain
-from .folders import FolderDomain, read_folder
 from .loaders import (
     AugmentedValidation,
     EvaluationImages,
@@ -11,8 +10,9 @@ from .loaders import (
     evaluation_loader,
     training_loader,
 )
-from .places import Places, PlacesDomain
 from .readable import drop_unreadable
+from .readers.folders import FolderDomain, read_folder
+from .readers.places import Places, PlacesDomain
 from .splits import Split, evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 

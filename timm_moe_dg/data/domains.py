@@ -3,10 +3,13 @@
 Domain is the word everywhere in this package; DomainBed calls the same thing an environment.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
 from PIL import Image
+
+DataDir = str | os.PathLike[str] | None
 
 
 class Domain(Protocol):

@@ -12,8 +12,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import nn
 
 from ..data import BENCHMARKS
+from ..networks.trained import label_names
 from ..protocols import reported_accuracy
-from ..protocols.trained import label_names
 from .origin import DomainResult, Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]

@@ -10,9 +10,9 @@ from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
+from ..networks.build import save_network
+from ..networks.trained import label_names, load_trained
 from ..protocols import read_records
-from ..protocols.network import save_network
-from ..protocols.trained import label_names, load_trained
 from .origin import Origin, origin_of_run, without_local_paths
 
 _SATCLIP = "satclip:"

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import timm
 from timm.models import parse_model_name
 
+from ..cli.arguments import option_words
 from ..data import BENCHMARKS
 from ..protocols import Record, training_domain_validation
-from ..protocols.command_line import option_words
-from ..protocols.resume import FREE
+from ..protocols.run_identity import FREE
 
 
 class DomainResult(NamedTuple):

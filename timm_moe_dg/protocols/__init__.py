@@ -1,10 +1,8 @@
 """Protocols: what a run starts from, what it records, and which of its records counts."""
 
-from .evaluate import Predictions, domain_accuracies, out_losses, predict
-from .freeze import freeze_backbone
+from .evaluation import Predictions, domain_accuracies, out_losses, predict
 from .records import Record, read_records
 from .roles import role_scores
-from .run_folder import RunFolder
 from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
     SELECTION_RULES,
@@ -23,11 +21,9 @@ __all__ = [
     "SELECTION_RULES",
     "Predictions",
     "Record",
-    "RunFolder",
     "candidates",
     "domain_accuracies",
     "draw_hparams",
-    "freeze_backbone",
     "leave_one_domain_out_cv",
     "oracle",
     "out_losses",

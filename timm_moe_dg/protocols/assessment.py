@@ -1,33 +1,18 @@
 """Assessment of a trained network: how often it is right, domain by domain, and how well it knows when it is."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Split
 from ..errors import ArgumentError
 from ..metrics import accuracy, expected_calibration_error, f1_macro
+from .evaluation import Answers
 
 SPLITS = ("all", "in", "out")
-
-
-class Answers(NamedTuple):
-    """What a network answered, on CPU; all of shape (N,).
-
-    Attributes:
-        predicted: Class indices.
-        target: Class indices.
-        group: As `EvaluationImages` numbers them: 2 * domain, or 2 * domain + 1.
-        confidence: Softmax probability of the predicted class.
-    """
-
-    predicted: Tensor
-    target: Tensor
-    group: Tensor
-    confidence: Tensor
 
 
 class Scores(NamedTuple):
@@ -77,29 +62,6 @@ def restrict(splits: Sequence[Split], part: str) -> list[Split]:
     if not any(len(split.inside) + len(split.outside) for split in kept):
         raise ArgumentError.of("split", part, "holds no image of any domain")
     return kept
-
-
-@torch.no_grad()
-def answer(
-    network: nn.Module,
-    batches: Iterable[Sequence[Tensor]],
-    positions: Tensor,
-    gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
-) -> Answers:
-    """Asks a network, in the mode that it is in, about every image.
-
-    Args:
-        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, C).
-        batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
-        positions: (C,) the class that each logit is about, see `class_positions`.
-        gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
-    """
-    columns = []
-    for images, target, group, *metadata in batches:
-        confidence, predicted = network(images, *metadata).float().softmax(dim=1).max(dim=1)
-        columns.append([part.cpu() for part in gather((predicted, target, group, confidence))])
-    predicted, target, group, confidence = (torch.cat(parts) for parts in zip(*columns, strict=True))
-    return Answers(positions[predicted], target, group, confidence)
 
 
 def assess(answers: Answers, num_domains: int, test_domains: Sequence[int] = ()) -> Assessment:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from ..data import Domain
-from ..data.wilds import UNGROUPED
+from ..data.readers.wilds import UNGROUPED
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
-from .evaluate import Predictions
+from .evaluation import Predictions
 
 ROLES = ("id", "ood")
 

@@ -1,0 +1,71 @@
+"""Images without labels: what is found and in which order, metadata by path, unreadable files."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.errors import DataError, ImageReadError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, name in enumerate(["b.png", "a/z.JPG", "a/c.jpeg", "odd.data"]):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), (number * 10, 0, 0)).save(path, format="PNG")
+    (tmp_path / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def level(image):
+    return torch.tensor(image.getpixel((0, 0)))
+
+
+def test_order_and_extensions(folder):
+    names = [path.removeprefix(f"{folder}/") for path in find_images([str(folder)])]
+    assert names == ["a/c.jpeg", "a/z.JPG", "b.png"]
+    sources = [f"{folder}/odd.data", f"{folder}/**/*.JPG", f"{folder}/a/../b.png", str(folder)]
+    names = [path.removeprefix(f"{folder}/") for path in find_images(sources)]
+    assert names == ["odd.data", "a/z.JPG", "a/../b.png", "a/c.jpeg"]
+
+
+@pytest.mark.parametrize("source", ["absent", "absent/", "*.gif", "empty"])
+def test_a_source_without_images_is_named(folder, source):
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError, match=r"images=.*no such file, or no image"):
+        find_images([str(folder), str(folder / source)])
+
+
+def test_metadata_by_path(folder):
+    paths = find_images([str(folder)])
+    table = folder / "a" / "places.csv"
+    table.write_text(f"path,lon,lat\n{folder}/b.png,1.5,-2\nz.JPG,nan,nan\nelsewhere.png,7,7\nc.jpeg,3,4\n")
+    np.testing.assert_array_equal(read_metadata(table, paths), np.float32([[3, 4], [np.nan, np.nan], [1.5, -2]]))
+    table.write_text("path,location\nz.JPG,12\nc.jpeg,-1\n")
+    ids = read_metadata(table, paths, ids=True)
+    assert ids.tolist() == [-1, 12, -1]
+    assert ids.dtype == np.int64
+    table.write_text("path,lon,lat\nz.JPG,200,0\n")
+    with pytest.raises(DataError, match=r"column 'lon' is \['200'\] in lines 2"):
+        read_metadata(table, paths)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_hold_positions_images_and_metadata(folder, workers):
+    paths = find_images([str(folder)])
+    images = ImageFiles(paths, level, np.arange(3))
+    batches = list(image_loader(images, batch_size=2, workers=workers))
+    assert [positions.tolist() for positions, _, _ in batches] == [[0, 1], [2]]
+    assert [values[:, 0].tolist() for _, values, _ in batches] == [[20, 10], [0]]
+    assert [metadata.tolist() for _, _, metadata in batches] == [[0, 1], [2]]
+
+
+def test_unreadable_files_are_named_or_left_out(folder):
+    (folder / "b.png").write_bytes(b"no image")
+    paths = find_images([str(folder)])
+    with pytest.raises(ImageReadError, match=r"b.png"):
+        list(image_loader(ImageFiles(paths, level), batch_size=2, workers=0))
+    skipping = ImageFiles(paths, level, skip_unreadable=True)
+    assert [batch and batch[0].tolist() for batch in image_loader(skipping, batch_size=2, workers=0)] == [[0, 1], []]

@@ -1,0 +1,91 @@
+"""Exported programs: checked against the model, and refused when they differ; the pieces of the report."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from timm_moe_dg.errors import ExportError, MissingDependencyError
+from timm_moe_dg.export import programs as export
+from timm_moe_dg.export.programs import Format, export_model, interleaved_seconds, largest_difference, sample_metadata
+from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, MetadataEncoder
+
+
+class Sum(nn.Module):
+    """Two logits, from images and perhaps metadata."""
+
+    def forward(self, images, metadata=None):
+        logits = images.flatten(1)[:, :2]
+        return logits if metadata is None else logits + metadata
+
+
+def inputs(number=5):
+    return (torch.randn(number, 3, 4, 4, generator=torch.Generator().manual_seed(0)),)
+
+
+@pytest.fixture
+def plain_format(monkeypatch):
+    """Replaces the table of formats by one whose programs are what the test says."""
+
+    def put(program, write=lambda model, inputs, path: path.write_text("program")):
+        monkeypatch.setattr(export, "FORMATS", {"plain": Format("model.txt", write, lambda path: program)})
+
+    return put
+
+
+def test_the_largest_difference_is_looked_for_in_every_batch(tmp_path, plain_format):
+    def off_by_size(images):
+        return Sum()(images) + torch.tensor([0.0, -0.01 * len(images)])
+
+    assert largest_difference(Sum(), off_by_size, inputs()) == pytest.approx(0.05)
+    plain_format(off_by_size)
+    found = export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.06)
+    assert found.difference == pytest.approx(0.05)
+    assert found.path.read_text() == "program"
+    with pytest.raises(ExportError, match=r"format='plain': its logits differ from the model's by 5.0e-02"):
+        export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.04)
+
+
+def test_not_a_number_is_no_agreement(tmp_path, plain_format):
+    plain_format(lambda images: Sum()(images) * float("nan"))
+    with pytest.raises(ExportError, match="differ from the model's by nan"):
+        export_model(Sum(), inputs(), tmp_path, "plain", tolerance=1e9)
+
+
+def test_a_format_that_cannot_take_the_model_is_named(tmp_path, plain_format):
+    def write(model, inputs, path):
+        raise RuntimeError("no such operator\nand a page of explanation")
+
+    plain_format(Sum(), write)
+    with pytest.raises(ExportError, match=r"format='plain': cannot be made .*\(RuntimeError: no such operator\)$"):
+        export_model(Sum(), inputs(), tmp_path, "plain")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"needs {package}, .*timm_moe_dg\[export\]"):
+        export_model(Sum(), inputs(), tmp_path, "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_programs_are_timed_in_turn_and_warming_up_does_not_count():
+    calls = []
+    programs = {name: lambda images, name=name: calls.append(name) for name in "ab"}
+    seconds = interleaved_seconds(programs, inputs(), rounds=4, warmup=2)
+    assert calls == ["a", "b"] * 6
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
+
+
+def test_sampled_metadata_has_known_places_and_an_unknown_one():
+    model = Sum()
+    assert sample_metadata(model, 8) is None
+    model.metadata_encoder = MetadataEncoder(LocationEncoder(8))
+    for encoder, row in ((LocationEncoder(8), (2,)), (LocationIdEmbedding(3, 8), ())):
+        model.metadata_encoder = MetadataEncoder(encoder)
+        metadata = sample_metadata(model, 8)
+        assert metadata.shape == (8, *row)
+        _, present = model.metadata_encoder(torch.zeros(8, 1), metadata)  # checks types and ranges besides
+        assert present.sum() == 7
+        assert len({tuple(place.flatten().tolist()) for place in metadata}) > 3

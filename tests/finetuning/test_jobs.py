@@ -1,0 +1,206 @@
+"""Jobs: their states, several at a time, stopped and gone on with; and Slurm's side by submitit's local executor."""
+
+import os
+import pickle
+import signal
+import sys
+import time
+from multiprocessing import get_context
+from threading import Thread
+
+import pytest
+
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.finetuning.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
+
+# writes the seconds at which it began and ended; saves and leaves when it is asked to
+SCRIPT = """
+import pathlib, signal, sys, time
+folder, seconds, status = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
+folder.mkdir(parents=True, exist_ok=True)
+begun = time.time()
+print("begun", flush=True)
+time.sleep(seconds)
+if status:
+    sys.exit(f"broken" if status == 1 else status)
+(folder / "times").write_text(f"{begun} {time.time()}")
+(folder / "done").write_text("done")
+"""
+
+
+def make_job(tmp_path, name="a", seconds=0.0, status=0) -> Job:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = (sys.executable, str(script), str(tmp_path / name), str(seconds), str(status))
+    return Job(name, command, tmp_path / name, tmp_path / "logs" / f"{name}.log")
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def begun(job):
+    return job.log.exists() and "\nbegun\n" in job.log.read_text()
+
+
+def test_a_job_goes_from_missing_to_finished_and_is_not_run_again(tmp_path):
+    job = make_job(tmp_path)
+    assert job.state() == "missing"
+    assert Submission(job)() == 0
+    assert job.state() == "finished"
+    before = job.log.read_text()
+    assert Submission(job)() == 0
+    assert job.log.read_text() == before
+
+
+def test_a_failed_job_says_so_and_can_be_run_again(tmp_path):
+    job = make_job(tmp_path, status=1)
+    assert Submission(job)() == 1
+    assert job.state() == "failed"
+    assert tail(job.log) == "begun\nbroken"
+    assert Submission(make_job(tmp_path))() == 0
+    assert job.state() == "finished"
+    assert job.log.read_text().count("begun") == 2
+
+
+def test_a_folder_without_a_log_is_incomplete(tmp_path):
+    job = make_job(tmp_path)
+    job.folder.mkdir()
+    assert job.state() == "incomplete"
+
+
+def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_path):
+    job = make_job(tmp_path, seconds=60)
+    number = tmp_path / "number"
+
+    def sweep():
+        attempt = Attempt.start(job)
+        number.write_text(str(attempt.process.pid))
+        attempt.wait()
+
+    parent = get_context("fork").Process(target=sweep)
+    parent.start()
+    wait_for(lambda: begun(job) and number.exists() and number.read_text())
+    parent.kill()
+    parent.join()
+    assert job.state() == "running"
+    assert Attempt.start(job) is None
+    assert list(run_jobs([job], [{}])) == [(job, None, 0.0)]
+    os.kill(int(number.read_text()), signal.SIGTERM)
+    wait_for(lambda: job.state() == "incomplete")
+
+
+def test_as_many_at_a_time_as_there_are_slots(tmp_path):
+    jobs = [make_job(tmp_path, name, seconds=0.3) for name in "abcde"]
+    ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]
+    assert sorted(ended) == [(name, 0) for name in "abcde"]
+    events = []
+    for job in jobs:
+        start, end = map(float, (job.folder / "times").read_text().split())
+        events += [(start, 1), (end, -1)]
+    at_once, most = 0, 0
+    for _, change in sorted(events):
+        at_once += change
+        most = max(most, at_once)
+    assert most == 2
+
+
+def test_one_failure_does_not_stop_the_rest(tmp_path):
+    jobs = [make_job(tmp_path, "a"), make_job(tmp_path, "b", status=3), make_job(tmp_path, "c")]
+    assert [(job.name, status) for job, status, _ in run_jobs(jobs, [{}])] == [("a", 0), ("b", 3), ("c", 0)]
+
+
+def test_each_slot_has_its_environment(tmp_path):
+    command = (sys.executable, "-c", "import os; print('device', os.environ['CUDA_VISIBLE_DEVICES'])")
+    jobs = [Job(name, command, tmp_path / name, tmp_path / f"{name}.log") for name in "ab"]
+    list(run_jobs(jobs, [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]))
+    assert [tail(job.log) for job in jobs] == ["device 3", "device 5"]
+
+
+def test_stopping_asks_jobs_to_save_and_leaves_them_incomplete(tmp_path):
+    jobs = [make_job(tmp_path, "quick"), *(make_job(tmp_path, name, seconds=60) for name in "abc")]
+    running = run_jobs(jobs, [{}, {}, {}])
+    next(running)
+    for job in jobs[1:3]:
+        wait_for(lambda job=job: begun(job))
+    with pytest.raises(KeyboardInterrupt):
+        running.throw(KeyboardInterrupt)
+    assert [job.state() for job in jobs] == ["finished", "incomplete", "incomplete", jobs[3].state()]
+    assert tail(jobs[1].log) == "begun\nsaved"
+    assert jobs[3].state() in ("missing", "incomplete")
+
+
+def test_a_job_that_does_not_end_is_killed(tmp_path):
+    script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('begun', flush=True)\n"
+    script += "while True: time.sleep(1)"
+    job = Job("deaf", (sys.executable, "-c", script), tmp_path / "deaf", tmp_path / "log")
+    running = run_jobs([job, make_job(tmp_path, "quick")], [{}, {}], grace=0.2)
+    next(running)
+    wait_for(lambda: begun(job))
+    running.close()
+    assert f"exit status {-signal.SIGKILL}" in job.log.read_text()
+
+
+def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    running = run_jobs([job, make_job(tmp_path, "quick")], [{}, {}], grace=20.0)
+    next(running)
+    wait_for(lambda: begun(job))
+    running.close()
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+
+
+def test_submitit_runs_a_job_with_its_log(tmp_path):
+    ((job, handle),) = submit_jobs(
+        [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"
+    )
+    assert handle.result() == 1
+    assert job.state() == "failed"
+    assert tail(job.log) == "begun\nbroken"
+
+
+def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    submission, queued = Submission(job), []
+
+    def time_is_up(*_):  # as submitit's handler, in the middle of the wait
+        queued.append(submission.checkpoint().function)
+        sys.exit(-1)
+
+    def slurm():
+        wait_for(lambda: begun(job))
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, time_is_up)
+    thread = Thread(target=slurm)
+    thread.start()
+    with pytest.raises(SystemExit):
+        submission()
+    thread.join()
+    signal.signal(signal.SIGUSR2, before)
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+    assert pickle.loads(pickle.dumps(queued[0])).job == job
+
+
+def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
+    with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
+
+
+def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})

@@ -1,0 +1,51 @@
+"""Which run is resumed, and that it is still the same."""
+
+import os
+
+import pytest
+
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.resume import run_to_resume
+from timm_moe_dg.protocols.run_identity import check_unchanged
+
+
+def begun(output, name, age, done=False):
+    run = output / name
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "args.yaml").write_text("{}")
+    if done:
+        (run / "done").write_text("done")
+    os.utime(run / "checkpoints", (1e9 - age, 1e9 - age))
+    return run
+
+
+def test_auto_finds_the_newest_unfinished_run(tmp_path):
+    begun(tmp_path, "old", 50)
+    newest = begun(tmp_path, "new", 20)
+    begun(tmp_path, "finished", 10, done=True)
+    assert run_to_resume("auto", tmp_path, None) == newest
+
+
+def test_auto_without_a_name_does_not_start_a_run(tmp_path):
+    begun(tmp_path, "finished", 10, done=True)
+    with pytest.raises(ArgumentError, match=r"resume='auto': there is no unfinished run below .*--experiment"):
+        run_to_resume("auto", tmp_path, None)
+
+
+def test_auto_with_a_name_and_a_folder(tmp_path):
+    old = begun(tmp_path, "old", 50)
+    begun(tmp_path, "new", 20)
+    assert run_to_resume("auto", tmp_path, "old") == old
+    assert run_to_resume("auto", tmp_path, "fresh") is None
+    assert run_to_resume(str(old), tmp_path, None) == old
+    with pytest.raises(ArgumentError, match=r"resume='.*fresh': is not the folder of a run"):
+        run_to_resume(str(tmp_path / "fresh"), tmp_path, None)
+
+
+def test_a_changed_argument_is_named_with_both_values():
+    recorded = {"lr": 0.1, "test_domains": [0], "model_kwargs": {"moe_layers": [8, 10]}, "workers": 2, "resume": None}
+    check_unchanged(recorded, {**recorded, "model_kwargs": {"moe_layers": (8, 10)}, "workers": 0, "resume": "auto"})
+    with pytest.raises(ArgumentError, match=r"lr=0.2: the run to resume was started with 0.1"):
+        check_unchanged(recorded, {**recorded, "lr": 0.2})
+    with pytest.raises(ArgumentError, match=r"averaging='ema': .* started with None"):
+        check_unchanged(recorded, {**recorded, "averaging": "ema"})

@@ -1,0 +1,182 @@
+"""Networks: the weights that were asked for are there, or there is an error that says which are not."""
+
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.data import create_transform
+
+import timm_moe_dg  # registers the models
+from timm_moe_dg.data import evaluation_transform
+from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.networks.build import build_network, data_config, save_network
+
+SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+MIXTURE = {**SMALL, "moe_layers": (1,), "num_experts": 3}
+DENSE, GMOE = "deit_tiny_patch16_224", "gmoe_tiny_patch16"
+
+
+def images(number=3, size=32):
+    return torch.randn(number, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def dense():
+    torch.manual_seed(1)
+    return timm.create_model(DENSE, num_classes=10, img_size=32, **SMALL).eval()
+
+
+@pytest.fixture
+def dense_file(dense, tmp_path):
+    save_file(dense.state_dict(), tmp_path / "dense.safetensors")
+    return tmp_path / "dense.safetensors"
+
+
+def stochastic_depth(network):
+    return [getattr(block.drop_path1, "drop_prob", 0.0) for block in network.blocks][-1]
+
+
+def test_plain_network_takes_size_classes_and_stochastic_depth():
+    network = build_network(GMOE, 7, img_size=32, model_kwargs=MIXTURE)
+    assert network(images()).shape == (3, 7)
+    assert stochastic_depth(network) == pytest.approx(0.1)
+    assert stochastic_depth(build_network(DENSE, 7, drop_path=0.0, model_kwargs=SMALL)) == 0.0
+    assert stochastic_depth(build_network(DENSE, 7, drop_path=0.3, model_kwargs=SMALL)) == pytest.approx(0.3)
+
+
+def test_network_without_stochastic_depth_or_fixed_size():
+    network = build_network("dla46_c", 7, img_size=64)
+    assert network(images(size=64)).shape == (3, 7)
+    assert data_config(network, 64)["input_size"] == (3, 64, 64)
+    with pytest.raises(ArgumentError, match=r"model_kwargs=.*'drop_path_rate': 0.2.*dla46_c does not take them"):
+        build_network("dla46_c", 7, drop_path=0.2)
+
+
+def test_same_classes_keep_the_classifier(dense, dense_file):
+    network = build_network(DENSE, 10, initial_checkpoint=dense_file, img_size=32, model_kwargs=SMALL).eval()
+    torch.testing.assert_close(network(images()), dense(images()), rtol=0, atol=0)
+
+
+def test_other_classes_get_a_new_classifier_and_keep_the_rest(dense, dense_file):
+    network = build_network(DENSE, 4, initial_checkpoint=dense_file, img_size=32, model_kwargs=SMALL).eval()
+    assert network(images()).shape == (3, 4)
+    torch.testing.assert_close(network.forward_features(images()), dense.forward_features(images()), rtol=0, atol=0)
+
+
+def test_dense_checkpoint_is_upcycled(dense, dense_file):
+    network = build_network(GMOE, 4, initial_checkpoint=dense_file, img_size=32, model_kwargs=MIXTURE).eval()
+    torch.testing.assert_close(
+        network.forward_features(images()), dense.forward_features(images()), rtol=1e-5, atol=1e-5
+    )
+    for expert in network.blocks[1].mlp.experts.fc1.weight:
+        assert torch.equal(expert, dense.blocks[1].mlp.fc1.weight)
+
+
+def test_checkpoint_of_another_size_is_resized(dense_file):
+    network = build_network(DENSE, 4, initial_checkpoint=dense_file, img_size=64, model_kwargs=SMALL)
+    assert network(images(size=64)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("name", [DENSE, GMOE, "test_resnet"])
+@pytest.mark.parametrize("key", ["missing", "misfit"])
+def test_incomplete_checkpoint_is_refused_also_with_other_classes(name, key, tmp_path):
+    kwargs = {DENSE: SMALL, GMOE: MIXTURE}.get(name, {})
+    network = timm.create_model(name, num_classes=10, **({"img_size": 32} if kwargs else {}), **kwargs)
+    weights = dict(network.state_dict())
+    victim = [name for name, value in weights.items() if value.ndim > 1 and "pos_embed" not in name][2]
+    if key == "missing":
+        del weights[victim]
+    else:
+        weights[victim] = torch.zeros(5, 5)
+    save_file(weights, tmp_path / "broken.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        build_network(name, 4, initial_checkpoint=tmp_path / "broken.safetensors", img_size=32, model_kwargs=kwargs)
+    assert victim in str(caught.value)
+
+
+def test_checkpoint_without_a_classifier(dense, tmp_path):
+    weights = {key: value for key, value in dense.state_dict().items() if not key.startswith("head.")}
+    save_file(weights, tmp_path / "backbone.safetensors")
+    network = build_network(
+        DENSE, 4, initial_checkpoint=tmp_path / "backbone.safetensors", img_size=32, model_kwargs=SMALL
+    )
+    assert network(images()).shape == (3, 4)
+
+
+@pytest.mark.parametrize("content", [None, b"these are no weights"], ids=["absent", "garbage"])
+def test_unreadable_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "weights.pth"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"initial_checkpoint='.*weights.pth': cannot start"):
+        build_network(DENSE, 4, initial_checkpoint=path, model_kwargs=SMALL)
+
+
+def test_pickled_code_is_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "touched"), "w"))
+
+    torch.save({"state_dict": Bomb()}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="weights_only"):
+        build_network(DENSE, 4, initial_checkpoint=tmp_path / "bomb.pth", model_kwargs=SMALL)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_published_weights_that_cannot_be_had(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"pretrained=True: the weights of test_vit cannot be had"):
+        build_network("test_vit", 4, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gmoe_tiny_patch61", "did you mean gmoe_tiny_patch16"),
+        ("no/such/model", "has no source prefix"),
+        ("zzz", "no such model; timm.list_models"),
+    ],
+)
+def test_unknown_model(name, hint):
+    with pytest.raises(ArgumentError, match=f"model='{name}': .*{hint}"):
+        build_network(name, 4)
+
+
+@pytest.mark.parametrize("kwargs", [{"num_expert": 4}, {"num_classes": 5}, {"pretrained": True}])
+def test_model_arguments_that_are_not_taken(kwargs):
+    with pytest.raises(ArgumentError, match=f"model_kwargs=.*{next(iter(kwargs))}"):
+        build_network(GMOE, 4, model_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("name", [DENSE, GMOE])
+def test_saved_folder_reloads_with_its_classes_and_its_preprocessing(name, tmp_path):
+    network = build_network(name, 4, img_size=32, model_kwargs=MIXTURE if name == GMOE else SMALL).eval()
+    config = data_config(network, 32)
+    save_network(network, tmp_path / "best", classes=list("abcd"), config=config)
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["config.json", "model.safetensors"]
+    reloaded = timm.create_model(f"local-dir:{tmp_path / 'best'}", pretrained=True).eval()
+    torch.testing.assert_close(reloaded(images()), network(images()), rtol=0, atol=0)
+    assert json.loads((tmp_path / "best" / "config.json").read_text())["label_names"] == list("abcd")
+
+    source = f"local-dir:{tmp_path / 'best'}"
+    same, other = (build_network(source, number, pretrained=True).eval() for number in (4, 5))
+    torch.testing.assert_close(same(images()), network(images()), rtol=0, atol=0)
+    torch.testing.assert_close(other.forward_features(images()), network.forward_features(images()), rtol=0, atol=0)
+    assert other(images()).shape == (3, 5)
+
+    photograph = Image.effect_noise((50, 70), 80).convert("RGB")
+    ours = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])(photograph)
+    theirs = create_transform(**timm.data.resolve_model_data_config(reloaded), is_training=False)(photograph)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_saving_stores_every_weight_once(tmp_path):
+    network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
+    save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == network.state_dict().keys()
+    assert timm_moe_dg.auxiliary_loss  # the import is what registers the models

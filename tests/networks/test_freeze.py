@@ -1,0 +1,70 @@
+"""Freezing: a new classifier learns, on features that stay the same to the bit."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import timm_moe_dg
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.networks import freeze_backbone
+from timm_moe_dg.networks.freeze import FREEZABLE, freeze_batch_norm
+
+SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 3}
+
+
+def test_only_a_new_classifier_learns_and_features_are_those_of_evaluation() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("moge_tiny", drop_path_rate=0.5, drop_rate=0.5, expert_drop=0.3, **SIZES)
+    old = model.head.weight.clone()
+    classifier = freeze_backbone(model)
+    model.set_expert_mode("shared")
+    assert classifier is model.head
+    assert not torch.equal(classifier.weight, old)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+
+    images, places = torch.randn(6, 3, 16, 16), torch.rand(6, 2) * 50
+    before = model.eval().forward_features(images)
+    assert torch.equal(model.train().forward_features(images, places), before)
+
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(model(images, places), torch.arange(6) % 3)
+        (loss + timm_moe_dg.auxiliary_loss(model)).backward()
+        optimizer.step()
+    assert torch.equal(model.eval().forward_features(images), before)
+    assert not torch.equal(model.head.weight, classifier.weight.detach() * 0)
+
+
+def test_a_model_without_a_classifier_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="freeze"):
+        freeze_backbone(timm.create_model("moge_tiny", **{**SIZES, "num_classes": 0}))
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_routers_alone_and_everything_but_routers() -> None:
+    sizes = {**SIZES, "moe_layers": (1, 3)}
+    one, other = (timm.create_model("gmoe_tiny_patch16", **sizes) for _ in range(2))
+    FREEZABLE["all-but-routers"](one)
+    FREEZABLE["routers"](other)
+    routers = {name for name, _ in one.named_parameters() if ".router." in name}
+    assert len({name.split(".")[1] for name in routers}) == 2
+    assert trained(one) == routers
+    assert trained(other) == {name for name, _ in other.named_parameters()} - routers
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    for policy in ("routers", "all-but-routers"):
+        with pytest.raises(ArgumentError, match=f"freeze='{policy}': VisionTransformer has no routers"):
+            FREEZABLE[policy](dense)
+
+
+def test_batch_norm_keeps_its_statistics_in_training() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    freeze_batch_norm(model)
+    before = model[1].running_mean.clone()
+    model(torch.randn(2, 3, 8, 8) + 5).sum().backward()
+    assert torch.equal(model[1].running_mean, before)
+    assert model[1].weight.grad is not None
+    assert model[0].training

@@ -1,0 +1,77 @@
+"""Trained networks: the classifier that they come with, the names of its classes, and the run that they lie in."""
+
+import pytest
+import timm
+import torch
+
+from tests.saved_run import saved_run
+from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.networks.build import data_config, save_network
+from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, run_arguments
+
+CLASSES = ("cat", "dog", "owl")
+
+
+@pytest.fixture
+def network():
+    return timm.create_model("test_vit", num_classes=3)
+
+
+def test_a_saved_network_comes_with_its_classifier_and_names(tmp_path):
+    saved = saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, {"steps": 5})
+    source = f"local-dir:{tmp_path / 'best'}"
+    loaded = load_trained(source)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images), saved(images), rtol=0, atol=0)
+    assert not loaded.training
+    assert label_names(loaded) == CLASSES
+    assert run_arguments(source) == {"steps": 5}
+    assert run_arguments("test_vit") == {}
+    (tmp_path / "args.yaml").write_text("a: [")
+    with pytest.raises(ArgumentError, match=r"args.yaml beside it cannot be read as YAML"):
+        run_arguments(source)
+
+
+def test_a_run_that_trained_the_shared_expert_answers_with_it(tmp_path):
+    saved = saved_run(tmp_path, "moge_tiny", CLASSES)
+    saved.set_expert_mode("shared")
+    save_network(saved, tmp_path / "best", CLASSES, data_config(saved, 32))
+    saved.set_expert_mode("routed")
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    places = torch.tensor([[10.0, 50.0], [-60.0, -30.0]])
+    with torch.no_grad():
+        found = load_trained(f"local-dir:{tmp_path / 'best'}")(images, places)
+        torch.testing.assert_close(found, saved(images), rtol=0, atol=0)
+        assert not torch.equal(found, saved(images, places))
+
+
+def test_names_by_index_are_put_in_order(network):
+    network.pretrained_cfg["label_names"] = {"10": "c", "2": "b", "0": "a"}
+    assert label_names(network) == ("a", "b", "c")
+    network.pretrained_cfg["label_names"] = ["a", "b"]  # of another classifier than this one
+    assert label_names(network) is None
+
+
+def test_each_logit_is_matched_with_the_data_by_name(network):
+    network.pretrained_cfg["label_names"] = list(CLASSES)
+    assert class_positions(network, ("owl", "cat", "dog")).tolist() == [1, 2, 0]
+    assert class_positions(network, CLASSES).tolist() == [0, 1, 2]
+    with pytest.raises(ArgumentError, match="classes='3: cat, cow, owl': the checkpoint's are 3: cat, dog, owl"):
+        class_positions(network, ("cat", "cow", "owl"))
+    with pytest.raises(ArgumentError, match="the checkpoint's are 3: cat, dog, owl"):
+        class_positions(network, (*CLASSES, "yak"))
+
+
+def test_without_names_only_the_number_can_be_checked(network):
+    network.pretrained_cfg.pop("label_names", None)
+    assert class_positions(network, ("owl", "cat", "dog")).tolist() == [0, 1, 2]
+    with pytest.raises(ArgumentError, match="the checkpoint's are 3 without names"):
+        class_positions(network, ("cat", "dog"))
+
+
+def test_weights_without_a_classifier_answer_nothing(network, tmp_path):
+    weights = {key: value for key, value in network.state_dict().items() if not key.startswith("head.")}
+    torch.save(weights, tmp_path / "backbone.pth")
+    with pytest.raises(CheckpointError, match="model='test_vit': its weights have no classifier"):
+        load_trained("test_vit", initial_checkpoint=str(tmp_path / "backbone.pth"))

@@ -1,0 +1,130 @@
+"""Result files go both ways: DomainBed's reader reads ours, and ours reads DomainBed's.
+
+DomainBed's side is written down here from its documentation and conventions: a folder per run with results.jsonl, one
+JSON object per line, env{i}_in_acc and env{i}_out_acc, runs that hold out one domain or two.
+"""
+
+import json
+import os
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from tests.invented import invented_records, write_run, write_sweep
+from tests.load_tool import load_tool
+from timm_moe_dg.results.runs import NO_MODEL, Row, find_runs
+from timm_moe_dg.results.tables import make_tables
+
+RULES = ("training_domain_validation", "leave_one_domain_out_cv", "oracle")
+
+
+def read_rows(folder):
+    """Every line of every run folder, as a plain table of keys."""
+    rows = []
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name, "results.jsonl")
+        if os.path.exists(path):
+            with open(path) as file:
+                rows += [json.loads(line) for line in file]
+    return rows
+
+
+def accuracy_by_rule(rows, test, rule):
+    """What each rule reports for a test domain from the rows of one trial, or None; values by draw, then the best."""
+    count = sum(key.startswith("env") and key.endswith("_out_acc") for key in rows[0])
+    others = [domain for domain in range(count) if domain != test]
+    by_draw = defaultdict(list)
+    for row in rows:
+        if test in row["args"]["test_envs"]:
+            by_draw[row["args"]["hparams_seed"]].append(row)
+    found = []
+    for draw in sorted(by_draw):
+        alone = [row for row in by_draw[draw] if row["args"]["test_envs"] == [test]]
+        pairs = [row for row in by_draw[draw] if len(row["args"]["test_envs"]) == 2]
+        if rule == "oracle":
+            scored = [(row[f"env{test}_out_acc"], row) for row in alone if row["step"] == max(r["step"] for r in alone)]
+        elif rule == "training_domain_validation":
+            scored = [(np.mean([row[f"env{domain}_out_acc"] for domain in others]), row) for row in alone]
+        else:
+            scored = []
+            for row in alone:
+                left = {
+                    domain: pair[f"env{domain}_in_acc"]
+                    for pair in pairs
+                    for domain in pair["args"]["test_envs"]
+                    if domain != test and pair["step"] == row["step"]
+                }
+                if len(left) == len(others):
+                    scored.append((np.mean([left[domain] for domain in others]), row))
+        if scored:
+            best = max(value for value, _ in scored)
+            found.append(next((value, row) for value, row in scored if value == best))
+    if not found:
+        return None
+    return max(reversed(found), key=lambda pair: pair[0])[1][f"env{test}_in_acc"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_both_readers_make_the_same_table(rule, tmp_path):
+    write_sweep(tmp_path, dataset="toy", num_domains=4, levels=8, skip=[((1, 2), 0, 0), ((1, 2), 0, 1), ((3,), 2, 1)])
+    (table,) = make_tables(find_runs([tmp_path])[0], [rule])
+    ((row, cells),) = table.rows.items()
+    assert row == Row("ERM", "vit")
+    rows = read_rows(tmp_path)
+    gaps = 0
+    for domain in range(4):
+        for trial in range(3):
+            expected = accuracy_by_rule([row for row in rows if row["args"]["trial_seed"] == trial], domain, rule)
+            assert cells[domain].values.get(trial) == expected
+            gaps += expected is None
+        values = list(cells[domain].values.values())
+        assert cells[domain].mean == pytest.approx(np.mean(values))
+        assert cells[domain].error == pytest.approx(np.std(values) / np.sqrt(len(values)))
+    assert gaps == (2 if rule == "leave_one_domain_out_cv" else 0)
+
+
+def domainbed_row(step, test_envs, trial_seed):
+    """One of its rows: no model, older ones without mem_gb, its own names for where things are."""
+    args = {"algorithm": "CORAL", "checkpoint_freq": None, "data_dir": "/data", "dataset": "VLCS", "hparams": None}
+    args |= {
+        "holdout_fraction": 0.2,
+        "output_dir": f"/sweep/{test_envs}{trial_seed}",
+        "seed": trial_seed + 7,
+        "steps": 1001,
+    }
+    args |= {"hparams_seed": 0, "skip_model_save": False, "task": "domain_generalization", "test_envs": test_envs}
+    accuracies = {f"env{domain}_{split}_acc": 0.5 + domain / 8 for domain in range(4) for split in ("in", "out")}
+    other = {"args": {**args, "trial_seed": trial_seed}, "epoch": 0.0, "hparams": {"batch_size": 39}, "step": step}
+    return {**other, **accuracies, "loss": 1.0, "penalty": 0.5, "step_time": 0.2}
+
+
+def test_folders_of_domainbed_are_read(tmp_path, capsys):
+    for domain in range(4):
+        for trial in range(2):
+            folder = tmp_path / f"{domain}{trial}"
+            folder.mkdir()
+            rows = [domainbed_row(step, [domain], trial) for step in (0, 300, 1000)]
+            (folder / "results.jsonl").write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+            (folder / "done").write_text("done")
+            (folder / "out.txt").write_text("...")
+    (table, _) = make_tables(find_runs([tmp_path])[0])
+    ((row, cells),) = table.rows.items()
+    assert row == Row("CORAL", NO_MODEL)
+    assert [cell.mean for cell in cells] == [0.5, 0.625, 0.75, 0.875, 0.6875]
+    load_tool("collect_results").main([str(tmp_path)])
+    assert "CORAL      (not recorded)  50.0 ± 0.0" in capsys.readouterr().out
+
+
+def test_what_is_not_finished_is_left_out_and_named(tmp_path, capsys):
+    write_run(tmp_path / "a", invented_records((0,)))
+    half = write_run(tmp_path / "b", invented_records((1,)), finished=False)
+    with (half / "results.jsonl").open("a") as file:
+        file.write('{"args": ')
+    runs, unfinished = find_runs([tmp_path])
+    assert [run.folder.name for run in runs] == ["a"]
+    assert unfinished == [half]
+    load_tool("collect_results").main([str(tmp_path), "--rules", "oracle"])
+    shown = capsys.readouterr()
+    assert "ERM, vit: test domains [1], trial seeds [0], hparams seed 0" in shown.out
+    assert f"not finished, left out: {half}" in shown.err

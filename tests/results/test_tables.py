@@ -1,0 +1,180 @@
+"""Tables on invented records: means and errors by hand, what is missing, rows of other settings, single sources."""
+
+from dataclasses import replace
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+from tests.invented import invented_records, write_run, write_sweep
+from timm_moe_dg.errors import RecordError
+from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
+from timm_moe_dg.protocols.planner import single_source
+from timm_moe_dg.results.rendering import cell_text, render
+from timm_moe_dg.results.runs import Row, Run, find_runs
+from timm_moe_dg.results.tables import Cell, average, make_tables
+
+ROW = Row("ERM", "vit")
+
+
+def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", **options) -> Run:
+    (record,) = invented_records(test, at=(0,), num_domains=len(in_acc), **options)
+    return Run(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
+
+
+@pytest.mark.parametrize(("second", "names"), [("ab", "ab"), ("xy", ["domain 0", "domain 1"])])
+def test_domains_of_a_folder_have_the_names_that_its_runs_agree_on(second, names):
+    runs = [run_of([0], (0.5, 0.5), (0.5, 0.5), domains=list("ab"))]
+    runs.append(run_of([1], (0.5, 0.5), (0.5, 0.5), domains=list(second)))
+    (table, *_) = make_tables(runs, ["training_domain_validation"])
+    assert table.columns == [*names, "average"]
+
+
+def test_mean_and_standard_error_over_trial_seeds():
+    cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
+    assert cell.mean == pytest.approx(0.65)
+    assert cell.error == pytest.approx(np.std([0.5, 0.6, 0.85]) / np.sqrt(3))
+    assert cell_text(cell) == "65.0 ± 8.5"
+
+
+def test_one_seed_has_no_error_and_none_has_no_mean():
+    assert cell_text(Cell({2: 0.5}, expected=1)) == "50.0"
+    assert cell_text(Cell({2: 0.5, 0: 0.5}, expected=3)) == "50.0 ± 0.0 (2 of 3 seeds)"
+    assert cell_text(Cell({}, expected=3)) == "missing"
+    assert isnan(Cell({}, 3).mean)
+
+
+def test_the_average_is_taken_within_a_seed():
+    """Domains that vary against each other have an average that does not vary."""
+    cells = [Cell({0: 0.2, 1: 0.8, 2: 0.1}, 3), Cell({0: 0.8, 1: 0.2}, 3)]
+    assert average(cells).values == {0: 0.5, 1: 0.5}
+    assert average(cells).error == 0.0
+    assert cell_text(average(cells)) == "50.0 ± 0.0 (2 of 3 seeds)"
+
+
+def test_cells_hold_the_held_out_domains_in_split():
+    runs = [
+        run_of((domain,), tuple(np.where(np.arange(3) == domain, 0.25 + domain / 4 + seed / 8, 0.9)), trial_seed=seed)
+        for domain in range(3)
+        for seed in range(2)
+    ]
+    (table,) = make_tables(runs, ["training_domain_validation"])
+    assert [dict(cell.values) for cell in table.rows[ROW]] == [
+        {0: 0.25, 1: 0.375},
+        {0: 0.5, 1: 0.625},
+        {0: 0.75, 1: 0.875},
+        {0: 0.5, 1: 0.625},
+    ]
+    assert table.missing == []
+
+
+def test_what_is_reported_can_be_the_whole_domain():
+    runs = [run_of((0,), in_acc=(0.5, 1, 1), out_acc=(1.0, 0, 0))]
+    (table,) = make_tables(runs, ["oracle"], whole_accuracy)
+    assert table.rows[ROW][0].values == {0: pytest.approx(0.8 * 0.5 + 0.2 * 1.0)}
+
+
+def test_missing_runs_are_named_with_domains_and_seeds(tmp_path):
+    write_sweep(tmp_path, skip=[((2,), 1, 0), ((2,), 1, 1), ((0, 1), 0, 1)], dataset="toy")
+    runs, _ = find_runs([tmp_path])
+    validation, cross_validation = make_tables(runs, ["training_domain_validation", "leave_one_domain_out_cv"])
+    assert validation.missing == [
+        "ERM, vit: test domains [2], trial seeds [1], hparams seed 0",
+        "ERM, vit: test domains [2], trial seeds [1], hparams seed 1",
+    ]
+    assert cross_validation.missing[-1] == "ERM, vit: test domains [0, 1], trial seeds [0], hparams seed 1"
+    assert sorted(validation.rows[ROW][2].values) == [0, 2]
+    assert "(2 of 3 seeds)" in render(validation, "text")
+    assert "Missing runs:" in render(validation, "markdown")
+
+
+def test_settings_make_rows_of_their_own():
+    common = {"steps": 5001, "model_kwargs": {"depth": 4}, "output": "a", "seed": 7}
+    runs = [
+        run_of((0,), **common),
+        run_of((1,), **{**common, "output": "b", "seed": 8}),
+        run_of((0,), **{**common, "steps": 15_001}),
+        run_of((0,), **{**common, "model_kwargs": {"depth": 4, "router": "linear"}}),
+        run_of((0,), **common, averaging="swad"),
+        run_of((0,), **common, hparams={"penalty": 2}),
+    ]
+    (table,) = make_tables(runs, ["oracle"])
+    assert sorted(map(str, table.rows)) == [
+        "ERM + swad, vit",
+        "ERM, vit, penalty=2, steps=5001",
+        "ERM, vit, router=linear, steps=5001",
+        "ERM, vit, steps=15001",
+        "ERM, vit, steps=5001",
+    ]
+    assert [len(runs) for row, runs in table.runs.items() if row.variant == "steps=5001"] == [2]
+
+
+def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, invented_records((0,)))
+    with pytest.raises(RecordError, match=r"a'.*b'\]: are both toy, ERM, vit, test domains \[0\]"):
+        make_tables(find_runs([tmp_path])[0])
+    assert len(find_runs([tmp_path / "a", tmp_path / "a"])[0]) == 1
+
+
+def test_single_source_reports_out_splits():
+    runs = []
+    for seed in range(2):
+        for held_out in single_source(4):
+            records = invented_records(held_out, num_domains=4, trial_seed=seed)
+            runs.append(Run(f"{held_out}{seed}", records))
+    tables = make_tables(runs)
+    assert [table.rule for table in tables] == ["single_source"] * 4
+    for source, table in enumerate(tables):
+        others = [domain for domain in range(4) if domain != source]
+        assert table.columns == [f"domain {source} (IID)", *(f"domain {domain}" for domain in others), "average OOD"]
+        for seed in range(2):
+            (run,) = [run for run in runs if run.folder == f"{tuple(others)}{seed}"]
+            chosen = max(run.records, key=lambda record: record.out_acc[source])
+            assert chosen is training_domain_validation(run.records)
+            shown = [cell.values[seed] for cell in table.rows[ROW]]
+            expected = [chosen.out_acc[domain] for domain in (source, *others)]
+            assert shown == [*expected, pytest.approx(np.mean([chosen.out_acc[domain] for domain in others]))]
+
+
+def test_averages_of_several_data_sets(tmp_path):
+    write_sweep(tmp_path, dataset="one")
+    write_sweep(tmp_path, dataset="two", num_domains=4)
+    first, second, averages = make_tables(find_runs([tmp_path])[0], ["oracle"])
+    cells = averages.rows[ROW]
+    assert averages.columns == ["one", "two", "average"]
+    assert cells[0] == first.rows[ROW][-1]
+    assert cells[2].mean == pytest.approx((first.rows[ROW][-1].mean + second.rows[ROW][-1].mean) / 2)
+
+
+def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
+    def scored(seed, accuracy):
+        scores = {"accuracy": accuracy, "worst_accuracy": accuracy / 2, "f1_macro": nan}
+        run = run_of((1, 2), (0.5, nan, nan), (0.5, nan, nan), trial_seed=seed)
+        return Run(run.folder, [replace(run.records[0], roles={"ood": scores, "id": scores})])
+
+    (table,) = make_tables([scored(0, 0.5), scored(1, 0.75)])
+    assert table.columns[:2] == ["id accuracy", "id worst group"]
+    assert table.rows[ROW][3].values == {0: 0.5, 1: 0.75}
+    assert table.rows[ROW][4].mean == pytest.approx(0.3125)
+    assert "nan" in render(table, "text")
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [
+        ("text", ["algorithm  model  domain 0", "ERM        vit    50.0      missing   50.0      missing"]),
+        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|---|---|---|---|---|---|"]),
+        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
+    ],
+)
+def test_formats(format_, expected):
+    (table,) = make_tables([run_of((0,)), run_of((2,))], ["oracle"])
+    text = render(replace(table, title="50% & more_so"), format_)
+    for line in expected:
+        assert line in text
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(RecordError, match="no such folder"):
+        find_runs([tmp_path / "missing"])

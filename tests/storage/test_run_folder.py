@@ -1,0 +1,114 @@
+"""The output folder: complete or absent, at every moment."""
+
+import contextlib
+import csv
+
+import pytest
+import yaml
+
+from tests.invented import ARGS, make_record
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.protocols import read_records
+from timm_moe_dg.storage import RunFolder
+from timm_moe_dg.storage.run_folder import replaced
+
+SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
+
+
+def saving(text):
+    def save(folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "model").write_text(text)
+
+    return save
+
+
+def failing(folder):
+    saving("half")(folder)
+    raise OSError("No space left on device")
+
+
+def at(step, *out_acc):
+    return make_record(step=step, out_acc=out_acc)
+
+
+def test_nothing_is_created_before_the_first_evaluation(tmp_path):
+    RunFolder(tmp_path / "runs" / "a", SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_a_run(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "a", SETTINGS)
+    records = [at(0, 0.5, 0.0, 0.1), at(300, 0.7, 0.0, 0.7), at(600, 0.6, 1.0, 0.7)]
+    for record in records:
+        folder.add(record, saving(f"step {record.step}"))
+    assert not (folder.path / "done").exists()
+    folder.finish()
+    assert sorted(entry.name for entry in folder.path.iterdir()) == [
+        "args.yaml",
+        "best",
+        "best_oracle",
+        "done",
+        "results.jsonl",
+        "summary.csv",
+    ]
+    assert [entry.name for entry in folder.path.parent.iterdir()] == ["a"]
+    assert read_records(folder.path / "results.jsonl") == records
+    assert folder.selected is records[1]
+    assert (folder.path / "best" / "model").read_text() == "step 300"
+    assert (folder.path / "best_oracle" / "model").read_text() == "step 600"
+    settings = yaml.safe_load((folder.path / "args.yaml").read_text())
+    assert settings == {**SETTINGS, "model_kwargs": {"moe_layers": [8, 10]}}
+
+
+def test_summary_has_one_row_an_evaluation(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    for record in [at(0, 0.5, 0.0, 0.1), at(300, 0.7, 0.0, 0.7)]:
+        folder.add(record, saving(""))
+    with (folder.path / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "300"]
+    assert [float(row["validation_acc"]) for row in rows] == pytest.approx([0.3, 0.7])
+    assert [float(row["test_acc"]) for row in rows] == [0.8, 0.8]
+    assert (rows[1]["loss"], rows[1]["env1_out_acc"], rows[1]["env2_in_acc"]) == ("0.5", "0.0", "0.7")
+
+
+def test_failure_at_the_first_evaluation_leaves_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    with pytest.raises(OSError, match="No space left"):
+        folder.add(at(0, 0.5, 0.5, 0.5), failing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_while_replacing_best_keeps_the_one_before(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    folder.add(at(0, 0.1, 0.1, 0.1), saving("good"))
+    with pytest.raises(OSError, match="No space left"):
+        folder.add(at(300, 0.9, 0.9, 0.9), failing)
+    assert (folder.path / "best" / "model").read_text() == "good"
+    assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
+
+
+def test_replacement_killed_half_way_is_put_back(tmp_path):
+    saving("old")(tmp_path / ".best.old")
+    saving("half")(tmp_path / ".best.new")
+    with contextlib.suppress(OSError), replaced(tmp_path / "best") as fresh:
+        assert not list(fresh.iterdir())
+        failing(fresh)
+    assert (tmp_path / "best" / "model").read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
+
+
+def test_empty_folder_may_be_used(tmp_path):
+    (tmp_path / "a").mkdir()
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
+    assert (folder.path / "best" / "model").exists()
+
+
+@pytest.mark.parametrize(("name", "state"), [("done", "a finished run"), ("notes.txt", "files of another run")])
+def test_folder_of_another_run_is_refused(tmp_path, name, state):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text("")
+    with pytest.raises(ArgumentError, match=rf"output='.*a': holds {state}; give another --output or --experiment"):
+        RunFolder(tmp_path / "a", ARGS)

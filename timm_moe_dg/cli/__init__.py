@@ -1,0 +1,1 @@
+"""Command lines of the tools: their options' values, their configuration files and their endings."""

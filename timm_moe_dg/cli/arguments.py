@@ -1,0 +1,214 @@
+"""Command lines of the tools: either spelling of an option, configuration files, KEY=VALUE and JSON values."""
+
+import argparse
+import ast
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ..errors import ArgumentError
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str], settings: Path | None = None
+) -> argparse.Namespace:
+    """Parses a command line whose options may be spelt with hyphens or underscores.
+
+    A file given with `--config` supplies values for options that the command line does not mention: its entries are put
+    before the command line's own, so they pass the same checks and the later ones win.
+
+    Args:
+        parser: Has a `--config` option.
+        argv: The command line, without the program's name.
+        settings: A file like that of `--config`, which both win over.
+
+    Raises:
+        ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
+    """
+    argv = [_hyphenated(word) for word in argv]
+    finder = argparse.ArgumentParser(add_help=False)  # `parser` would ask for what the file is to supply
+    finder.add_argument("-c", "--config")
+    known, _ = finder.parse_known_args(argv)
+    files = [str(path) for path in (settings, known.config) if path is not None]
+    return parser.parse_args([*(word for path in files for word in config_words(parser, path)), *argv])
+
+
+def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
+    """Turns a YAML file of option names and values into words of a command line."""
+    table = read_table(path, "config")
+    # A run's args.yaml says how it was started, and what was filled in, which another seed or data set fills in anew
+    for name in ("config", "resume", *table.pop("filled_in", ())):
+        table.pop(name, None)
+    return table_words(parser, table, "config", path)
+
+
+def read_table(path: str, argument: str) -> dict[str, Any]:
+    """Reads a YAML file of names and values.
+
+    Args:
+        path: The file.
+        argument: Where the path comes from, for the error's message.
+
+    Raises:
+        ArgumentError: It cannot be read, or is no table.
+    """
+    try:
+        table = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({error})") from error
+    if not isinstance(table, dict):
+        raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
+    return table
+
+
+def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argument: str, source: str) -> list[str]:
+    """Turns option names and values into words of a command line.
+
+    Args:
+        parser: Knows the options.
+        table: Option name, with hyphens or underscores, -> value; None leaves an option out.
+        argument: Where the table comes from, for the error's message: the argument...
+        source: ...and its value.
+
+    Raises:
+        ArgumentError: A name is no option.
+    """
+    # Reversed, so that of several ways to set a value the first in --help counts
+    options = {action.dest: action for action in reversed(parser._actions) if action.option_strings}
+    words: list[str] = []
+    for key, value in table.items():
+        action = options.get(str(key).replace("-", "_"))
+        if action is None or action.dest == "help":
+            raise ArgumentError.of(argument, source, f"{key!r} is no option of {parser.prog}; see --help")
+        words += _option_words(action, value)
+    return words
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """Reads KEY=VALUE; the value is a Python literal if it reads as one, and a string otherwise."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Reads a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"lr\": 1e-4}}'")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """Reads a whole number above zero."""
+    return _whole(text, 1, "a whole number above zero")
+
+
+def whole_number(text: str) -> int:
+    """Reads a whole number, 0 included."""
+    return _whole(text, 0, "a whole number of 0 or more")
+
+
+def several(text: str) -> int:
+    """Reads a whole number of at least 2, the fewest values that have quartiles."""
+    return _whole(text, 2, "a whole number of 2 or more")
+
+
+def output_file(text: str) -> Path:
+    """Reads the path of a file to write at the end; its folder has to be there from the start."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
+    return Path(text)
+
+
+def usable_device(text: str) -> str:
+    """Reads the name of a torch device that a tensor can be on here."""
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
+    return text
+
+
+def non_negative(text: str) -> float:
+    """Reads a finite number of at least 0."""
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+
+
+def share(text: str) -> float:
+    """Reads a number from 0 up to, but without, 1."""
+    return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+
+
+def ratio(text: str) -> float:
+    """Reads a number above 0, at most 1."""
+    return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+
+
+def _whole(text: str, least: int, description: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+    return int(text)
+
+
+def _number(text: str, fits: Callable[[float], bool], description: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+    return value
+
+
+def _hyphenated(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, separator, value = word.partition("=")
+    return name.replace("_", "-") + separator + value
+
+
+def option_words(option: str, value: Any, pairs: bool = False) -> list[str]:
+    """Turns an option's value into words of a command line.
+
+    Args:
+        option: Such as --steps.
+        value: None leaves the option out; True and False become --option and --no-option.
+        pairs: Write a table as KEY=VALUE words rather than as one JSON object.
+    """
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    if isinstance(value, Mapping):
+        return [option, *(f"{key}={item!r}" for key, item in value.items())] if pairs else [option, json.dumps(value)]
+    return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
+
+
+def _option_words(action: argparse.Action, value: Any) -> list[str]:
+    option = next(option for option in action.option_strings if option.startswith("--"))
+    return option_words(option, value, pairs=action.nargs is not None)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which network, and from where; `load_trained` takes their values."""
+    add = parser.add_argument_group("model").add_argument
+    source = "local-dir:output/RUN/best, hf-hub:ORGANISATION/NAME, or any timm model with one of the next two options"
+    add("--model", required=True, metavar="NAME", help=source)
+    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
+    add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")
+    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
+    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
+    add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)

@@ -1,0 +1,47 @@
+"""How every tool ends: a mistake in its command line or its data is one line, not a traceback."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+
+from ..errors import MoeDgError
+
+BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
+
+
+def tool(main: Callable[[Sequence[str]], object]) -> Callable[[Sequence[str] | None], None]:
+    """Turns a function of a command line into a program's `main`, which may be called without one.
+
+    A mistake ends with one line that names the program, and exit status 1; a reader that goes away (`| head`) and
+    Ctrl-C end quietly, with the statuses that shells know.
+
+    Args:
+        main: Takes the command line, without the program's name.
+    """
+    name = Path(main.__code__.co_filename).name
+
+    @wraps(main)
+    def run(argv: Sequence[str] | None = None) -> None:
+        try:
+            main(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+        except MoeDgError as error:
+            raise SystemExit(f"{name}: {explain(error)}") from error
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            raise SystemExit(BROKEN_PIPE) from None
+        except KeyboardInterrupt as interrupt:
+            sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
+            raise SystemExit(CTRL_C) from None
+
+    return run
+
+
+def explain(error: MoeDgError) -> str:
+    """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
+    text = str(error)
+    if "Original Traceback" in text:
+        text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,133 @@
+"""What a benchmark is: where its images lie, what should be found there, and how it is trained by default."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import DataError
+from ..domains import DataDir, Domain
+
+Hparams = Mapping[str, float | int]
+
+# P0, Table 8, where a benchmark does not say otherwise; the last is DomainBed's name for the rate before the classifier
+DEFAULTS: Hparams = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32, "resnet_dropout": 0.0}
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row of the table.
+
+    Attributes:
+        name: What `--dataset` calls it.
+        reader: Opens the domains below a folder; those of benchmarks that ship with a package ignore it.
+        source: Where the images come from.
+        licence: Their licence.
+        domains: Names of the domains in order; empty where the folder decides.
+        classes: Names of the classes in order; empty where the folder decides.
+        num_classes: Their number; None where the folder decides.
+        images: Images by domain as published; empty where no count is known.
+        aliases: Names of the folder, below the data folder, that may hold the domains; DomainBed's comes first.
+        hparams: Defaults of the hyper-parameters; a batch is as many images per training domain and step.
+        search_space: Ranges from which other hyper-parameters are drawn; a name in `protocols.SEARCH_SPACES`.
+        steps: Default number of training steps.
+        checkpoint_freq: Steps from one evaluation to the next.
+        augmentation: Training augmentation, a name in `AUGMENTATIONS`.
+        image_size: Side of the square input in pixels; None leaves it to the model.
+        swad_hparams: What stochastic weight averaging (SWAD) does differently on this benchmark.
+        swad_checkpoint_freq: Steps from one evaluation to the next under SWAD.
+    """
+
+    name: str
+    reader: Callable[[DataDir], Sequence[Domain]]
+    source: str
+    licence: str
+    domains: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    num_classes: int | None = None
+    images: Mapping[str, int] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    hparams: Hparams = field(default_factory=lambda: DEFAULTS)
+    search_space: str = "photographs"
+    steps: int = 5001
+    checkpoint_freq: int = 300
+    augmentation: str = "photograph"
+    image_size: int | None = None
+    swad_hparams: Hparams = field(default_factory=dict)
+    swad_checkpoint_freq: int = 100
+
+    def read(self, data_dir: DataDir) -> Sequence[Domain]:
+        """Opens the domains and compares them with what was published.
+
+        Other domains, or another number of classes, make another task, and are an error. Another number of images is a
+        warning: partial copies exist, and results on them are for their owner to judge.
+
+        Args:
+            data_dir: The folder that holds the domains, or that of all data sets, in which this one's has a name in
+                `aliases`.
+
+        Raises:
+            DataError: There is no such folder, or what it holds differs; the message says what was expected and found.
+        """
+        domains = self.reader(self._folder(data_dir) if self.aliases else data_dir)
+        self._compare_domains([domain.name for domain in domains])
+        self._compare_classes(domains)
+        self._compare_images(domains)
+        return domains
+
+    def _folder(self, data_dir: DataDir) -> Path:
+        if data_dir is None:
+            raise DataError(f"data_dir=None: {self.name} needs --data-dir, the folder that holds {self._layout()}")
+        root = Path(data_dir)
+        if not root.is_dir():
+            raise DataError(f"data_dir={str(root)!r}: no such folder; give the one that holds {self._layout()}")
+        candidates = [root, *(root / alias for alias in self.aliases)]
+        return next((folder for folder in candidates if self._holds_a_domain(folder)), root)
+
+    def _holds_a_domain(self, folder: Path) -> bool:
+        names = {plain(entry.name) for entry in os.scandir(folder) if entry.is_dir()} if folder.is_dir() else set()
+        return not names.isdisjoint(map(plain, self.domains))
+
+    def _compare_domains(self, found: Sequence[str]) -> None:
+        if not self.domains or list(map(plain, found)) == list(map(plain, self.domains)):
+            return
+        expected, actual = Counter(map(plain, self.domains)), Counter(map(plain, found))
+        lacking = [name for name in self.domains if not actual[plain(name)]]
+        extra = [name for name in found if not expected[plain(name)]]
+        differences = [f"{word} {', '.join(names)}" for word, names in (("lacks", lacking), ("has", extra)) if names]
+        raise DataError(
+            f"dataset={self.name!r}: the data folder {' and '.join(differences) or 'has another order'}; expected the "
+            f"domains {', '.join(self.domains)} and found {', '.join(found)}; rename or move folders until it holds "
+            f"{self._layout()}, or use --dataset folder for domains of your own"
+        )
+
+    def _compare_classes(self, domains: Sequence[Domain]) -> None:
+        found = len(domains[0].classes)
+        if self.num_classes not in (None, found):
+            raise DataError(
+                f"dataset={self.name!r}: expected {self.num_classes} classes and found {found} "
+                f"({', '.join(domains[0].classes[:5])}, ...); complete the copy, or use --dataset folder for a subset"
+            )
+
+    def _compare_images(self, domains: Sequence[Domain]) -> None:
+        published = {plain(name): number for name, number in self.images.items()}
+        for domain in domains:
+            expected = published.get(plain(domain.name), len(domain))
+            if len(domain) != expected:
+                _LOGGER.warning(
+                    "dataset=%r: %s holds %d images where %d were published; results do not compare",
+                    *(self.name, domain.name, len(domain), expected),
+                )
+
+    def _layout(self) -> str:
+        folders = " or ".join(f"{alias}/DOMAIN/CLASS/IMAGE" for alias in self.aliases[:1])
+        return f"DOMAIN/CLASS/IMAGE or {folders} with the domains {', '.join(self.domains)}"
+
+
+def plain(name: str) -> str:
+    """A folder's name as copies agree on it: "Real World", "Real_World" and "RealWorld" are one."""
+    return "".join(letter for letter in name.casefold() if letter.isalnum())

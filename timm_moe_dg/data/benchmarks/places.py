@@ -1,0 +1,82 @@
+"""Rows of the table: images from places or cameras, with their official splits or in DomainBed's form.
+
+WILDS's protocol and DomainBed's give different numbers, and so have different names here.
+"""
+
+from functools import partial
+
+from ..readers.place_folder import read_place_folder
+from ..readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
+from ..readers.wilds_domainbed import HOSPITALS, REGIONS, read_camelyon, read_fmow_by_region
+from .benchmark import DEFAULTS, Benchmark
+
+_FMOW_LICENCE = "FMoW Challenge Public License"
+_WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
+
+PLACE_ROWS = (
+    Benchmark(
+        name="WILDSCamelyon",
+        reader=read_camelyon,
+        domains=HOSPITALS,
+        num_classes=2,
+        images=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
+        checkpoint_freq=100,
+        source="WILDS camelyon17_v1.0, its hospitals as DomainBed's domains",
+        licence="CC0",
+    ),
+    Benchmark(
+        name="WILDSFMoW",
+        reader=read_fmow_by_region,
+        domains=REGIONS,
+        num_classes=62,
+        checkpoint_freq=100,
+        source=(
+            "WILDS fmow_v1.1, its five regions as DomainBed's domains, all years; not comparable with DomainBed's "
+            "pooled numbers, which train on images of no region too"
+        ),
+        licence=_FMOW_LICENCE,
+    ),
+    Benchmark(
+        name="place_folder",
+        reader=read_place_folder,
+        source="your own images, with a metadata.csv of path, label, lon, lat, split, group",
+        licence="that of your images",
+    ),
+    Benchmark(
+        name="FMoW",
+        reader=read_fmow,
+        hparams=_WILDS,
+        steps=60_001,
+        checkpoint_freq=2000,
+        source="WILDS fmow_v1.1, official split by time, all regions pooled in training",
+        licence=_FMOW_LICENCE,
+    ),
+    Benchmark(
+        name="FMoW_regions",
+        reader=partial(read_fmow, pooled=False),
+        hparams={**_WILDS, "batch_size": 32},
+        steps=60_001,
+        checkpoint_freq=2000,
+        source="WILDS fmow_v1.1, official split by time, every step draws equally from each region",
+        licence=_FMOW_LICENCE,
+    ),
+    Benchmark(
+        name="FMoW_LAO",
+        reader=read_fmow_lao,
+        hparams=_WILDS,
+        steps=60_001,
+        checkpoint_freq=2000,
+        source="WILDS fmow_v1.1 without Asia, which is the test",
+        licence=_FMOW_LICENCE,
+    ),
+    Benchmark(
+        name="iWildCam",
+        reader=read_iwildcam,
+        hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 16},
+        steps=97_001,
+        checkpoint_freq=5000,
+        image_size=448,
+        source="WILDS iwildcam_v2.0, official split by camera trap",
+        licence="CDLA-Permissive-1.0",
+    ),
+)

@@ -1,0 +1,119 @@
+"""Images without labels: found by file, folder or pattern, read in order, with their metadata if a table gives any."""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from ...errors import DataError, ImageReadError
+from ..transforms import Transform
+from .columns import coordinates, parsed, read_table
+from .folders import read_image
+
+
+def find_images(sources: Sequence[str]) -> list[str]:
+    """Lists image files in the order of the sources, within each in the order of their paths, every file once.
+
+    Args:
+        sources: Files, whatever their extension; folders, searched to any depth for torchvision's image extensions;
+            patterns with *, ? and **.
+
+    Raises:
+        DataError: A source gives no file.
+    """
+    found: dict[str, str] = {}
+    for source in sources:
+        paths = [source] if os.path.isfile(source) else _below(source)
+        if not paths:
+            raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMG_EXTENSIONS})")
+        for path in paths:
+            found.setdefault(os.path.abspath(path), path)
+    return list(found.values())
+
+
+def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.ndarray:
+    """Looks up the metadata of images.
+
+    Args:
+        table: A csv file with columns path (below the table's folder, or absolute), and lon and lat in degrees ("nan"
+            in both where unknown) or location.
+        paths: Of the images.
+        ids: Read `location`, a whole number, negative where unknown, instead of coordinates.
+
+    Returns:
+        float32 (N, 2) longitude and latitude, or int64 (N,) ids; NaN or -1 for images that are not in the table.
+
+    Raises:
+        DataError: A column is missing, or a field is empty or wrong; lines are named.
+    """
+    rows = read_table(table, ["path", "location"] if ids else ["path", "lon", "lat"])
+    if ids:
+        values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
+    else:
+        values = coordinates(table, rows)
+    files = [os.path.abspath(table.parent / row["path"].strip()) for row in rows]
+    places = dict(zip(files, values, strict=True))
+    unknown = np.int64(-1) if ids else np.full(2, np.nan, dtype=np.float32)
+    return np.stack([places.get(os.path.abspath(path), unknown) for path in paths])
+
+
+class ImageFiles(Dataset):
+    """Image files with their positions in the list, and their metadata.
+
+    Args:
+        paths: The files.
+        transform: Applied to each RGB image.
+        metadata: (N, ...) one row per file, or None.
+        skip_unreadable: Give None for a file that cannot be decoded, instead of raising `ImageReadError`.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        transform: Transform,
+        metadata: np.ndarray | None = None,
+        skip_unreadable: bool = False,
+    ) -> None:
+        self.paths = paths
+        self.transform = transform
+        self.metadata = metadata
+        self.skip_unreadable = skip_unreadable
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...] | None:
+        try:
+            image = self.transform(read_image(self.paths[index]))
+        except ImageReadError:
+            if not self.skip_unreadable:
+                raise
+            return None
+        return index, image, *([] if self.metadata is None else [torch.as_tensor(self.metadata[index])])
+
+
+def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
+    """Builds the loader, in the order of the files; yields lists of positions (B,), images (B, 3, H, W), metadata.
+
+    A batch lacks what was skipped; a batch of which nothing is left is an empty list.
+    """
+    return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
+
+
+def _below(source: str) -> list[str]:
+    if os.path.isdir(source):
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names]
+        return sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
+    return sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+
+
+def _collate(samples: Sequence[tuple[Any, ...] | None]) -> list[Tensor]:
+    columns = list(zip(*(sample for sample in samples if sample is not None), strict=True))
+    return [torch.tensor(columns[0]), *map(torch.stack, columns[1:])] if columns else []

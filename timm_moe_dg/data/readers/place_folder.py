@@ -1,0 +1,51 @@
+"""Your own images with coordinates: a folder and its metadata.csv.
+
+Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both where unknown), `split`
+(train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do).
+Classes: the labels, in alphabetical order.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import DataError
+from .columns import choice, coordinates, parsed, read_table
+from .places import PARTS, Places, PlacesDomain, domains_of
+
+COLUMNS = ("path", "label", "lon", "lat", "split", "group")
+
+
+def read_place_folder(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]:
+    """Reads a folder with a metadata.csv; every training step draws equally from each group.
+
+    Args:
+        data_dir: The folder.
+
+    Raises:
+        DataError: No folder, a column missing, a field empty or wrong, or an image that is not there; lines are named.
+    """
+    if data_dir is None:
+        raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
+    table = Path(data_dir) / "metadata.csv"
+    rows = read_table(table, COLUMNS)
+    images = parsed(table, rows, "path", lambda text: _existing(Path(data_dir) / text), "an image below the folder")
+    labels = parsed(table, rows, "label", str, "a label")
+    classes = tuple(sorted(set(labels)))
+    return domains_of(
+        Places(
+            classes=classes,
+            images=images,
+            targets=np.array([classes.index(label) for label in labels]),
+            metadata=coordinates(table, rows),
+            part=np.array(parsed(table, rows, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
+            group=np.array(parsed(table, rows, "group", str, "the name of a group")),
+        )
+    )
+
+
+def _existing(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(path)
+    return str(path)

@@ -1,0 +1,82 @@
+"""Camelyon17 and FMoW of WILDS in DomainBed's form: whole hospitals or regions as domains, without official splits.
+
+Domains and images are in DomainBed's order, that of WILDS's tables, so that its splits carry over.
+
+Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
+patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. Licence: CC0.
+
+FMoW (fmow_v1.1): see `wilds`. All images but the sequestered ones, of all years. DomainBed has a sixth domain, "Other",
+of the few images without a region, on which it trains. It comes last there and is left out here, which changes no split
+but the runs: their numbers are not comparable with DomainBed's pooled numbers. Domains know their images' coordinates.
+Licence: FMoW Challenge Public License.
+"""
+
+import numpy as np
+
+from ..domains import DataDir
+from .columns import choice, parsed, read_table
+from .folders import FolderDomain
+from .places import PlacesDomain
+from .wilds import fmow_table, release_folder
+
+CENTERS = tuple("01234")
+HOSPITALS = tuple(f"hospital_{center}" for center in CENTERS)
+REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
+_TUMOR = ("normal", "tumor")
+
+
+def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
+    """Reads Camelyon17, one domain for each hospital.
+
+    Args:
+        data_dir: The folder camelyon17_v1.0, or its parent.
+
+    Raises:
+        DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
+    """
+    root = release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
+    table = root / "metadata.csv"
+    rows = read_table(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
+    centers = parsed(table, rows, "center", choice(*CENTERS), "a hospital, 0 to 4")
+    targets = parsed(table, rows, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1")
+    columns = [parsed(table, rows, name, str, "a value") for name in ("patient", "node", "x_coord", "y_coord")]
+    folder = "patches/patient_{0}_node_{1}/patch_patient_{0}_node_{1}_x_{2}_y_{3}.png"
+    paths = [str(root / folder.format(*parts)) for parts in zip(*columns, strict=True)]
+    return [
+        FolderDomain(
+            name,
+            _TUMOR,
+            [target for target, own in zip(targets, centers, strict=True) if own == center],
+            [path for path, own in zip(paths, centers, strict=True) if own == center],
+        )
+        for center, name in zip(CENTERS, HOSPITALS, strict=True)
+        if center in centers
+    ]
+
+
+def read_fmow_by_region(data_dir: DataDir) -> list[PlacesDomain]:
+    """Reads FMoW, one domain for each of the five regions.
+
+    Args:
+        data_dir: The folder fmow_v1.1, or its parent.
+
+    Raises:
+        DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
+    """
+    places = fmow_table(data_dir)
+    released = places.part != "seq"
+    members = {region: np.flatnonzero(released & (places.group == region)) for region in REGIONS}
+    return [
+        PlacesDomain(
+            name=region,
+            role="train",
+            group=region,
+            classes=places.classes,
+            targets=places.targets[rows].tolist(),
+            images=[places.images[int(row)] for row in rows],
+            metadata=places.metadata[rows],
+            split=None,
+        )
+        for region, rows in members.items()
+        if len(rows)
+    ]

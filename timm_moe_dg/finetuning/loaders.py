@@ -1,0 +1,56 @@
+"""The loaders of a run: what its network is fed with, in training and in evaluation."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..data import (
+    AugmentedValidation,
+    EvaluationImages,
+    StepSampler,
+    TrainingDraws,
+    evaluation_loader,
+    evaluation_transform,
+    training_loader,
+    training_transform,
+)
+from .plan import Plan
+
+
+def build_loaders(
+    args: argparse.Namespace,
+    plan: Plan,
+    config: Mapping[str, Any],
+    *,
+    with_metadata: bool,
+    first_step: int = 0,
+    process: int = 0,
+    num_processes: int = 1,
+    pin_memory: bool = False,
+) -> tuple[DataLoader, DataLoader]:
+    """Builds both loaders.
+
+    Args:
+        args: Of tools/finetune.py.
+        plan: Its domains and splits.
+        config: The network's data configuration, see `data_config`.
+        with_metadata: Whether the network is given the images' metadata.
+        first_step: Where training begins.
+        process: This process's index.
+        num_processes: How many processes share a step.
+        pin_memory: See `training_loader`.
+
+    Returns:
+        The endless training loader, already this process's share, and the evaluation loader of everything.
+    """
+    view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
+    options = {"workers": args.workers, "pin_memory": pin_memory}
+    augmented = training_transform(plan.benchmark.augmentation, **view)
+    draws = TrainingDraws(plan.domains, plan.splits, augmented, args.seed, with_metadata, args.class_balanced)
+    sampler = StepSampler(plan.training, args.batch_size, first_step, process, num_processes)
+    validation = AugmentedValidation(augmented, plan.training, args.seed) if args.val_augment else None
+    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), with_metadata, validation)
+    evaluation = evaluation_loader(images, batch_size=args.validation_batch_size, **options)
+    return training_loader(draws, sampler, **options), evaluation

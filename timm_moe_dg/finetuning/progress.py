@@ -1,0 +1,93 @@
+"""What a run shows while it goes: the losses between two evaluations, and the table of domains."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..protocols.records import Record
+from ..protocols.selection import reported_accuracy, validation_accuracy
+
+
+class StepMeter:
+    """Means of losses and of the time per step since the last evaluation, without waiting for the device.
+
+    Args:
+        images_per_step: Over all domains and processes.
+    """
+
+    def __init__(self, images_per_step: int = 0) -> None:
+        self.images_per_step = images_per_step
+        self.restart()
+
+    def add(self, losses: Mapping[str, Tensor]) -> None:
+        """Counts one step with its scalar losses."""
+        self._steps += 1
+        for name, value in losses.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)).to(value.device) + value
+
+    def take(self) -> tuple[dict[str, Tensor], float]:
+        """Returns the mean of each loss and the seconds per step."""
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        return means, (time.perf_counter() - self._start) / self._steps
+
+    def total(self) -> Tensor:
+        """Sum of the loss, which is finite only if each step's was."""
+        return self._sums["loss"]
+
+    def rate(self) -> float:
+        """Images per second."""
+        return self._steps * self.images_per_step / (time.perf_counter() - self._start)
+
+    def restart(self) -> None:
+        """Forgets everything; call it when training goes on after an evaluation."""
+        self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run goes on counting from."""
+        return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on counting from there."""
+        self._steps = state["steps"]
+        self._sums: dict[str, Tensor] = dict(state["sums"])
+        self._start = time.perf_counter() - state["seconds"]
+
+
+def domain_table(record: Record, names: Sequence[str]) -> str:
+    """Formats one evaluation as a text table, one row per domain, test domains marked.
+
+    Args:
+        record: The evaluation.
+        names: Names of the domains, in the benchmark's order.
+    """
+    losses = "  ".join(f"{name} {value:.4f}" for name, value in record.losses.items())
+    width = max(len("domain"), *map(len, names))
+    lines = [
+        f"step {record.step}  epoch {record.epoch:.1f}  {losses}  {record.step_time:.3f} s/step",
+        f"  {'domain':<{width}}  {'role':<5}  in acc  out acc",
+    ]
+    for domain, (name, inside, outside) in enumerate(zip(names, record.in_acc, record.out_acc, strict=True)):
+        role = "test" if domain in record.test_domains else "train"
+        lines.append(f"  {name:<{width}}  {role:<5}  {inside:6.4f}  {outside:7.4f}")
+    lines += [role_line(role, scores) for role, scores in record.roles.items()]
+    return "\n".join([*lines, f"  {summary(record)}"])
+
+
+def role_line(role: str, scores: Mapping[str, Any]) -> str:
+    """Formats the scores of one role of `Record.roles` in one line, the number of images of each group included."""
+    numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
+    return (
+        f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
+        f"({scores['worst_group']}), F1-macro {scores['f1_macro']:.4f}; images: {numbers}"
+    )
+
+
+def summary(record: Record) -> str:
+    """Formats the two numbers that matter in one line."""
+    return (
+        f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}, "
+        f"test domain (in acc) {reported_accuracy(record):.4f}"
+    )

@@ -1,0 +1,1 @@
+"""Measuring: time, interleaved and with quartiles, and peak memory."""

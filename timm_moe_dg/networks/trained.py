@@ -1,0 +1,116 @@
+"""Trained networks: a checkpoint with its own classifier, what its classes are called, and what it is given to see."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from timm.models import parse_model_name
+from timm.models._hub import download_from_hf
+from torch import Tensor, nn
+
+from ..data import Domain
+from ..errors import ArgumentError, CheckpointError
+from .build import build_network, check_name
+
+CONFIG = "config.json"
+
+
+def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str | None = None, **kwargs: Any) -> Any:
+    """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
+
+    A MoGE model of which the shared expert alone was trained answers with that.
+
+    Args:
+        name: A timm model, or a `local-dir:` or `hf-hub:` source, which always gives its weights.
+        pretrained: Load the model's published weights.
+        initial_checkpoint: Load this file.
+        **kwargs: Of `build_network`.
+
+    Raises:
+        ArgumentError: See `build_network`; or nothing says where the weights come from.
+        CheckpointError: The weights cannot be read, do not fit, or lack a classifier.
+    """
+    check_name(name)
+    pretrained = pretrained or (initial_checkpoint is None and ":" in name)
+    if not pretrained and initial_checkpoint is None:
+        remedy = "comes without weights; add --pretrained or --initial-checkpoint FILE, or give local-dir:FOLDER"
+        raise ArgumentError.of("model", name, remedy)
+    network: Any = build_network(
+        name, None, pretrained=pretrained, initial_checkpoint=initial_checkpoint, drop_path=None, **kwargs
+    )
+    if not network.num_classes:
+        raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
+    if hasattr(network, "set_expert_mode"):
+        network.set_expert_mode(_saved_config(name).get("expert_mode", "routed"))
+    return network.eval()
+
+
+def _saved_config(name: str) -> dict[str, Any]:
+    """Returns config.json of a source that `build_network` has loaded; empty for a model that is no source."""
+    source, place = parse_model_name(name)
+    if source is None:
+        return {}
+    path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
+    return json.loads(Path(path).read_text())
+
+
+def run_arguments(name: str) -> dict[str, Any]:
+    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
+
+    Raises:
+        ArgumentError: The file cannot be read as such.
+    """
+    source, _, folder = name.partition(":")
+    path = Path(folder).parent / "args.yaml"
+    if source != "local-dir" or not path.is_file():
+        return {}
+    try:
+        return dict(yaml.safe_load(path.read_text()))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ArgumentError.of("model", name, f"{path} beside it cannot be read as YAML ({error})") from error
+
+
+def label_names(network: Any) -> tuple[str, ...] | None:
+    """Returns the names of a network's classes in the order of its logits, or None where the checkpoint has none."""
+    names = network.pretrained_cfg.get("label_names")
+    if not names or len(names) != network.num_classes:
+        return None
+    if isinstance(names, Mapping):
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(map(str, names))
+
+
+def class_positions(network: Any, classes: Sequence[str]) -> Tensor:
+    """Says which class of the data each logit is about: int64 (num_classes,), a permutation.
+
+    Classes are matched by name, so that another order does no harm; a checkpoint without names is taken at its word.
+
+    Args:
+        network: From `load_trained`.
+        classes: The data's class names.
+
+    Raises:
+        ArgumentError: The network's classes are not those of the data.
+    """
+    names = label_names(network)
+    if names is None and network.num_classes == len(classes):
+        return torch.arange(len(classes))
+    if names is None or sorted(names) != sorted(classes):
+        own = _listed(names) if names else f"{network.num_classes} without names"
+        remedy = f"the checkpoint's are {own}; fine-tune it on these classes, or give the data that it was trained for"
+        raise ArgumentError.of("classes", _listed(classes), remedy)
+    positions = {name: position for position, name in enumerate(classes)}
+    return torch.tensor([positions[name] for name in names])
+
+
+def takes_metadata(network: nn.Module, domains: Sequence[Domain]) -> bool:
+    """Whether a network is to be given the images' metadata: it reads them, and every domain has some."""
+    return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in domains)
+
+
+def _listed(names: Sequence[str], shown: int = 8) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{len(names)}: {', '.join(names[:shown])}{more}"

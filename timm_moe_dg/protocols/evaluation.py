@@ -1,0 +1,109 @@
+"""Evaluation: one pass over every image, then accuracy by domain and split."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..metrics import group_accuracy
+
+Batches = Iterable[Sequence[Tensor]]
+
+
+class Predictions(NamedTuple):
+    """What a network said, on CPU.
+
+    Attributes:
+        predicted: Class indices, shape (N,).
+        target: Class indices, shape (N,).
+        group: 2 * domain for "in" images and 2 * domain + 1 for "out" images, shape (N,).
+        loss: Cross-entropies, shape (N,).
+    """
+
+    predicted: Tensor
+    target: Tensor
+    group: Tensor
+    loss: Tensor
+
+
+class Answers(NamedTuple):
+    """What a network answered, on CPU; all of shape (N,).
+
+    Attributes:
+        predicted: Class indices.
+        target: Class indices.
+        group: As `EvaluationImages` numbers them: 2 * domain, or 2 * domain + 1.
+        confidence: Softmax probability of the predicted class.
+    """
+
+    predicted: Tensor
+    target: Tensor
+    group: Tensor
+    confidence: Tensor
+
+
+@torch.no_grad()
+def predict(
+    network: nn.Module, batches: Batches, gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple
+) -> Predictions:
+    """Predicts every batch in evaluation mode and leaves every module of the network in the mode it was in.
+
+    Args:
+        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, num_classes).
+        batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
+        gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
+    """
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        rows = [
+            tuple(column.cpu() for column in gather(_judged(network(images, *metadata), target, group)))
+            for images, target, group, *metadata in batches
+        ]
+    finally:
+        for module in training:
+            module.training = True
+    return Predictions(*map(torch.cat, zip(*rows, strict=True)))
+
+
+def domain_accuracies(predictions: Predictions, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the accuracies on the in-splits and on the out-splits, by domain; NaN for an empty split."""
+    columns = (predictions.predicted, predictions.target, predictions.group)
+    accuracy = group_accuracy(*columns, num_groups=2 * num_domains).accuracy.tolist()
+    return tuple(accuracy[0::2]), tuple(accuracy[1::2])
+
+
+def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
+    """Returns the mean cross-entropies on the out-splits, by domain; NaN for an empty split."""
+    masks = (predictions.group == 2 * domain + 1 for domain in range(num_domains))
+    return tuple(predictions.loss[mask].double().mean().item() for mask in masks)
+
+
+@torch.no_grad()
+def answer(
+    network: nn.Module,
+    batches: Iterable[Sequence[Tensor]],
+    positions: Tensor,
+    gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
+) -> Answers:
+    """Asks a network, in the mode that it is in, about every image.
+
+    Args:
+        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, C).
+        batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
+        positions: (C,) the class that each logit is about, see `class_positions`.
+        gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
+    """
+    columns = []
+    for images, target, group, *metadata in batches:
+        confidence, predicted = network(images, *metadata).float().softmax(dim=1).max(dim=1)
+        columns.append([part.cpu() for part in gather((predicted, target, group, confidence))])
+    predicted, target, group, confidence = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    return Answers(positions[predicted], target, group, confidence)
+
+
+def _judged(logits: Tensor, target: Tensor, group: Tensor) -> tuple[Tensor, ...]:
+    loss = F.cross_entropy(logits.float(), target, reduction="none")
+    return logits.argmax(1), target, group, loss

@@ -1,0 +1,134 @@
+"""Finished runs as tables need them: found below folders, DomainBed's own included, and grouped into rows."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RecordError
+from ..protocols.records import Record, read_records
+from ..protocols.run_identity import comparable, settings
+
+NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: Where it is.
+        records: Its evaluations, in their order; at least one.
+    """
+
+    folder: Path
+    records: Sequence[Record]
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """Its arguments."""
+        return self.records[0].args
+
+    @property
+    def dataset(self) -> str:
+        """The data set."""
+        return self.args["dataset"]
+
+    @property
+    def algorithm(self) -> str:
+        """The training method, with weight averaging if there was any."""
+        averaging = self.args.get("averaging")
+        return self.args["algorithm"] + (f" + {averaging}" if averaging else "")
+
+    @property
+    def model(self) -> str:
+        """The network's name."""
+        return self.args.get("model", NO_MODEL)
+
+    @property
+    def test_domains(self) -> tuple[int, ...]:
+        """Positions of the domains that were held out, ascending."""
+        return tuple(sorted(self.records[0].test_domains))
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Trial seed and hyper-parameter seed."""
+        return self.args["trial_seed"], self.args["hparams_seed"]
+
+    @property
+    def num_domains(self) -> int:
+        """How many domains the data set has."""
+        return len(self.records[0].in_acc)
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """What a row of a table stands for.
+
+    Attributes:
+        algorithm: The training method.
+        model: The network's name.
+        variant: What else tells it from rows of the same method and network, such as "steps=15001".
+    """
+
+    algorithm: str
+    model: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
+
+
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Run], list[Path]]:
+    """Looks for runs below folders.
+
+    Returns:
+        The finished runs, and the folders of those that have records but are not finished.
+
+    Raises:
+        RecordError: There is no such folder, or a finished run's records cannot be read.
+    """
+    runs, unfinished = [], []
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
+        for path in sorted(Path(folder).rglob("results.jsonl")):
+            if (path.parent / "done").exists() and (records := read_records(path)):
+                runs.append(Run(path.parent, records))
+            else:
+                unfinished.append(path.parent)
+    unique = {run.folder.resolve(): run for run in runs}
+    return list(unique.values()), sorted(set(unfinished))
+
+
+def by_row(runs: Sequence[Run]) -> dict[Row, list[Run]]:
+    """Groups the runs of one data set into rows; settings other than seeds and held-out domains make rows of their own.
+
+    Raises:
+        RecordError: Two runs are of the same row, held-out domains and seeds.
+    """
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.algorithm, run.model), []).append(run)
+    rows: dict[Row, list[Run]] = {}
+    for (algorithm, model), group in sorted(alike.items()):
+        found = [settings(run.args) for run in group]
+        varying = sorted({name for one in found for name in one if len({comparable(s.get(name)) for s in found}) > 1})
+        for run, own in zip(group, found, strict=True):
+            variant = ", ".join(f"{name}={own[name]}" for name in varying if own.get(name) is not None)
+            rows.setdefault(Row(algorithm, model, variant), []).append(run)
+    for row, members in rows.items():
+        _check_unique(row, members)
+    return rows
+
+
+def _check_unique(row: Row, runs: Sequence[Run]) -> None:
+    seen: dict[Any, Run] = {}
+    for run in runs:
+        first = seen.setdefault((run.test_domains, run.seeds), run)
+        if first is not run:
+            raise RecordError(
+                f"runs={[str(first.folder), str(run.folder)]}: are both {run.dataset}, {row}, test domains "
+                f"{list(run.test_domains)}, trial seed and hparams seed {run.seeds}; give the folder of one of them"
+            )

@@ -1,0 +1,165 @@
+"""Checkpoints that a run can be resumed from: any nested state, written atomically and checked when read.
+
+A checkpoint is a folder of three files: tensors.safetensors, state.json (everything else, with the tensors' places in
+it) and checksums.json. Nothing in it is pickled.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .atomic import replaced
+
+TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
+KEPT = 2  # if the newest is damaged, there is the one before
+_logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """What has a state: modules, optimizers, gradient scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Takes a state over."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that the next step depends on besides the command line and the data.
+
+    Attributes:
+        shared: What is the same in every process: network, optimizer and so on, by name.
+        own: What may differ from process to process.
+        gather: Collects a list of objects over processes, as accelerate's `gather_object` does.
+        process: This process's index.
+    """
+
+    shared: Mapping[str, Stateful]
+    own: Mapping[str, Stateful]
+    gather: Callable[[list], list] = list
+    process: int = 0
+
+    def collect(self) -> dict[str, Any]:
+        """Returns the state of all processes, which have to ask for it together."""
+        own = {name: part.state_dict() for name, part in self.own.items()}
+        return {
+            "shared": {name: part.state_dict() for name, part in self.shared.items()},
+            "own": self.gather([own]),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts everything back to what `collect` found."""
+        for name, part in self.shared.items():
+            part.load_state_dict(state["shared"][name])
+        for name, part in self.own.items():
+            part.load_state_dict(state["own"][self.process][name])
+
+
+class Checkpoints:
+    """The checkpoints of a run, the last two of which are kept.
+
+    Args:
+        folder: Where they lie; created when the first is saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Writes the checkpoint of a step and removes those before the last two.
+
+        Raises:
+            StorageError: It cannot be written; those before are then untouched.
+            CheckpointError: The state holds something that is neither a tensor, a number, text, nor a nesting of them.
+        """
+        target = self.folder / f"step-{step:06d}"
+        tensors: dict[str, Tensor] = {}
+        skeleton = _pack(state, "state", tensors)
+        with replaced(target) as fresh:
+            save_file(tensors, fresh / TENSORS)
+            (fresh / STATE).write_text(json.dumps(skeleton))
+            checksums = {name: _checksum(fresh / name) for name in (TENSORS, STATE)}
+            (fresh / CHECKSUMS).write_text(json.dumps(checksums))
+        for old in self._paths()[:-KEPT]:
+            shutil.rmtree(old)
+        return target
+
+    def newest(self) -> dict[str, Any] | None:
+        """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported."""
+        for path in reversed(self._paths()):
+            try:
+                return read_checkpoint(path)
+            except CheckpointError as error:
+                _logger.warning(f"{error}; taking the one before")
+        return None
+
+    def describe(self) -> str:
+        """Names the newest checkpoint."""
+        return str(self._paths()[-1]) if self._paths() else "none yet"
+
+    def _paths(self) -> list[Path]:
+        found = [path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint.
+
+    Raises:
+        CheckpointError: Something is missing from it, or is not what was written.
+    """
+    try:
+        for name, checksum in json.loads((path / CHECKSUMS).read_text()).items():
+            if _checksum(path / name) != checksum:
+                raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({name} is not what was written)")
+        return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({type(error).__name__}: {error})") from error
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Turns nested containers into what JSON can hold; tensors go into `tensors` under their place."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        name = f"{len(tensors)}.{place}"
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses shared memory
+        return {"tensor": name}
+    if isinstance(value, list):
+        return [_pack(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
+    if type(value) is tuple:
+        return {"tuple": _pack(list(value), place, tensors)}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _pack(item, f"{place}.{key}", tensors)] for key, item in value.items()]}
+    raise CheckpointError(f"{place}={value!r}: a {type(value).__name__} cannot be kept in a checkpoint")
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_unpack(content, tensors))
+    return {key: _unpack(item, tensors) for key, item in content}

@@ -1,0 +1,135 @@
+"""The output folder of a run: args.yaml, results.jsonl, summary.csv, checkpoints/, best/, best_oracle/ and lastly done.
+
+Nothing half-made is ever seen under its final name: the folder appears with its first evaluation complete, and folders
+in it are written beside the old ones and then put in their place.
+"""
+
+import csv
+import io
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ArgumentError, RecordError
+from ..protocols.records import Record
+from ..protocols.run_identity import check_unchanged
+from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
+from .atomic import append_line, recovered, replaced, write_text
+from .checkpoint import Checkpoints
+
+BEST = {"training_domain_validation": "best", "oracle": "best_oracle"}  # selection rule -> folder of its network
+_logger = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """Writes what a run finds.
+
+    Args:
+        path: The folder. Nothing is created or changed before the first `add`.
+        args: The run's arguments, for args.yaml.
+        resume: Whether it may hold an unfinished run of these arguments, to go on with or to start afresh.
+
+    Raises:
+        ArgumentError: The folder holds something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], args: Mapping[str, Any], *, resume: bool = False) -> None:
+        self.path = Path(path)
+        self.args = args
+        self.records: list[Record] = []
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            self._check_occupant(resume)
+
+    @property
+    def selected(self) -> Record:
+        """The record that training-domain validation picks so far."""
+        return training_domain_validation(self.records)
+
+    def newest_checkpoint(self) -> dict[str, Any] | None:
+        """Reads what to go on from; None, and a message if the run had begun, when it starts afresh."""
+        checkpoint = self.checkpoints.newest()
+        if checkpoint is None and self.path.exists():
+            _logger.info(f"{self.path} holds no complete checkpoint: starting afresh")
+        return checkpoint
+
+    def read_until(self, step: int) -> None:
+        """Takes up the records of an earlier process, up to a step, without a line that it was killed while writing."""
+        lines = (self.path / "results.jsonl").read_text().splitlines()
+        records = [record for record in map(_complete, lines) if record is not None]
+        self.records = [record for record in records if record.step <= step and not record.averaged]
+
+    def cut_back(self) -> None:
+        """Removes from the files what `read_until` left out, and what was half-written."""
+        write_text(self.path / "results.jsonl", "".join(record.to_json() + "\n" for record in self.records))
+        write_text(self.path / "summary.csv", _table(self.records))
+        for name in BEST.values():
+            recovered(self.path / name)
+
+    def add(self, record: Record, save: Callable[[Path], None]) -> None:
+        """Writes one evaluation.
+
+        Args:
+            record: The evaluation.
+            save: Writes the network into a folder: best_oracle/, and best/ when the record is the best so far.
+
+        Raises:
+            StorageError: Something cannot be written; what was there stays.
+        """
+        self.records.append(record)
+        if len(self.records) == 1:
+            with replaced(self.path) as folder:
+                (folder / "args.yaml").write_text(yaml.safe_dump(dict(self.args), sort_keys=True))
+                self._append(folder, record)
+                save(folder / BEST["training_domain_validation"])
+                shutil.copytree(folder / BEST["training_domain_validation"], folder / BEST["oracle"])
+            return
+        rules = BEST if self.selected is record else ("oracle",)
+        for rule in rules:
+            with replaced(self.path / BEST[rule]) as folder:
+                save(folder)
+        self._append(self.path, record)
+
+    def finish(self) -> None:
+        """Marks the run as complete, as DomainBed does, and removes its checkpoints, which nothing goes on from."""
+        write_text(self.path / "done", "done")
+        shutil.rmtree(self.checkpoints.folder, ignore_errors=True)
+
+    def _append(self, folder: Path, record: Record) -> None:
+        append_line(folder / "results.jsonl", record.to_json())
+        write_text(folder / "summary.csv", _table(self.records))
+
+    def _check_occupant(self, resume: bool) -> None:
+        state = "a finished run" if (self.path / "done").exists() else "files of another run"
+        settings = self.path / "args.yaml"
+        if not resume or (self.path / "done").exists() or not settings.exists():
+            raise ArgumentError.of("output", str(self.path), f"holds {state}; give another --output or --experiment")
+        check_unchanged(yaml.safe_load(settings.read_text()), self.args)
+
+
+def summary_row(record: Record) -> dict[str, float | bool]:
+    """Returns one row of summary.csv."""
+    row = {"step": record.step, "epoch": record.epoch, **record.losses, "step_time": record.step_time}
+    row |= {"validation_acc": validation_accuracy(record), "test_acc": reported_accuracy(record)}
+    return row | record.scores | {"averaged": record.averaged}
+
+
+def _table(records: Sequence[Record]) -> str:
+    rows = [summary_row(record) for record in records]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _complete(line: str) -> Record | None:
+    try:
+        return Record.from_json(line)
+    except RecordError:
+        return None
