@@ -28,7 +28,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config

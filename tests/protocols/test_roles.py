@@ -1,20 +1,25 @@
 """Scores of the "id" and "ood" domains, by hand, and their way through a record."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.protocols import Predictions, Record, role_scores
 
+
+def place(role: str, group: str, name: str) -> FolderDomain:
+    return FolderDomain(name, ("a", "b", "c"), [], [], role=role, group=group)
+
+
 DOMAINS = [
-    SimpleNamespace(role="train", group="all", name="train"),
-    SimpleNamespace(role="id", group="Africa", name="id Africa"),
-    SimpleNamespace(role="id", group="Asia", name="id Asia"),
-    SimpleNamespace(role="id", group="Other", name="id Other"),
-    SimpleNamespace(role="ood", group="Oceania", name="ood Oceania"),
+    place("train", "all", "train"),
+    place("id", "Africa", "id Africa"),
+    place("id", "Asia", "id Asia"),
+    place("id", "Other", "id Other"),
+    place("ood", "Oceania", "ood Oceania"),
 ]
 
 
@@ -47,7 +52,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_benchmarks_without_roles_have_no_such_scores() -> None:
-    assert role_scores(predictions(), [SimpleNamespace(name=str(index)) for index in range(5)]) == {}
+    assert role_scores(predictions(), [FolderDomain(str(index), ("a",), [], []) for index in range(5)]) == {}
 
 
 def test_they_survive_the_way_through_a_line_of_json() -> None:

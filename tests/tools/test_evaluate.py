@@ -34,7 +34,8 @@ def run(tmp_path_factory):
     mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
         logits = [
-            network((torch.tensor(domain.images)[:, None] / 255 - mean) / std).double() for domain in rotated_digits()
+            network((torch.tensor(np.array(domain.images))[:, None] / 255 - mean) / std).double()
+            for domain in rotated_digits()
         ]
     evaluate("--model", f"local-dir:{folder / 'best'}", "--output", folder / "scores")
     return folder, logits

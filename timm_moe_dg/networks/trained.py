@@ -108,7 +108,7 @@ def class_positions(network: Any, classes: Sequence[str]) -> Tensor:
 
 def takes_metadata(network: nn.Module, domains: Sequence[Domain]) -> bool:
     """Whether a network is to be given the images' metadata: it reads them, and every domain has some."""
-    return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in domains)
+    return hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
 
 
 def _listed(names: Sequence[str], shown: int = 8) -> str:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from ..data import Domain
-from ..data.readers.wilds import UNGROUPED
+from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
 from .evaluation import Predictions
 
@@ -18,7 +17,7 @@ def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str
 
     Args:
         predictions: Of every image, groups as `EvaluationImages` numbers them.
-        domains: All domains; those without a `role` of "id" or "ood" take no part.
+        domains: All domains; those with another `role` than "id" or "ood" take no part.
 
     Returns:
         Role -> accuracy (over images), worst_accuracy and worst_group ("Other" counts overall, but is no group),
@@ -26,9 +25,9 @@ def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str
     """
     found = {}
     for role in ROLES:
-        positions = [index for index, domain in enumerate(domains) if getattr(domain, "role", None) == role]
+        positions = [index for index, domain in enumerate(domains) if domain.role == role]
         if positions:
-            names = [getattr(domains[index], "group", domains[index].name) for index in positions]
+            names = [domains[index].group for index in positions]
             found[role] = _scores(predictions, positions, names)
     return found
 

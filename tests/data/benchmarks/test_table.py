@@ -14,7 +14,7 @@ def test_rows_refer_to_things_that_exist():
         assert row.augmentation in AUGMENTATIONS
         assert set(SEARCH_SPACES[row.search_space]) == set(row.hparams)
         assert row.source
-        assert row.licence
+        assert row.license
 
 
 @pytest.mark.parametrize("name", ["rotated_digits", "colored_digits"])

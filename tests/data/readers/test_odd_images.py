@@ -38,7 +38,7 @@ def save_odd(photograph, folder, number):
     transparent.putalpha(Image.linear_gradient("L").resize(photograph.size))
     palette = photograph.quantize(32)
     photograph.save(folder / f"{number}_plain.jpg")
-    photograph.convert("L").save(folder / f"{number}_grey.jpg")
+    photograph.convert("L").save(folder / f"{number}_gray.jpg")
     photograph.convert("CMYK").save(folder / f"{number}_cmyk.jpg")
     photograph.save(folder / f"{number}_turned.jpg", exif=exif)
     transparent.save(folder / f"{number}_rgba.png")

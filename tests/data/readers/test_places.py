@@ -22,12 +22,12 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def write_image(path: Path, grey: int) -> None:
+def write_image(path: Path, gray: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (grey, grey, grey)).save(path)
+    Image.new("RGB", (4, 4), (gray, gray, gray)).save(path)
 
 
-def grey_of(domain: PlacesDomain, index: int) -> int:
+def gray_of(domain: PlacesDomain, index: int) -> int:
     return domain.image(index).getpixel((0, 0))[0]
 
 
@@ -35,7 +35,7 @@ def by_name(domains: list[PlacesDomain]) -> dict[str, PlacesDomain]:
     return {domain.name: domain for domain in domains}
 
 
-# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and grey level
+# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level
 FMOW_ROWS = [
     ("train", 2004, "DEU", 48.1, 11.5),
     ("seq", 2004, "DEU", 48.2, 11.6),  # sequestered: keeps its place in the count of images
@@ -87,13 +87,13 @@ def fmow(tmp_path: Path) -> Path:
         [{"name": name, "alpha-2": "XX", "alpha-3": code, "region": region} for name, code, region in countries],
     )
     for row in range(len(FMOW_ROWS)):
-        write_image(root / "images" / f"rgb_img_{row}.png", grey=10 * row)
+        write_image(root / "images" / f"rgb_img_{row}.png", gray=10 * row)
     return tmp_path
 
 
 def rows_of(domain: PlacesDomain, part: np.ndarray) -> list[int]:
     """Row numbers of the csv, read back from the pixels, after checking label and coordinates against the csv."""
-    rows = [grey_of(domain, index) // 10 for index in part]
+    rows = [gray_of(domain, index) // 10 for index in part]
     for row, index in zip(rows, part, strict=True):
         assert domain.classes[domain.targets[index]] == ["zoo", "airport", "lake_or_pond"][row % 3]
         assert domain.metadata[index].tolist() == pytest.approx([FMOW_ROWS[row][4], FMOW_ROWS[row][3]])
@@ -121,7 +121,7 @@ def test_an_official_split_keeps_what_is_not_left_out(fmow: Path) -> None:
         for part, before in (("inside", domain.split.inside), ("outside", domain.split.outside)):
             kept = [position for position in before if position not in gone]
             rows = getattr(fewer.split, part)
-            assert [grey_of(fewer, row) for row in rows] == [grey_of(domain, position) for position in kept]
+            assert [gray_of(fewer, row) for row in rows] == [gray_of(domain, position) for position in kept]
             assert [fewer.targets[row] for row in rows] == [domain.targets[position] for position in kept]
             np.testing.assert_array_equal(fewer.metadata[rows], domain.metadata[kept])
 
@@ -171,7 +171,7 @@ def iwildcam(tmp_path: Path) -> Path:
     names = [(99999, "start"), (0, "empty"), (1, "puma concolor"), (2, "cuniculus paca")]
     write_csv(root / "categories.csv", [{"y": y, "category_id": 0, "name": name} for y, name in names])
     for row in range(len(CAMERA_ROWS)):
-        write_image(root / "train" / f"image{row}.jpg", grey=30 * row)
+        write_image(root / "train" / f"image{row}.jpg", gray=30 * row)
     return tmp_path
 
 
@@ -186,7 +186,7 @@ def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) 
     assert domains["id"].metadata.tolist() == [1]
     assert ood.metadata.tolist() == [-1, -1]
     assert [ood.targets[index] for index in (*ood.split.inside, *ood.split.outside)] == [2, 1]
-    assert [grey_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
+    assert [gray_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
 
 
 def test_a_table_without_class_names_is_refused(iwildcam: Path) -> None:
@@ -208,7 +208,7 @@ def own_rows() -> list[dict[str, Any]]:
 
 def write_own(root: Path, rows: list[dict[str, Any]]) -> Path:
     for row in range(6):
-        write_image(root / "tiles" / f"{row}.png", grey=20 * row)
+        write_image(root / "tiles" / f"{row}.png", gray=20 * row)
     write_csv(root / "metadata.csv", rows)
     return root
 
@@ -221,7 +221,7 @@ def test_a_folder_with_a_table_of_coordinates(tmp_path: Path) -> None:
     assert north.targets == [1, 1]
     assert north.metadata.tolist() == [[0.0, 0.0], [20.0, -10.0]]
     assert (north.split.inside.tolist(), north.split.outside.tolist()) == ([0], [1])
-    assert grey_of(domains["ood east"], 0) == 80
+    assert gray_of(domains["ood east"], 0) == 80
     assert domains["ood east"].split.outside.tolist() == [1]
 
 
