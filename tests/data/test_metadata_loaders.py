@@ -6,6 +6,7 @@ import torch
 
 from timm_moe_dg.data import (
     EvaluationImages,
+    FolderDomain,
     PlacesDomain,
     Split,
     StepSampler,
@@ -77,6 +78,12 @@ def test_location_ids_stay_whole_numbers():
 def test_without_being_asked_no_metadata_come():
     draws = TrainingDraws(DOMAINS, SPLITS, gray, seed=0)
     assert [len(minibatch) for minibatch in next(iter(training_loader(draws, StepSampler([0], 2), workers=0)))] == [2]
+
+
+def test_metadata_of_a_domain_without_any():
+    images = EvaluationImages([FolderDomain("photo", ("a",), [0], ["0.png"])], SPLITS[:1], gray, with_metadata=True)
+    with pytest.raises(ProtocolError, match="with_metadata=True: domain 'photo' has no metadata; leave it out"):
+        images[0]
 
 
 def test_official_splits_are_kept_whatever_the_seed():

@@ -79,9 +79,7 @@ def _load(path: str) -> "Dataset":
     try:
         splits = datasets.load_dataset(path)
         return datasets.concatenate_datasets(list(splits.values()))
-    except (
-        Exception
-    ) as error:  # errors of the transport too: httpx's in huggingface_hub 1, httpx2's in 2, no base in common
+    except Exception as error:  # of the transport too, which has other classes in each major release of the client
         reason = " ".join(str(error).split())
         raise DataError(
             f"dataset='{HUB}{path}': cannot be loaded ({type(error).__name__}: {reason}); check the name and the "

@@ -11,7 +11,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from ...errors import DataError, ImageReadError
 
 # What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
-DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def images_below(folder: str) -> list[tuple[str, list[str]]]:

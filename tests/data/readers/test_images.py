@@ -1,12 +1,14 @@
-"""Photographs and digits in the modes that real folders have: read as torchvision reads them, or not at all."""
+"""Images in the modes that real folders have, read as torchvision reads them or not at all; and what is no image."""
 
+import io
 import itertools
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 from sklearn.datasets import load_digits, load_sample_images
 from torchvision.datasets.folder import default_loader
 
@@ -23,6 +25,7 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
+from timm_moe_dg.data.readers.images import DECODERS, images_below, read_image
 from timm_moe_dg.errors import DataError, ImageReadError
 
 VIEW = {"size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
@@ -147,3 +150,63 @@ def test_a_domain_of_which_nothing_can_be_read(root):
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="domain='small': none of its 26 images can be read; image='"):
         drop_unreadable(read_folder(root))
+
+
+def test_postscript_under_another_name_starts_no_program(tmp_path, monkeypatch):
+    path = tmp_path / "photo.jpg"
+    Image.new("RGB", (8, 8)).save(path, format="EPS")
+    started = tmp_path / "started"
+    ghostscript = tmp_path / "bin" / "gs"
+    ghostscript.parent.mkdir()
+    ghostscript.write_text(f"#!/bin/sh\ntouch {started}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ghostscript.parent), prepend=os.pathsep)
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # looks for it anew
+    with pytest.raises(ImageReadError, match=r"photo\.jpg.*cannot be decoded"):
+        read_image(str(path))
+    assert not started.exists()
+    assert "EPS" not in DECODERS
+
+
+@pytest.mark.filterwarnings("ignore")  # decoders say of broken files what they think
+@pytest.mark.parametrize("format_", [*DECODERS, "BLP", "DDS"])
+def test_flipped_bits_give_an_image_or_the_error_that_names_it(tmp_path, format_):
+    if format_ == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    stored = io.BytesIO()
+    (image.quantize(16) if format_ == "BLP" else image).save(stored, format=format_)
+    whole = np.frombuffer(stored.getvalue(), dtype=np.uint8)
+    for _ in range(150):
+        flipped = whole.copy()
+        flipped[random.integers(min(len(flipped), 200), size=3)] ^= 1 << random.integers(8, size=3).astype(np.uint8)
+        try:
+            assert read_image("photo", io.BytesIO(flipped.tobytes())).mode == "RGB"
+        except ImageReadError as error:
+            assert "image='photo': cannot be decoded" in str(error)  # noqa: PT017 (either outcome is right)
+
+
+def test_any_error_of_a_decoder_names_the_image(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise KeyError("chunk")
+
+    Image.new("RGB", (2, 2)).save(tmp_path / "0.png")
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(ImageReadError, match=r"0\.png': cannot be decoded \('chunk'\)"):
+        read_image(str(tmp_path / "0.png"))
+
+
+def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "0.png")
+    with pytest.raises(ImageReadError, match=r"0\.png.*no regular file"):
+        read_image(str(tmp_path / "0.png"))
+
+
+def test_images_below_a_folder(tmp_path):
+    for name in ("b/2.png", "b/10.PNG", "a/x/0.webp", "a.jpg", "b/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "c.png").symlink_to(tmp_path / "a.jpg")
+    found = [(folder.removeprefix(str(tmp_path)), names) for folder, names in images_below(str(tmp_path))]
+    assert found == [("", ["a.jpg", "c.png"]), ("/a/x", ["0.webp"]), ("/b", ["10.PNG", "2.png"])]
