@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.algorithms.networks import CLASSES, SmallMlp, minibatches, network
 from tests.algorithms.test_updates import build
-from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, Training
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.networks.freeze import freeze_batch_norm
@@ -55,8 +55,8 @@ def test_one_training_domain(method):
             ALGORITHMS[method](setup)
         return
     net = network("mlp")
-    algorithm, training = build(method, net, domains=1)
-    losses = algorithm.update(training, minibatches("mlp", 0, domains=1))
+    algorithm, context = build(method, net, domains=1)
+    losses = algorithm.update(context, minibatches("mlp", 0, domains=1))
     assert losses["loss"].isfinite()
 
 
@@ -101,31 +101,31 @@ def test_miro_refuses_a_network_that_does_not_list_its_blocks():
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_accumulation_is_refused_where_it_has_no_meaning(method):
-    algorithm, training = build(method, network("mlp"))
-    training = Training(training.model, training.optimizer, grad_accum_steps=2)
+    algorithm, context = build(method, network("mlp"))
+    context = StepContext(context.model, context.optimizer, grad_accum_steps=2)
     if method in WHOLE_STEPS:
         with pytest.raises(ArgumentError, match=f"grad_accum_steps=2: {method} has no meaning"):
-            algorithm.update(training, minibatches("mlp", 0))
+            algorithm.update(context, minibatches("mlp", 0))
     else:
-        assert algorithm.update(training, minibatches("mlp", 0))["loss"].isfinite()
+        assert algorithm.update(context, minibatches("mlp", 0))["loss"].isfinite()
 
 
 @pytest.mark.parametrize("method", ["ERM", "SD", "MIRO"])
 def test_accumulated_parts_add_up_where_the_objective_is_a_mean_over_images(method):
     nets = network("mlp"), network("mlp")
     for net, parts in zip(nets, (1, 3), strict=True):
-        algorithm, training = build(method, net)
+        algorithm, context = build(method, net)
         for step in range(2):
-            algorithm.update(Training(net, training.optimizer, grad_accum_steps=parts), minibatches("mlp", step))
+            algorithm.update(StepContext(net, context.optimizer, grad_accum_steps=parts), minibatches("mlp", step))
     for one, other in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
 def test_mldg_refuses_scaled_gradients():
-    algorithm, training = build("MLDG", network("mlp"))
-    training.optimizer.scaler = object()  # as accelerate's optimizer has it with float16
+    algorithm, context = build("MLDG", network("mlp"))
+    context.optimizer.scaler = object()  # as accelerate's optimizer has it with float16
     with pytest.raises(ArgumentError, match="amp_dtype='float16': MLDG"):
-        algorithm.update(training, minibatches("mlp", 0))
+        algorithm.update(context, minibatches("mlp", 0))
 
 
 @pytest.fixture
@@ -149,12 +149,12 @@ def test_metadata_reach_the_model_and_its_own_losses_every_objective(method, mog
     network = moge.train()
     algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams, aux_coef=0.01, supcon_coef=0.1))
     parameters = [*network.parameters(), *(p for g in algorithm.parameter_groups(1e-3, 0.0) for p in g["params"])]
-    training = Training(network, torch.optim.Adam(parameters, lr=1e-3))
+    context = StepContext(network, torch.optim.Adam(parameters, lr=1e-3))
     if method == "Mixup":
         with pytest.raises(ArgumentError, match="algorithm='Mixup': a mixture of images has no one place"):
-            algorithm.update(training, places())
+            algorithm.update(context, places())
         return
-    losses = algorithm.update(training, places())
+    losses = algorithm.update(context, places())
     assert {"aux_loss", "supcon_loss"} <= losses.keys()
     assert all(value.isfinite() for value in losses.values())
     # The location encoder learns from places only
@@ -166,7 +166,7 @@ def test_bfloat16_stays_near_float32(method):
     found = []
     for enabled in (False, True):
         net = network("mixture").float()
-        algorithm, training = build(method, net)
+        algorithm, context = build(method, net)
         algorithm.float()
         forward = net.forward
 
@@ -177,7 +177,7 @@ def test_bfloat16_stays_near_float32(method):
         net.forward = half
         for step in range(2):
             torch.manual_seed(step)
-            losses = algorithm.update(training, [(x.float(), y) for x, y in minibatches("mixture", step)])
+            losses = algorithm.update(context, [(x.float(), y) for x, y in minibatches("mixture", step)])
         found.append(losses)
     for name, value in found[1].items():
         assert value.dtype == torch.float32
@@ -196,7 +196,7 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
 
     torch.manual_seed(0)
     net = Normalised().double()
-    algorithm, training = build("Fish", net, meta_lr=0.25)
+    algorithm, context = build("Fish", net, meta_lr=0.25)
     before = net.norm.running_mean.clone()
     inner = Normalised().double()
     inner.load_state_dict(net.state_dict())
@@ -205,7 +205,7 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
         again.optimizer.zero_grad()
         nn.functional.cross_entropy(inner(minibatch[0]), minibatch[1]).backward()
         again.optimizer.step()
-    algorithm.update(training, minibatches("mlp", 0))
+    algorithm.update(context, minibatches("mlp", 0))
     torch.testing.assert_close(net.norm.running_mean, before + 0.25 * (inner.norm.running_mean - before))
     assert net.norm.num_batches_tracked == 3
     assert net.mask.tolist() == [0.0, -torch.inf]
@@ -213,10 +213,10 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
 
 def test_adversaries_give_the_run_s_optimizer_their_betas():
     net = network("mlp")
-    algorithm, training = build("DANN", net, beta1=0.25)
-    algorithm.update(training, minibatches("mlp", 0))
-    assert training.optimizer.param_groups[0]["betas"] == (0.25, 0.9)
-    sgd = Training(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    algorithm, context = build("DANN", net, beta1=0.25)
+    algorithm.update(context, minibatches("mlp", 0))
+    assert context.optimizer.param_groups[0]["betas"] == (0.25, 0.9)
+    sgd = StepContext(net, torch.optim.SGD(net.parameters(), lr=0.1))
     algorithm.update(sgd, minibatches("mlp", 1))
     assert "betas" not in sgd.optimizer.param_groups[0]
 
@@ -234,6 +234,6 @@ def test_miro_finds_the_channels_of_convolutional_networks_with_frozen_statistic
     freeze_batch_norm(net)
     algorithm = ALGORITHMS["MIRO"](Setup(net, 1, CLASSES, {"ld": 0.1}))
     images = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
-    losses = algorithm.objective(Training(net, None), [images])
+    losses = algorithm.objective(StepContext(net, None), [images])
     assert [len(b) for b in algorithm.b] == [info["num_chs"] for info in net.feature_info]
     assert losses["penalty"].isfinite()

@@ -64,7 +64,9 @@ def test_draws_are_those_of_domainbed(dataset, algorithm, hparams_seed, trial_se
 @pytest.mark.parametrize("name", ["DANN", "CDANN"])
 def test_the_generator_s_rates_are_drawn_under_its_own_names(name):
     method = get_algorithm(name)
-    drawn = draw_hparams("photographs", hparams_seed=7, trial_seed=2, further=method.SEARCH, drawn_as=method.DRAWN_AS)
+    drawn = draw_hparams(
+        "photographs", hparams_seed=7, trial_seed=2, further=method.SEARCH, aliases=method.SEARCH_ALIASES
+    )
     assert drawn["lr"] == 10 ** generator(7, 2, "lr_g").uniform(-5, -3.5)
     assert drawn["weight_decay"] == 10 ** generator(7, 2, "weight_decay_g").uniform(-6, -2)
     assert drawn["lr_d"] == 10 ** generator(7, 2, "lr_d").uniform(-5, -3.5)

@@ -7,7 +7,7 @@ from ..errors import ArgumentError
 from .adversarial import CDANN, DANN
 from .alignment import CORAL, MMD
 from .averaging import Averaging, ExponentialAverage, MovingAverage
-from .base import Algorithm, Minibatches, Pass, Setup, Training
+from .base import Algorithm, ForwardPass, Minibatches, Setup, StepContext
 from .erm import ERM
 from .fish import Fish
 from .fishr import Fishr
@@ -75,10 +75,10 @@ __all__ = [
     "ERM",
     "Algorithm",
     "Averaging",
+    "ForwardPass",
     "Minibatches",
-    "Pass",
     "Setup",
-    "Training",
+    "StepContext",
     "get_algorithm",
     "get_averaging",
 ]

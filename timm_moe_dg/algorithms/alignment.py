@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..losses import coral_distance, mmd_distance
-from .base import Algorithm, Minibatches, Setup, Training, mean_scalars
+from .base import Algorithm, Minibatches, Setup, StepContext, mean_scalars
 from .taps import tap_features
 
 
@@ -32,11 +32,11 @@ class Alignment(Algorithm):
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """Compares the features (B, D) of two domains; a scalar."""
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
         scalars, features = [], []
         for minibatch in minibatches:
-            out = self.run(training.model, [minibatch])
+            out = self.forward_domains(context.model, [minibatch])
             features.append(self._features.take())
             task_loss = F.cross_entropy(out.logits, out.targets)
             scalars.append(out.scalars(task_loss, task_loss=task_loss))

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Algorithm, Minibatches, Setup, Training, restart
+from .base import Algorithm, Minibatches, Setup, StepContext, restart
 
 
 class Annealed(Algorithm):
@@ -27,14 +27,14 @@ class Annealed(Algorithm):
         """Whether the penalty has its full weight."""
         return bool(self.step >= self.hparams[self.ANNEAL])
 
-    def restart(self, training: Training) -> None:
+    def restart(self, context: StepContext) -> None:
         """Starts the optimizer afresh: its moments belong to gradients of another magnitude."""
-        restart(training.optimizer)
+        restart(context.optimizer)
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step, the one at which the penalty sets in with a fresh optimizer."""
         if self.step == self.hparams[self.ANNEAL]:
-            self.restart(training)
-        losses = super().update(training, minibatches)
+            self.restart(context)
+        losses = super().update(context, minibatches)
         self.step += 1
         return losses

@@ -48,7 +48,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Training:
+class StepContext:
     """What a step is taken with.
 
     Attributes:
@@ -67,7 +67,7 @@ class Training:
     grad_accum_steps: int = 1
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def shared(self, value: Tensor) -> Tensor:
+    def mean_keeping_gradient(self, value: Tensor) -> Tensor:
         """Mean of a statistic over processes, through which this process's own gradient flows.
 
         The launcher averages gradients over processes, which makes the gradient of a function of the mean exact.
@@ -76,7 +76,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """What one forward pass over the images of one or more domains gave.
 
     Attributes:
@@ -124,9 +124,9 @@ class Algorithm(nn.Module, ABC):
         HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
         RANGES: Values that they may have, where that is not every number that is at least 0.
         SEARCH: Ranges from which a random search draws them, DomainBed's.
-        DRAWN_AS: Names under which DomainBed draws hyper-parameters that it calls otherwise for this method.
+        SEARCH_ALIASES: Names under which DomainBed draws hyper-parameters that it calls otherwise for this method.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
-        SETS_RATE: Whether the method changes the learning rate itself, which a schedule would undo.
+        OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
     Raises:
@@ -137,9 +137,9 @@ class Algorithm(nn.Module, ABC):
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
     RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
     SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
-    DRAWN_AS: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    SEARCH_ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
-    SETS_RATE: ClassVar[bool] = False
+    OVERRIDES_LR: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:
@@ -158,11 +158,11 @@ class Algorithm(nn.Module, ABC):
         self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Computes what is to be minimised.
 
         Args:
-            training: Its model maps images (B, 3, H, W) to logits (B, num_classes).
+            context: Its model maps images (B, 3, H, W) to logits (B, num_classes).
             minibatches: Images and targets of each training domain.
 
         Returns:
@@ -173,11 +173,11 @@ class Algorithm(nn.Module, ABC):
         """Returns further groups for the run's optimizer, with their own rates; none for most methods."""
         return []
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step on the objective; methods with inner loops or a second optimizer replace this.
 
         Args:
-            training: The model and what steps it.
+            context: The model and what steps it.
             minibatches: Images and targets of each training domain.
 
         Returns:
@@ -186,25 +186,25 @@ class Algorithm(nn.Module, ABC):
         Raises:
             ArgumentError: The method does not accumulate, or a minibatch is too small to be cut.
         """
-        parts = self.cut(minibatches, training.grad_accum_steps)
-        training.optimizer.zero_grad()
+        parts = self.chunk(minibatches, context.grad_accum_steps)
+        context.optimizer.zero_grad()
         scalars = []
         for position, part in enumerate(parts, start=1):
-            with _synchronised(training.model, last=position == len(parts)):
-                losses = self.objective(training, part)
-                training.backward(losses["loss"] / len(parts))
+            with _synchronised(context.model, last=position == len(parts)):
+                losses = self.objective(context, part)
+                context.backward(losses["loss"] / len(parts))
             scalars.append({name: value.detach() for name, value in losses.items()})
-        self.share_gradients(training)
-        training.optimizer.step()
+        self.share_gradients(context)
+        context.optimizer.step()
         return mean_scalars(scalars)
 
-    def share_gradients(self, training: Training) -> None:
+    def share_gradients(self, context: StepContext) -> None:
         """Averages over processes the gradients of the method's own parameters, which no launcher wraps."""
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad = training.reduce(parameter.grad)
+                parameter.grad = context.reduce(parameter.grad)
 
-    def cut(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
+    def chunk(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
         """Cuts every domain's minibatch into equal parts; each part has all domains."""
         if parts == 1:
             return [minibatches]
@@ -217,7 +217,7 @@ class Algorithm(nn.Module, ABC):
         cuts = [zip(*(column.chunk(parts) for column in minibatch), strict=True) for minibatch in minibatches]
         return [list(part) for part in zip(*cuts, strict=True)]
 
-    def run(self, model: nn.Module, minibatches: Minibatches) -> Pass:
+    def forward_domains(self, model: nn.Module, minibatches: Minibatches) -> ForwardPass:
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
@@ -227,7 +227,7 @@ class Algorithm(nn.Module, ABC):
         for name, loss in special.items():
             own_loss = own_loss + self.specialization_coefs[name] * loss
         sizes = [len(minibatch[1]) for minibatch in minibatches]
-        return Pass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})
+        return ForwardPass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})
 
 
 def full_precision(values: Tensor) -> Tensor:

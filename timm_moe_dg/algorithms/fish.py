@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Algorithm, Minibatches, Training, mean_scalars
+from .base import Algorithm, Minibatches, StepContext, mean_scalars
 
 
 class Fish(Algorithm):
@@ -23,23 +23,23 @@ class Fish(Algorithm):
     HPARAMS = MappingProxyType({"meta_lr": 0.5})
     SEARCH = MappingProxyType({"meta_lr": lambda random: float(random.choice([0.05, 0.1, 0.5]))})
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" of an inner step and its parts "task_loss" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
         return out.scalars(task_loss, task_loss=task_loss)
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes the inner steps, then moves part of the way."""
-        self.cut(minibatches, training.grad_accum_steps)
-        state = [*training.model.parameters(), *training.model.buffers()]
+        self.chunk(minibatches, context.grad_accum_steps)
+        state = [*context.model.parameters(), *context.model.buffers()]
         outer = [value.detach().clone() for value in state]
         scalars = []
         for minibatch in minibatches:
-            losses = self.objective(training, [minibatch])
-            training.optimizer.zero_grad()
-            training.backward(losses["loss"])
-            training.optimizer.step()
+            losses = self.objective(context, [minibatch])
+            context.optimizer.zero_grad()
+            context.backward(losses["loss"])
+            context.optimizer.step()
             scalars.append({name: value.detach() for name, value in losses.items()})
         with torch.no_grad():
             for inner, start in zip(state, outer, strict=True):

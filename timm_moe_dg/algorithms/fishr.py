@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..losses import classifier_gradient_variance, fishr_penalty
 from .annealed import Annealed
-from .base import Minibatches, Setup, Training
+from .base import Minibatches, Setup, StepContext
 from .ranges import SHARE
 from .taps import classifier_of, tap_features
 
@@ -45,14 +45,14 @@ class Fishr(Annealed):
         size = sum(parameter.numel() for parameter in classifier.parameters())
         self.register_buffer("variances", torch.zeros(setup.num_domains, size))
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Moves the averages and returns "loss" and its parts "task_loss", "penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         columns = (self._features.take(), out.logits, out.targets)
         domains = zip(*(out.by_domain(column) for column in columns), strict=True)
         new = torch.stack([classifier_gradient_variance(z, p, y, bias=self._bias) for z, p, y in domains])
         ema = self.hparams["ema"]
-        smooth = ema * self.variances + (1 - ema) * training.shared(new)
+        smooth = ema * self.variances + (1 - ema) * context.mean_keeping_gradient(new)
         self.variances.copy_(smooth.detach())
         task_loss, penalty = F.cross_entropy(out.logits, out.targets), fishr_penalty(smooth / (1 - ema))
         weight = self.hparams["lambda"] if self.annealed else 0.0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..losses import group_weights
-from .base import Algorithm, Minibatches, Setup, Training
+from .base import Algorithm, Minibatches, Setup, StepContext
 
 
 class GroupDRO(Algorithm):
@@ -27,10 +27,10 @@ class GroupDRO(Algorithm):
         super().__init__(setup)
         self.register_buffer("weights", torch.ones(setup.num_domains))
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Moves the weights and returns "loss" and its parts: "task_loss", "worst_risk" and the model's own."""
-        out = self.run(training.model, minibatches)
-        risks = training.shared(out.risks())
+        out = self.forward_domains(context.model, minibatches)
+        risks = context.mean_keeping_gradient(out.risks())
         self.weights.copy_(group_weights(self.weights, risks, self.hparams["groupdro_eta"]))
         objective = (self.weights * risks).sum()
         return out.scalars(objective, task_loss=objective, worst_risk=risks.max())

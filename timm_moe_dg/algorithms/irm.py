@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..losses import irm_penalty
 from .annealed import Annealed
-from .base import Minibatches, Training
+from .base import Minibatches, StepContext
 
 
 class IRM(Annealed):
@@ -28,9 +28,9 @@ class IRM(Annealed):
         }
     )
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         domains = zip(out.by_domain(out.logits), out.by_domain(out.targets), strict=True)
         penalty = torch.stack([irm_penalty(logits, targets) for logits, targets in domains]).mean()
         task_loss = out.risks().mean()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..errors import ArgumentError
 from ..losses import feature_divergence
 from .averaging import frozen_copy
-from .base import Algorithm, Minibatches, Setup, Training
+from .base import Algorithm, Minibatches, Setup, StepContext
 from .taps import Tap
 
 SMALLEST, FIRST = 1e-5, 0.1  # variance
@@ -51,11 +51,11 @@ class MIRO(Algorithm):
         """The variances, at their own rate."""
         return [{"params": list(self.b), "lr": lr * self.hparams["lr_mult"], "weight_decay": weight_decay}]
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         images, _, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
-        with torch.no_grad(), training.autocast():
+        with torch.no_grad(), context.autocast():
             self._twin[0](images, *metadata)
         taps = zip(self._features, self._references, self.b, strict=True)
         penalty = torch.stack([_divergence(tap.take(), reference.take(), b) for tap, reference, b in taps]).sum()

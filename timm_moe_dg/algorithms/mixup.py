@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
-from .base import Algorithm, Minibatches, Training, mean_scalars
+from .base import Algorithm, Minibatches, StepContext, mean_scalars
 from .ranges import POSITIVE
 
 
@@ -24,7 +24,7 @@ class Mixup(Algorithm):
     RANGES = MappingProxyType({"mixup_alpha": POSITIVE})
     SEARCH = MappingProxyType({"mixup_alpha": lambda random: 10 ** random.uniform(-1, 1)})
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss" and the model's own.
 
         Raises:
@@ -34,14 +34,14 @@ class Mixup(Algorithm):
             raise ArgumentError.of("algorithm", "Mixup", "a mixture of images has no one place; take another method")
         order = torch.randperm(len(minibatches)).tolist()
         pairs = zip(order, order[1:] + order[:1], strict=True)
-        return mean_scalars([self._mix(training, minibatches[first], minibatches[second]) for first, second in pairs])
+        return mean_scalars([self._mix(context, minibatches[first], minibatches[second]) for first, second in pairs])
 
-    def _mix(self, training: Training, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _mix(self, context: StepContext, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> dict[str, Tensor]:
         size = min(len(first[1]), len(second[1]))
         (x, targets), (y, others) = ((column[:size] for column in minibatch) for minibatch in (first, second))
         alpha = float(self.hparams["mixup_alpha"])
         # From torch's generator, which a resumed run sets: the reference draws from numpy's
         share = torch.distributions.Beta(alpha, alpha).sample().item()
-        out = self.run(training.model, [(share * x + (1 - share) * y, targets)])
+        out = self.forward_domains(context.model, [(share * x + (1 - share) * y, targets)])
         task_loss = share * F.cross_entropy(out.logits, targets) + (1 - share) * F.cross_entropy(out.logits, others)
         return out.scalars(task_loss, task_loss=task_loss)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..errors import ArgumentError, ProtocolError
-from .base import Algorithm, Minibatches, Setup, Training, mean_scalars
+from .base import Algorithm, Minibatches, Setup, StepContext, mean_scalars
 
 
 class MLDG(Algorithm):
@@ -39,53 +39,53 @@ class MLDG(Algorithm):
             remedy = f"must be less than the number of training domains, {setup.num_domains}; set it in --hparams"
             raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" of one domain and its parts "task_loss" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
         return out.scalars(task_loss, task_loss=task_loss)
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Gathers the gradients of all pairs, then steps.
 
         Raises:
             ArgumentError: Gradients are scaled, as float16 needs it, and cannot be added up here.
         """
-        if getattr(training.optimizer, "scaler", None) is not None:
+        if getattr(context.optimizer, "scaler", None) is not None:
             raise ArgumentError.of("amp_dtype", "float16", "MLDG adds up gradients itself; take bfloat16 or none")
-        self.cut(minibatches, training.grad_accum_steps)
-        groups = training.optimizer.param_groups
+        self.chunk(minibatches, context.grad_accum_steps)
+        groups = context.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
         totals = [torch.zeros_like(parameter) for parameter in parameters]
         held_out = int(self.hparams["n_meta_test"])
         # The mean of what processes draw is the same order on all of them
-        order = training.reduce(torch.rand(len(minibatches), device=minibatches[0][1].device)).argsort().tolist()
+        order = context.reduce(torch.rand(len(minibatches), device=minibatches[0][1].device)).argsort().tolist()
         scalars = []
         for inner, outer in zip(order[:-held_out], cycle(order[-held_out:]), strict=False):
             start = [parameter.detach().clone() for parameter in parameters]
-            losses = self._add_gradients(training, minibatches[inner], parameters, totals, 1.0)
+            losses = self._add_gradients(context, minibatches[inner], parameters, totals, 1.0)
             _fresh_adam(groups).step()
             beta = float(self.hparams["mldg_beta"])
-            ahead = self._add_gradients(training, minibatches[outer], parameters, totals, beta)
+            ahead = self._add_gradients(context, minibatches[outer], parameters, totals, beta)
             _restore(parameters, start)
             scalars.append({**losses, "loss": losses["loss"] + beta * ahead["loss"], "meta_loss": ahead["task_loss"]})
         for parameter, total in zip(parameters, totals, strict=True):
             parameter.grad = total / len(minibatches)
-        training.optimizer.step()
+        context.optimizer.step()
         return mean_scalars(scalars)
 
     def _add_gradients(
         self,
-        training: Training,
+        context: StepContext,
         minibatch: tuple[Tensor, ...],
         parameters: Sequence[nn.Parameter],
         totals: Sequence[Tensor],
         weight: float,
     ) -> dict[str, Tensor]:
         """Adds one domain's weighted gradients, where the network stands, to the totals; leaves them in `grad` too."""
-        training.optimizer.zero_grad()
-        losses = self.objective(training, [minibatch])
-        training.backward(losses["loss"])
+        context.optimizer.zero_grad()
+        losses = self.objective(context, [minibatch])
+        context.backward(losses["loss"])
         for parameter, total in zip(parameters, totals, strict=True):
             if parameter.grad is not None:
                 total.add_(parameter.grad, alpha=weight)

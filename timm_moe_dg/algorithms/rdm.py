@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..losses import rdm_penalties
 from .annealed import Annealed
-from .base import Minibatches, Training
+from .base import Minibatches, StepContext
 
 
 class RDM(Annealed):
@@ -21,7 +21,7 @@ class RDM(Annealed):
 
     ANNEAL = "rdm_penalty_anneal_iters"
     MIN_DOMAINS = 2
-    SETS_RATE = True
+    OVERRIDES_LR = True
     HPARAMS = MappingProxyType(
         {"rdm_lambda": 5.0, "rdm_penalty_anneal_iters": 1500, "variance_weight": 0.004, "rdm_lr": 1.5e-5}
     )
@@ -34,15 +34,15 @@ class RDM(Annealed):
         }
     )
 
-    def restart(self, training: Training) -> None:
+    def restart(self, context: StepContext) -> None:
         """Starts the optimizer afresh, at another rate."""
-        super().restart(training)
-        for group in training.optimizer.param_groups:
+        super().restart(context)
+        for group in context.optimizer.param_groups:
             group["lr"] = self.hparams["rdm_lr"]
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty", "variance_penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         risks = out.by_domain(out.sample_risks())
         task_loss, (matching, variance) = out.risks().mean(), rdm_penalties(risks)
         penalty = self.hparams["rdm_lambda"] * matching + self.hparams["variance_weight"] * variance

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..losses import spectral_decoupling
-from .base import Algorithm, Minibatches, Training
+from .base import Algorithm, Minibatches, StepContext
 
 
 class SD(Algorithm):
@@ -18,8 +18,8 @@ class SD(Algorithm):
     HPARAMS = MappingProxyType({"sd_reg": 0.1})
     SEARCH = MappingProxyType({"sd_reg": lambda random: 10 ** random.uniform(-5, -1)})
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         task_loss, penalty = F.cross_entropy(out.logits, out.targets), spectral_decoupling(out.logits)
         return out.scalars(task_loss + self.hparams["sd_reg"] * penalty, task_loss=task_loss, penalty=penalty)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..losses import vrex_penalty
 from .annealed import Annealed
-from .base import Minibatches, Training
+from .base import Minibatches, StepContext
 
 
 class VREx(Annealed):
@@ -26,10 +26,10 @@ class VREx(Annealed):
         }
     )
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
-        out = self.run(training.model, minibatches)
-        risks = training.shared(out.risks())
+        out = self.forward_domains(context.model, minibatches)
+        risks = context.mean_keeping_gradient(out.risks())
         task_loss, penalty = risks.mean(), vrex_penalty(risks)
         weight = self.hparams["vrex_lambda"] if self.annealed else 1.0
         return out.scalars(task_loss + weight * penalty, task_loss=task_loss, penalty=penalty)

@@ -37,7 +37,7 @@ def draw_hparams(
     hparams_seed: int,
     trial_seed: int,
     further: Mapping[str, Distribution] = MappingProxyType({}),
-    drawn_as: Mapping[str, str] = MappingProxyType({}),
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Hparams:
     """Draws hyper-parameters under DomainBed's names, number for number as DomainBed draws them.
 
@@ -51,11 +51,11 @@ def draw_hparams(
         trial_seed: Repetition of the experiment; every repetition draws anew.
         further: An algorithm's own hyper-parameters, and those of the benchmark that it draws from other ranges, as
             DomainBed fixes the batch of ARM.
-        drawn_as: DomainBed's names for hyper-parameters that it calls otherwise for an algorithm.
+        aliases: DomainBed's names for hyper-parameters that it calls otherwise for an algorithm.
     """
     seed = seed_hash(hparams_seed, trial_seed)
     drawn = {
-        name: draw(np.random.RandomState(seed_hash(seed, drawn_as.get(name, name))))
+        name: draw(np.random.RandomState(seed_hash(seed, aliases.get(name, name))))
         for name, draw in {**SEARCH_SPACES[search_space], **further}.items()
     }
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in drawn.items()}
