@@ -14,10 +14,7 @@ from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.networks.freeze import freeze_batch_norm
-from timm_moe_dg.protocols import resolve_hparams
-
-ALONE = {"ERM", "IRM", "SD", "MIRO"}  # defined for one training domain
-WHOLE_STEPS = {"GroupDRO", "MLDG", "DANN", "CDANN", "Fish", "Fishr"}
+from timm_moe_dg.protocols import SEARCH_SPACES, resolve_hparams
 
 
 @pytest.mark.parametrize("method", ALGORITHMS.values())
@@ -40,7 +37,8 @@ def test_no_method_s_hyper_parameter_hides_a_benchmark_s_or_an_average_s():
 @pytest.mark.parametrize("method", ALGORITHMS.values())
 def test_draws_are_json_numbers_of_the_default_s_kind_and_random(method):
     assert method.SEARCH.keys() <= method.HPARAMS.keys()
-    for name, draw in method.SEARCH.items():
+    for name, entry in method.SEARCH.items():
+        draw = SEARCH_SPACES["photographs"][entry] if isinstance(entry, str) else entry
         values = [draw(np.random.RandomState(seed)) for seed in range(20)]
         assert {type(value) for value in values} == {type(method.HPARAMS[name])}, name
         assert json.loads(json.dumps(values)) == values
@@ -50,7 +48,7 @@ def test_draws_are_json_numbers_of_the_default_s_kind_and_random(method):
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_one_training_domain(method):
     setup = Setup(network("mlp"), 1, CLASSES)
-    if method not in ALONE:
+    if ALGORITHMS[method].MIN_DOMAINS > 1:
         with pytest.raises(ProtocolError, match=f"{method}.*needs 2 training domains and was given 1"):
             ALGORITHMS[method](setup)
         return
@@ -103,7 +101,7 @@ def test_miro_refuses_a_network_that_does_not_list_its_blocks():
 def test_accumulation_is_refused_where_it_has_no_meaning(method):
     algorithm, context = build(method, network("mlp"))
     context = StepContext(context.model, context.optimizer, grad_accum_steps=2)
-    if method in WHOLE_STEPS:
+    if not ALGORITHMS[method].ACCUMULATES:
         with pytest.raises(ArgumentError, match=f"grad_accum_steps=2: {method} has no meaning"):
             algorithm.update(context, minibatches("mlp", 0))
     else:

@@ -75,5 +75,18 @@ def test_mldg_goes_round_its_test_domains():
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["MLDG", "Mixup"])
+def test_methods_that_pair_domains_cut_the_larger_minibatch_to_the_smaller(method):
+    net, twin = network("mlp"), network("mlp")
+    step = [(x[:size], y[:size]) for (x, y), size in zip(minibatches("mlp", 0, size=9), (9, 4, 6), strict=True)]
+    algorithm, context = build(method, net)
+    torch.manual_seed(0)
+    algorithm.update(context, step)
+    torch.manual_seed(0)
+    REFERENCES[method](twin, [step], algorithm.hparams)
+    for value, expected in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
 def test_every_method_has_a_reference():
     assert REFERENCES.keys() == ALGORITHMS.keys()

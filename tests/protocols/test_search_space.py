@@ -72,6 +72,15 @@ def test_the_generator_s_rates_are_drawn_under_its_own_names(name):
     assert drawn["lr_d"] == 10 ** generator(7, 2, "lr_d").uniform(-5, -3.5)
 
 
+@pytest.mark.parametrize("name", ["DANN", "CDANN"])
+@pytest.mark.parametrize(("space", "low", "high"), [("photographs", -5, -3.5), ("digits", -4.5, -2.5)])
+def test_the_discriminator_s_rate_is_drawn_from_the_data_set_s_range_under_its_own_name(name, space, low, high):
+    for seed in (1, 5):
+        drawn = draw_hparams(space, hparams_seed=seed, trial_seed=1, further=get_algorithm(name).SEARCH)
+        assert drawn["lr_d"] == 10 ** generator(seed, 1, "lr_d").uniform(low, high)
+        assert drawn["lr"] != drawn["lr_d"]
+
+
 def test_draws_are_plain_numbers():
     drawn = draw_hparams("photographs", hparams_seed=3, trial_seed=0, further=FURTHER["MLDG"])
     assert json.loads(json.dumps(drawn)) == drawn

@@ -1,9 +1,8 @@
 """DANN and CDANN: features from which a discriminator cannot tell the domain."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
-from .base import Algorithm, ForwardPass, Minibatches, Setup, StepContext
-from .ranges import SHARE
+from .base import Algorithm, Setup
+from .hparams import SHARE
+from .step import ForwardPass, Minibatches, StepContext
 from .taps import classifier_of, tap_features
 
 
@@ -26,7 +26,8 @@ class Adversarial(Algorithm):
     reverses the gradient within one step.
 
     The network's rate and weight decay are the run's `lr` and `weight_decay`, drawn as the reference draws its
-    `lr_g` and `weight_decay_g`. `lr_d` defaults to the reference's for photographs; its for digits is 1e-3.
+    `lr_g` and `weight_decay_g`. `lr_d` is drawn from the same range as `lr`, another one for digits than for
+    photographs, but has one default, the reference's for photographs; its for digits is 1e-3.
     """
 
     MIN_DOMAINS = 2
@@ -48,7 +49,7 @@ class Adversarial(Algorithm):
     SEARCH = MappingProxyType(
         {
             "lambda": lambda random: 10 ** random.uniform(-2, 2),
-            "lr_d": lambda random: 10 ** random.uniform(-5, -3.5),
+            "lr_d": "lr",
             "weight_decay_d": lambda random: 10 ** random.uniform(-6, -2),
             "d_steps_per_g_step": lambda random: int(2 ** random.uniform(0, 3)),
             "grad_penalty": lambda random: 10 ** random.uniform(-2, 1),
@@ -138,12 +139,12 @@ class Adversarial(Algorithm):
             if "betas" in group:
                 group["betas"] = (self.hparams["beta1"], 0.9)
 
-    def get_extra_state(self) -> list[dict[str, Any]]:
+    def get_extra_state(self) -> list[dict[str, Tensor]]:
         """The discriminator's moments, parameter by parameter; none before its first step."""
         return [dict(state) for _, state in sorted(self._optimizer.state_dict()["state"].items())]
 
-    def set_extra_state(self, state: Sequence[dict[str, Any]]) -> None:
-        """Goes on from there."""
+    def set_extra_state(self, state: Sequence[Mapping[str, Tensor]]) -> None:
+        """Restores that state."""
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(enumerate(state)), "param_groups": groups})
 

@@ -1,9 +1,10 @@
-"""Empirical risk minimisation (Vapnik, 1998): the domains are pooled and their labels ignored."""
+"""Empirical risk minimization (Vapnik, 1998): the domains are pooled and their labels ignored."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Algorithm, Minibatches, StepContext
+from .base import Algorithm
+from .step import Minibatches, StepContext
 
 
 class ERM(Algorithm):

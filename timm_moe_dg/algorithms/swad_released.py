@@ -2,15 +2,33 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from torch import nn
 
 from .averaging import Averaging, frozen_copy
-from .swad import SWAD, Segment, filled, read, weights_of
+from .swad import SWAD, Segment, SegmentState, filled, read, weights_of
 
 _logger = logging.getLogger(__name__)
 Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights of the steps up to it
+
+
+class EvaluationState(SegmentState):
+    """What a checkpoint keeps of an `Evaluation`."""
+
+    step: int
+    loss: float
+
+
+class ReleasedSWADState(TypedDict):
+    """What a checkpoint keeps of `ReleasedSWAD`."""
+
+    since: SegmentState
+    average: SegmentState
+    recent: list[EvaluationState]
+    converged: int | None
+    threshold: float
+    ended: bool
 
 
 class ReleasedSWAD(Averaging):
@@ -88,7 +106,7 @@ class ReleasedSWAD(Averaging):
             total.add(Segment(queue.pop(0)[2].weights, 1))
         return filled(self._copy[0], self._network[0], total)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> ReleasedSWADState:
         """Segments as lists of tensors, and numbers."""
         return {
             "since": self._since.state(),
@@ -99,9 +117,9 @@ class ReleasedSWAD(Averaging):
             "ended": self._ended,
         }
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self._since, self._average = (read(state[name], self._network[0]) for name in ("since", "average"))
+    def set_extra_state(self, state: ReleasedSWADState) -> None:
+        """Restores that state."""
+        self._since, self._average = (read(part, self._network[0]) for part in (state["since"], state["average"]))
         self._recent = [(item["step"], item["loss"], read(item, self._network[0])) for item in state["recent"]]
         self._converged, self._threshold, self._ended = state["converged"], state["threshold"], state["ended"]
 
