@@ -248,8 +248,8 @@ def fishr(network: nn.Module, steps: Steps, hparams: dict) -> None:
             smooth = ema * averages[domain] + (1 - ema) * variance
             averages[domain] = smooth.detach()
             corrected.append(smooth / (1 - ema))
-        centre = sum(corrected) / len(corrected)
-        penalty = sum(((variance - centre) ** 2).mean() for variance in corrected) / len(corrected)
+        center = sum(corrected) / len(corrected)
+        penalty = sum(((variance - center) ** 2).mean() for variance in corrected) / len(corrected)
         descend(optimizer, loss + weight * penalty)
 
 
