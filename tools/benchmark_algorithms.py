@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
+from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm
 from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.measure.memory import peak_memory
@@ -82,7 +82,7 @@ def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callab
     algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     wrapped = Autocast(network.train(), args.device, DTYPES.get(args.amp_dtype))
-    training = Training(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    context = StepContext(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
     size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
     generator = torch.Generator().manual_seed(0)
     minibatches = [
@@ -94,7 +94,7 @@ def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callab
     ]
 
     def step() -> None:
-        algorithm.update(training, minibatches)
+        algorithm.update(context, minibatches)
 
     return step
 

@@ -58,7 +58,7 @@ from timm_moe_dg.algorithms import (
     Algorithm,
     Averaging,
     Setup,
-    Training,
+    StepContext,
     get_algorithm,
     get_averaging,
 )
@@ -146,7 +146,7 @@ class Run:
     accelerator: Accelerator
     plan: Plan
     network: nn.Module
-    training: Training
+    training: StepContext
     algorithm: Algorithm
     schedule: Scheduler | None
     averaging: Averaging | None
@@ -195,7 +195,7 @@ def assemble(args: argparse.Namespace, plan: Plan, accelerator: Accelerator) -> 
     model, optimizer, evaluation = accelerator.prepare(network, optimizer, evaluation)
 
     mean = partial(accelerator.reduce, reduction="mean")
-    training = Training(model, optimizer, accelerator.backward, mean, args.grad_accum_steps, accelerator.autocast)
+    training = StepContext(model, optimizer, accelerator.backward, mean, args.grad_accum_steps, accelerator.autocast)
     meter = StepMeter(images_per_step=args.batch_size * len(plan.training))
     shared = {"network": network, "optimizer": optimizer, "scaler": accelerator.scaler, "averaging": averaging}
     state = TrainingState(

@@ -97,6 +97,8 @@ def mixup(network: nn.Module, steps: Steps, hparams: dict) -> None:
         for position, index in enumerate(order):
             (xi, yi), (xj, yj) = step[index], step[order[(position + 1) % len(order)]]
             share = torch.distributions.Beta(hparams["mixup_alpha"], hparams["mixup_alpha"]).sample().item()
+            size = min(len(yi), len(yj))
+            xi, yi, xj, yj = xi[:size], yi[:size], xj[:size], yj[:size]
             logits = network(share * xi + (1 - share) * xj)
             loss = loss + share * F.cross_entropy(logits, yi) + (1 - share) * F.cross_entropy(logits, yj)
             loss = loss + AUX * auxiliary_loss(network)
@@ -112,8 +114,10 @@ def mldg(network: nn.Module, steps: Steps, hparams: dict) -> None:
         gradients = [torch.zeros_like(parameter) for parameter in network.parameters()]
         for position, index in enumerate(order[: -hparams["n_meta_test"]]):
             inner = deepcopy(network)
-            for (x, y), weight in ((step[index], 1.0), (step[tests[position % len(tests)]], hparams["mldg_beta"])):
-                loss = F.cross_entropy(inner(x), y) + AUX * auxiliary_loss(inner)
+            partner = step[tests[position % len(tests)]]
+            size = min(len(step[index][1]), len(partner[1]))
+            for (x, y), weight in ((step[index], 1.0), (partner, hparams["mldg_beta"])):
+                loss = F.cross_entropy(inner(x[:size]), y[:size]) + AUX * auxiliary_loss(inner)
                 inner.zero_grad()
                 loss.backward()
                 for total, parameter in zip(gradients, inner.parameters(), strict=True):
@@ -244,8 +248,8 @@ def fishr(network: nn.Module, steps: Steps, hparams: dict) -> None:
             smooth = ema * averages[domain] + (1 - ema) * variance
             averages[domain] = smooth.detach()
             corrected.append(smooth / (1 - ema))
-        centre = sum(corrected) / len(corrected)
-        penalty = sum(((variance - centre) ** 2).mean() for variance in corrected) / len(corrected)
+        center = sum(corrected) / len(corrected)
+        penalty = sum(((variance - center) ** 2).mean() for variance in corrected) / len(corrected)
         descend(optimizer, loss + weight * penalty)
 
 

@@ -77,7 +77,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
 
     Args:
         args: Of tools/finetune.py.
-        method: The class of the algorithm, which has HPARAMS, SEARCH, DRAWN_AS and SETS_RATE.
+        method: The class of the algorithm, which has HPARAMS, SEARCH, SEARCH_ALIASES and OVERRIDES_LR.
         averaging: The class of the weight averaging, which has HPARAMS, if there is any.
 
     Raises:
@@ -91,7 +91,7 @@ def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> P
     _check_rate(args, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(args) else {}
-    hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH, method.DRAWN_AS)
+    hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
     domains = _readable(args, benchmark.read(args.data_dir))
     if args.test_domains is None:
         args.test_domains = evaluation_only(domains) or [0]
@@ -124,7 +124,7 @@ def settle_hparams(
         drawn_as: Other names under which something is drawn.
     """
     seeds = {"hparams_seed": args.hparams_seed, "trial_seed": args.trial_seed}
-    drawn = draw_hparams(search_space, **seeds, further=further, drawn_as=drawn_as) if args.hparams_seed else {}
+    drawn = draw_hparams(search_space, **seeds, further=further, aliases=drawn_as) if args.hparams_seed else {}
     direct = {name: vars(args)[name] for name in defaults if vars(args).get(name) is not None}
     hparams = resolve_hparams(defaults, drawn, {**args.hparams, **direct})
     args.lr, args.weight_decay, args.batch_size = (hparams[name] for name in ("lr", "weight_decay", "batch_size"))
@@ -146,7 +146,7 @@ def settle_options(args: argparse.Namespace, benchmark: Benchmark) -> None:
 
 def _check_rate(args: argparse.Namespace, method: Any) -> None:
     """Leaves the learning rate to one of the options and the algorithm."""
-    for name in ("sched", "warmup_steps", "layer_decay") if method.SETS_RATE else ():
+    for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
         if vars(args)[name]:
             remedy = f"{args.algorithm} sets the learning rate itself, which this would undo; leave it out"
             raise ArgumentError.of(name, vars(args)[name], remedy)
