@@ -8,15 +8,19 @@ from .geo_digits import geo_digits
 from .hub_data import HubDomain, read_hub
 from .image_files import ImageFiles, find_images, image_loader, read_metadata
 from .images import read_image
+from .mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
 from .place_folder import read_place_folder
 from .places import Places, PlacesDomain, domains_of
 from .wilds import read_fmow, read_fmow_lao, read_iwildcam
 from .wilds_domainbed import read_camelyon, read_fmow_by_region
 
 __all__ = [
+    "FASHION_MNIST",
+    "MNIST",
     "DigitsDomain",
     "FolderDomain",
     "HubDomain",
+    "IdxRelease",
     "ImageFiles",
     "Places",
     "PlacesDomain",
@@ -31,6 +35,7 @@ __all__ = [
     "number",
     "parsed",
     "read_camelyon",
+    "read_colored",
     "read_csv",
     "read_domain_net",
     "read_fmow",
@@ -42,5 +47,6 @@ __all__ = [
     "read_iwildcam",
     "read_metadata",
     "read_place_folder",
+    "read_rotated",
     "rotated_digits",
 ]
