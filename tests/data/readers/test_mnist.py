@@ -105,8 +105,18 @@ def test_other_numbers_of_images_are_warned_of(release, caplog):
     with caplog.at_level(logging.WARNING, "timm_moe_dg"):
         get_benchmark("RotatedFashionMNIST").read(folder)
     messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 7
     assert "where Fashion-MNIST has [7000, 7000" in messages[0]
     assert messages[1].startswith("dataset='RotatedFashionMNIST': 0 holds 9 images where 11667 were published")
+
+
+def test_colors_whose_names_differ_in_the_sign_alone_are_counted_apart(release, caplog):
+    folder, *_ = release
+    with caplog.at_level(logging.WARNING, "timm_moe_dg"):
+        get_benchmark("ColoredMNIST").read(folder)
+    messages = "\n".join(record.getMessage() for record in caplog.records)
+    assert "+90% holds 18 images where 23334 were published" in messages
+    assert "-90% holds 17 images where 23333 were published" in messages
 
 
 @pytest.mark.parametrize("name", NAMES)

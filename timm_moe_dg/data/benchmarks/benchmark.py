@@ -115,9 +115,8 @@ class Benchmark:
             )
 
     def _compare_images(self, domains: Sequence[Domain]) -> None:
-        published = {plain(name): number for name, number in self.images.items()}
-        for domain in domains:
-            expected = published.get(plain(domain.name), len(domain))
+        for name, domain in zip(self.domains, domains, strict=False):  # in the same order; none where any will do
+            expected = self.images.get(name, len(domain))
             if len(domain) != expected:
                 _LOGGER.warning(
                     "dataset=%r: %s holds %d images where %d were published; results do not compare",

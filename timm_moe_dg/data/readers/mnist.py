@@ -18,7 +18,7 @@ Licenses: MNIST CC BY-SA 3.0, Fashion-MNIST MIT.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,23 @@ FASHION_MNIST = IdxRelease(
 )
 
 
-def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
+@dataclass(frozen=True, eq=False)
+class TurnedDomain(DigitsDomain):
+    """The images of one rotation domain, stored upright, gray (28, 28), and turned when they are read.
+
+    Attributes:
+        angle: Degrees, counter-clockwise.
+    """
+
+    angle: int = field(kw_only=True)
+
+    def image(self, index: int) -> Image.Image:
+        """Returns one image as RGB."""
+        upright = Image.fromarray(self.images[index])
+        return rotate(upright, self.angle, InterpolationMode.BILINEAR, fill=[0]).convert("RGB")
+
+
+def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[TurnedDomain]:
     """Reads the six rotation domains.
 
     Args:
@@ -86,8 +102,8 @@ def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
     domains = []
     for position, angle in enumerate(ANGLES):
         own = slice(position, None, len(ANGLES))
-        turned = [_turned(image, angle) for image in images[own].numpy()]
-        domains.append(DigitsDomain(str(angle), release.classes, labels[own].tolist(), turned))
+        upright = list(images[own].numpy())
+        domains.append(TurnedDomain(str(angle), release.classes, labels[own].tolist(), upright, angle=angle))
     return domains
 
 
@@ -135,10 +151,6 @@ def _folder(data_dir: DataDir, release: IdxRelease) -> Path:
         except DataError:
             continue
     return root
-
-
-def _turned(image: np.ndarray, angle: int) -> np.ndarray:
-    return np.asarray(rotate(Image.fromarray(image), angle, InterpolationMode.BILINEAR, fill=[0]))
 
 
 def _flipped(bits: Tensor, chance: float, generator: torch.Generator) -> Tensor:
