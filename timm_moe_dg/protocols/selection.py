@@ -8,7 +8,7 @@ Of equal values, DomainBed's tables take the earliest step of a run and the high
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isnan
+from math import inf, isnan, nan
 from statistics import fmean
 from types import MappingProxyType
 
@@ -19,11 +19,13 @@ SelectionRule = Callable[[Sequence[Record]], Record]
 
 
 def validation_accuracy(record: Record) -> float:
-    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's.
+    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's; NaN if none has an out-split.
 
-    GMoE's text pools these splits into one set, in which larger domains would count for more.
+    Domains whose official split has no validation images, as some camera traps, are left out of the mean. GMoE's text
+    pools these splits into one set, in which larger domains would count for more.
     """
-    return fmean(record.out_acc[domain] for domain in record.training_domains)
+    known = [value for value in (record.out_acc[domain] for domain in record.training_domains) if not isnan(value)]
+    return fmean(known) if known else nan
 
 
 def reported_accuracy(record: Record) -> float:

@@ -1,6 +1,6 @@
 """Readers: the layouts in which data sets come, each opened as a list of domains."""
 
-from .columns import below, choice, coordinates, number, parsed, read_csv
+from .columns import below, choice, coordinates, number, numeric, parsed, read_csv
 from .digits import DigitsDomain, colored_digits, rotated_digits
 from .domain_net import read_domain_net
 from .folders import FolderDomain, read_folder
@@ -33,6 +33,7 @@ __all__ = [
     "geo_digits",
     "image_loader",
     "number",
+    "numeric",
     "parsed",
     "read_camelyon",
     "read_colored",
