@@ -10,6 +10,7 @@ import yaml
 from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.planner import leave_one_domain_out_cv
 
+FIVE = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")  # whose average the papers compare
 ARGS = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [1], "trial_seed": 2, "hparams_seed": 0, "steps": 5001}
 
 

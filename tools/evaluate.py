@@ -9,8 +9,8 @@ Any other checkpoint, with the domains marked that it has not seen:
     python tools/evaluate.py --model hf-hub:ORGANISATION/NAME --dataset folder --data-dir DATA --test-domains 1
 
 Nothing is trained: the checkpoint's classes must be those of the data, in any order. `--output DIR` writes
-metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and confusion.png. Under accelerate launch
-the processes share the images.
+metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and, where matplotlib is installed,
+confusion.png. Under accelerate launch the processes share the images.
 """
 
 import argparse
@@ -29,6 +29,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads mu
 from accelerate import Accelerator
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis.canvas import optional_picture
 from timm_moe_dg.analysis.plots import plot_confusion
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
@@ -160,7 +161,7 @@ def row(label: str, scores: Scores) -> str:
 def write(
     folder: Path, args: argparse.Namespace, answers: Answers, found: Assessment, domains: Sequence[Domain], roles: Any
 ) -> None:
-    """Writes the four files."""
+    """Writes the files, without the picture where it cannot be drawn."""
     names, classes = [domain.name for domain in domains], domains[0].classes
     by_domain = {name: scores._asdict() for name, scores in zip(names, found.domains, strict=True)}
     metrics = {
@@ -182,7 +183,8 @@ def write(
         writer = csv.writer(file)
         writer.writerow(["class", *classes])
         writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
-    plot_confusion(matrix, classes, folder / "confusion.png")
+    with optional_picture(folder / "confusion.png") as path:
+        plot_confusion(matrix, classes, path)
 
 
 def without_nan(value: Any) -> Any:

@@ -20,7 +20,7 @@ STORAGE = "PUT /objects/"
 
 def prepared(folder, network=None, repo_id=REPOSITORY):
     fill_from_network(folder, fine_tuned() if network is None else network)
-    write_card(folder, load_folder(folder), repo_id, Origin("random initialisation"), CARDS)
+    write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
     return folder
 
 
