@@ -6,8 +6,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timm_moe_dg.errors import MissingDependencyError
-from timm_moe_dg.finetuning import trackers
-from timm_moe_dg.finetuning.trackers import Trackers
+from timm_moe_dg.finetuning import progress
+from timm_moe_dg.finetuning.progress import Trackers
 
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
 
@@ -30,6 +30,6 @@ def test_a_resumed_run_goes_on_where_it_went_on(tmp_path):
 
 
 def test_a_missing_package_is_named_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "wandb" else util.find_spec(name))
+    monkeypatch.setattr(progress, "find_spec", lambda name: None if name == "wandb" else util.find_spec(name))
     with pytest.raises(MissingDependencyError, match=r"--log-wandb needs wandb.*timm_moe_dg\[tracking\]"):
         Trackers(["tensorboard", "wandb"], tmp_path, ARGS)
