@@ -28,7 +28,7 @@ def parse_arguments(
     Args:
         parser: Has a `--config` option.
         argv: The command line, without the program's name.
-        saved: A file like that of `--config`, which both win over.
+        saved: A file like that of `--config`, of the run that `--resume` names; both win over it.
         read: Reads such a file; given the path, and the name of the argument for errors. By default `read_yaml`.
 
     Raises:
@@ -38,11 +38,11 @@ def parse_arguments(
     finder = argparse.ArgumentParser(add_help=False)  # `parser` would ask for what the file is to supply
     finder.add_argument("-c", "--config")
     known, _ = finder.parse_known_args(argv)
-    files = [str(path) for path in (saved, known.config) if path is not None]
-    tables = [(path, (read or read_yaml)(path, "config")) for path in files]
-    return parser.parse_args(
-        [*(word for path, table in tables for word in table_words(parser, table, "config", path)), *argv]
-    )
+    files = {"resume": saved, "config": known.config}  # argument -> path
+    found = [(name, str(path)) for name, path in files.items() if path is not None]
+    tables = [(name, path, (read or read_yaml)(path, name)) for name, path in found]
+    words = [word for name, path, table in tables for word in table_words(parser, table, name, path)]
+    return parser.parse_args([*words, *argv])
 
 
 def read_yaml(path: str, argument: str) -> dict[str, Any]:
