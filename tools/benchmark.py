@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
 from timm_moe_dg.analysis.plots import plot_cost
-from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
@@ -55,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
     add("--num-experts", nargs="+", type=positive_int, default=[None], help="experts per layer (default: its own)")
     add("--top-k", nargs="+", type=positive_int, default=[None], help="experts per token or image (default: its own)")
-    add("--rounds", type=several, default=20, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=whole_number, default=3, help="rounds before them (%(default)s)")
+    add("--rounds", type=int_from_2, default=20, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=non_negative_int, default=3, help="rounds before them (%(default)s)")
     add(
         "--memory",
         action="store_true",

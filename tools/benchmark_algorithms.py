@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm
-from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.measure.memory import peak_memory
 from timm_moe_dg.networks.build import check_name
@@ -43,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=positive_int, default=8, help="images per domain (%(default)s)")
     add("--img-size", type=positive_int, help="pixels (default: the model's own)")
     add("--num-classes", type=positive_int, default=7, help="classes (%(default)s)")
-    add("--rounds", type=several, default=10, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=whole_number, default=2, help="rounds before them (%(default)s)")
+    add("--rounds", type=int_from_2, default=10, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=non_negative_int, default=2, help="rounds before them (%(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="leave the peak memory out")
     add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")

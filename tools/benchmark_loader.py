@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 import timm_moe_dg
-from timm_moe_dg.cli.arguments import output_file, positive_int, usable_device, whole_number
+from timm_moe_dg.cli.arguments import non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     FolderDomain,
@@ -55,7 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = "WIDTHxHEIGHT of generated files, in pixels (%(default)s)"
     add("--size", nargs="+", type=size, default=[(227, 227), (500, 375), (1024, 747)], help=sizes)
     add("--images", type=positive_int, default=64, help="generated files of each size (%(default)s)")
-    add("--workers", type=whole_number, default=0, help="processes of each loader; 0 reads in this one (%(default)s)")
+    add(
+        "--workers",
+        type=non_negative_int,
+        default=0,
+        help="processes of each loader; 0 reads in this one (%(default)s)",
+    )
     add("--batch-size", type=positive_int, default=32, help="images per batch (%(default)s)")
     add("--batches", type=positive_int, default=5, help="timed batches per round (%(default)s)")
     add("--rounds", type=positive_int, default=7, help="timed rounds (%(default)s)")

@@ -49,14 +49,16 @@ from timm_moe_dg.finetuning.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.metrics import confusion_matrix
 from timm_moe_dg.networks.build import data_config
-from timm_moe_dg.networks.trained import class_positions, load_trained, run_arguments, takes_metadata
+from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols import role_scores
 from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess, restrict
 from timm_moe_dg.protocols.evaluation import Answers, answer
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
+from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
-OF_THE_RUN = ("dataset", "data_dir", "test_domains", "trial_seed", "holdout_fraction", "skip_unreadable")
+OF_THE_RUN = having(DATA)  # as finetune.py has them
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 def settle(args: argparse.Namespace) -> None:
     """Fills in, in place, what was left to the run that the model lies in."""
     run = run_arguments(args.model)
-    defaults = {"trial_seed": 0, "holdout_fraction": 0.2, "skip_unreadable": False, **run}
+    defaults = {**DEFAULTS, "dataset": None, **run}
     if args.dataset not in (None, run.get("dataset")):  # other data than the run's: its domains mean nothing there
         defaults |= {"data_dir": None, "test_domains": None}
     for name in OF_THE_RUN:
@@ -202,7 +204,7 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     settle(args)
     delivers = args.output and accelerator.is_main_process
-    with delivered(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
+    with all_or_nothing(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
         domains = read_domains(args)
         answers = ask(args, domains, accelerator)
         if accelerator.is_main_process:

@@ -48,7 +48,7 @@ from timm_moe_dg.export.programs import (
 )
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.storage.atomic import all_or_nothing
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -123,7 +123,7 @@ def output_folder(args: argparse.Namespace) -> Iterator[Path]:
         with TemporaryDirectory() as folder:
             yield Path(folder)
     else:
-        with delivered(args.output, names, overwrite=args.force) as work:
+        with all_or_nothing(args.output, names, overwrite=args.force) as work:
             yield work
 
 

@@ -33,7 +33,7 @@ from timm_moe_dg.errors import ArgumentError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.storage.atomic import all_or_nothing
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
         write(predict(args), args.top_k, sys.stdout)
         return
     path = Path(args.output)
-    with delivered(path.parent, [path.name], overwrite=args.force) as folder:
+    with all_or_nothing(path.parent, [path.name], overwrite=args.force) as folder:
         rows = predict(args)
         with (folder / path.name).open("w", newline="") as file:
             write(rows, args.top_k, file)

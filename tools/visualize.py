@@ -15,7 +15,6 @@ from typing import Any
 
 import timm
 import torch
-import yaml
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
@@ -36,6 +35,7 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.formats import read_arguments
 from timm_moe_dg.results.runs import domain_names
 
 
@@ -61,7 +61,7 @@ def visualize(options: argparse.Namespace) -> None:
     figures.mkdir(exist_ok=True)
     records = read_records(run / "results.jsonl")
     draw_learning_curves(records, domain_names(records), figures, "curves.png")
-    args = yaml.safe_load((run / "args.yaml").read_text())
+    args = read_arguments(run / "args.yaml", "run")
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).to(options.device).eval()
     domains = [
         domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analyzed(domain, options.role)

@@ -28,7 +28,7 @@ from tests.hub_repository import card_mistakes
 from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
 from timm_moe_dg.hub.origin import origin_of_run, training_command, without_local_paths
-from timm_moe_dg.protocols.run_identity import FREE
+from timm_moe_dg.protocols.options import NOT_IDENTITY
 from timm_moe_dg.results.runs import domain_names
 
 REPOSITORY = "someone/network"
@@ -175,7 +175,7 @@ def test_the_command_gives_every_option_of_the_run_back():
     again = vars(parser.parse_args(said))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
-    expected = {name: value for name, value in args.items() if name not in FREE} | {"data_dir": "DATA"}
+    expected = {name: value for name, value in args.items() if name not in NOT_IDENTITY} | {"data_dir": "DATA"}
     del expected["model_kwargs"]
     assert {name: again[name] for name in expected} == expected
 

@@ -17,12 +17,11 @@ from timm.data import create_transform, resolve_model_data_config
 
 from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.algorithms import get_algorithm, get_averaging
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
-from timm_moe_dg.finetuning.plan import settle_hparams
+from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
-from timm_moe_dg.protocols.run_identity import FREE
+from timm_moe_dg.protocols.options import NOT_IDENTITY
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
@@ -148,9 +147,9 @@ CHANGES = (
 @pytest.mark.parametrize("change", [*CHANGES, ["--averaging", "swad", "--test-domains", "1"]], ids=" ".join)
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
-        args = parse_resumable(tool.build_parser(), words)
-        plan = tool.make_plan(args, get_algorithm(args.algorithm), get_averaging(args.averaging or "swad"))
-        return json.loads(json.dumps({name: value for name, value in plan.identity().items() if name not in FREE}))
+        plan = tool.make_plan(parse_resumable(tool.build_parser(), words))
+        known = {name: value for name, value in plan.identity().items() if name not in NOT_IDENTITY}
+        return json.loads(json.dumps(known))
 
     run, _ = digits_run
     assert identity("-c", str(run / "args.yaml"), *change) == identity(*DIGITS_RUN, *change)
@@ -299,11 +298,14 @@ def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
 
 
 def test_hyper_parameter_seed_draws_and_options_win(tool):
-    parser = tool.build_parser()
-    args = parser.parse_args(["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}'])
+    words = ["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}']
+    options = parse_resumable(tool.build_parser(), words)
     defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
-    hparams = settle_hparams(args, defaults, "photographs")
+    hparams = config_hparams(options, defaults, "photographs")
     assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
     assert hparams["batch_size"] != 32
     names = ("lr", "weight_decay", "batch_size")
-    assert [getattr(args, name) for name in names] == [hparams[name] for name in names]
+    benchmark = get_benchmark("rotated_digits")
+    filled = fill_in(options, benchmark, hparams, benchmark.read(None))
+    assert [getattr(filled, name) for name in names] == [hparams[name] for name in names]
+    assert (options.lr, options.weight_decay, options.batch_size) == (0.5, None, None)

@@ -17,7 +17,7 @@ def build_parser():
     parser = argparse.ArgumentParser(prog="finetune.py")
     for name in ("config", "dataset", "algorithm", "model", "output", "experiment", "data-dir", "resume", "averaging"):
         parser.add_argument(f"--{name}")
-    for name in ("trial-seed", "hparams-seed", "steps", "checkpoint-freq", "cpu-threads"):
+    for name in ("trial-seed", "hparams-seed", "steps", "eval-freq", "cpu-threads"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("lr", "weight-decay", "batch-size"):
         parser.add_argument(f"--{name}", type=float)
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starts").open("a") as file:
         file.write(args.resume + "\\n")
-    filled = {"steps": 501, "checkpoint_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
+    filled = {"steps": 501, "eval_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
     filled |= {name: value for name, value in vars(args).items() if value is not None}
     (folder / "args.yaml").write_text(json.dumps(filled | {"model_kwargs": dict(args.model_kwargs)}))
     print("threads", args.cpu_threads)

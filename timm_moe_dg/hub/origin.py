@@ -12,7 +12,7 @@ from timm.models import parse_model_name
 
 from ..cli.arguments import option_words
 from ..protocols import Record, training_domain_validation
-from ..protocols.run_identity import FREE
+from ..protocols.options import NOT_IDENTITY
 from ..results.runs import domain_names
 
 
@@ -99,7 +99,7 @@ def training_command(args: Mapping[str, Any], width: int = 100) -> str:
         args: The run's options; a folder of images is given as DATA.
         width: Length at which a line ends.
     """
-    unsaid = FREE - {"data_dir"} | {"test_envs", "domains"}
+    unsaid = NOT_IDENTITY - {"data_dir"} | {"test_envs", "domains"}
     given = {name: value for name, value in args.items() if name not in unsaid and value not in (None, [], {})}
     known = without_local_paths(given) | ({"data_dir": "DATA"} if "data_dir" in given else {})
     groups = [

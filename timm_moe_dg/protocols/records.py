@@ -1,7 +1,8 @@
 """Records: one row of results.jsonl, written and read with DomainBed's keys.
 
 A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc, env{i}_out_acc and
-env{i}_out_loss for every domain i of the benchmark, and the run's args and hparams; `averaged` where it is true.
+env{i}_out_loss for every domain i of the benchmark, and the run's args (the format's number and versions among them)
+and hparams; `averaged` where it is true.
 DomainBed's own rows, which have no out-losses, are read as well.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import RecordError
+from .formats import check_format
 
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
@@ -83,6 +85,7 @@ class Record:
 
         Raises:
             RecordError: The line is no JSON object, or lacks what a record needs.
+            FormatError: It is of another format.
         """
         try:
             row = json.loads(line)
@@ -97,6 +100,7 @@ class Record:
         for key in ("args", "hparams", "roles"):
             if not isinstance(row.get(key, {}), dict):
                 raise RecordError(f"{key}={_shortened(repr(row[key]))}: is no JSON object; the row is damaged")
+        check_format(row.get("args", {}), f"record={_shortened(line)!r}")
         missing += [f"args[{key!r}]" for key in _ARGS if key not in row.get("args", {})]
         if missing:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
