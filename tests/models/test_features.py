@@ -231,3 +231,17 @@ def test_bfloat16_weights_and_autocast_stay_close_to_float32(family):
     scale = exact.abs().max()
     assert (rounded - exact).abs().max() < 0.05 * scale
     assert (mixed - exact).abs().max() < 0.05 * scale
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("case", [GMOE, *MOGE], ids=lambda case: case.name)
+def test_every_parameter_that_pruning_leaves_is_used(case, index):
+    # the mixtures are in blocks 1 and 3 of 4, so that the first tap needs no metadata
+    model = case.small(moe_layers=[1, 3]).train()
+    model.prune_intermediate_layers([index], prune_norm=True)
+    features = model.forward_intermediates(case.images(), indices=[index], intermediates_only=True)
+    sum(feature.sum() for feature in features).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    if case.metadata:
+        assert any("metadata_encoder" in name for name, _ in model.named_parameters()) == (index > 0)
+        assert model(*case.inputs()).shape == (3, 5, 32)
