@@ -1,4 +1,4 @@
-"""What the methods penalise, against loops, closed forms and arithmetic by hand."""
+"""What the methods penalize, against loops, closed forms and arithmetic by hand."""
 
 import math
 

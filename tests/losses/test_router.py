@@ -195,7 +195,7 @@ def test_minimising_the_auxiliary_loss_balances_a_router():
     torch.manual_seed(0)
     layer = MoeMlp(12, 12, num_experts=4, router="linear")
     nn.init.normal_(layer.router.gate.weight, std=1.0)
-    x = torch.randn(256, 12) + 2  # an offset that favours some experts
+    x = torch.randn(256, 12) + 2  # an offset that favors some experts
     optimizer = torch.optim.Adam(layer.router.parameters(), lr=0.05)
     counts = []
     for _ in range(60):

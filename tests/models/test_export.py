@@ -5,7 +5,7 @@ import torch
 from timm.layers import create_feature_extractor
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
+from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomize
 from timm_moe_dg.export.programs import load_onnx, record_program, save_onnx
 
 pytestmark = [
@@ -19,7 +19,7 @@ SHORT = {"depth": 2, "moe_layers": [1]}
 def prepared(case: Case, **options) -> torch.nn.Module:
     """A short model in which routing matters: every expert and code is different."""
     torch.manual_seed(0)
-    model = randomise(case.small(**{**SHORT, **options})).eval()
+    model = randomize(case.small(**{**SHORT, **options})).eval()
     for layer in mixture_layers(model).values():
         for name, parameter in layer.router.named_parameters():
             if name in ("codes", "gate.weight"):

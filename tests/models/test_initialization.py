@@ -1,4 +1,4 @@
-"""Initial weights: their distribution, timm's initialisation modes, and models made without memory."""
+"""Initial weights: their distribution, timm's initialization modes, and models made without memory."""
 
 import math
 
