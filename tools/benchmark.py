@@ -28,7 +28,6 @@ from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
 from timm_moe_dg.analysis.plots import plot_cost
@@ -36,6 +35,7 @@ from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
+from timm_moe_dg.measure.cost import count_macs
 from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.networks.build import check_name
 
@@ -205,19 +205,12 @@ def setting_inputs(model: nn.Module, setting: dict[str, Any], args: argparse.Nam
     return make_inputs(model, tokens, setting["batch_size"], args.device)
 
 
-def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
-    """Multiply-accumulates of one image in matrix products and convolutions (torch's counter)."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(*(tensor[:1].detach() for tensor in inputs))
-    return counter.get_total_flops() / 2
-
-
 def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per model: itself, its dense twin, the FLOP-equivalent, and what `--against` names."""
     name, on = setting["model"], {"device": args.device, "threads": args.threads}
     models = {label: make().to(args.device) for label, make in builders(name, setting["options"], args).items()}
     inputs = {label: setting_inputs(model, setting, args) for label, model in models.items()}
-    macs = {label: count_macs(model, inputs[label]) for label, model in models.items()}
+    macs = {label: count_macs(model, [one[:1].detach() for one in inputs[label]]) for label, model in models.items()}
     steps = {label: make_step(model, inputs[label], setting["mode"], args) for label, model in models.items()}
     rounds = [
         {label: timed(step, args.device) for label, step in steps.items()} for _ in range(args.warmup + args.rounds)
