@@ -18,8 +18,8 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import timm
@@ -37,6 +37,7 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 from timm_moe_dg.measure.cost import count_macs
 from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
+from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -184,15 +185,6 @@ def make_step(model: nn.Module, inputs: tuple[Tensor, ...], mode: str, args: arg
     return train if mode == "train" else infer
 
 
-def timed(step: Callable[[], None], device: str) -> float:
-    """Seconds of one step."""
-    start = time.perf_counter()
-    step()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def build_step(setting: dict[str, Any], label: str, args: argparse.Namespace) -> Callable[[], None]:
     """One model of a setting and what is timed of it."""
     model = builders(setting["model"], setting["options"], args)[label]()
@@ -212,18 +204,16 @@ def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str,
     inputs = {label: setting_inputs(model, setting, args) for label, model in models.items()}
     macs = {label: count_macs(model, [one[:1].detach() for one in inputs[label]]) for label, model in models.items()}
     steps = {label: make_step(model, inputs[label], setting["mode"], args) for label, model in models.items()}
-    rounds = [
-        {label: timed(step, args.device) for label, step in steps.items()} for _ in range(args.warmup + args.rounds)
-    ]
-    rounds = rounds[args.warmup :]
+    timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
+    seconds = interleaved(timed, args.rounds, args.warmup)
     return [
         {
             **setting,
             "against": label,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
-            "seconds": statistics.median(times[label] for times in rounds),
-            "ratio": statistics.quantiles([times[name] / times[label] for times in rounds], n=4),
+            "seconds": statistics.median(seconds[label]),
+            "ratio": quartiles(ratios(seconds[name], seconds[label])),
             "peak_mib": peak_memory(build_step, setting, label, args, **on) if args.memory else None,
         }
         for label, model in models.items()
