@@ -66,7 +66,11 @@ class Autocast(nn.Module):
     def __init__(self, network: nn.Module, device: str, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.network = network
-        self.options = {"device_type": torch.device(device).type, "dtype": dtype, "enabled": dtype is not None}
+        self.options: dict[str, Any] = {
+            "device_type": torch.device(device).type,
+            "dtype": dtype,
+            "enabled": dtype is not None,
+        }
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""

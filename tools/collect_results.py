@@ -49,7 +49,8 @@ def collect(args: argparse.Namespace) -> None:
     tables = make_tables(runs, args.rules, whole_accuracy if args.whole_domain else reported_accuracy)
     print(f"{len(runs)} finished runs", file=sys.stderr)
     if args.compare:
-        print(compare(tables, *args.compare, args.format))
+        first, second = args.compare
+        print(compare(tables, first, second, args.format))
     else:
         print("\n\n".join(render(table, args.format) for table in tables))
     if args.plot:

@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import timm
 import torch
@@ -70,7 +70,7 @@ def visualize(options: argparse.Namespace) -> None:
     print(f"written: {', '.join(str(path) for path in sorted(figures.iterdir()))}")
 
 
-def is_analysed(domain: Any, role: str) -> bool:
+def is_analysed(domain: Any, role: str) -> TypeGuard[PlacesDomain]:
     """Whether a domain has metadata and the role asked for."""
     return isinstance(domain, PlacesDomain) and domain.role == role
 
@@ -112,7 +112,18 @@ def analyse(
 
 def inside(domain: PlacesDomain) -> Tensor:
     """The metadata of a domain's test images."""
-    return torch.as_tensor(domain.metadata[domain.split.inside])
+    return torch.as_tensor(domain.metadata[own_split(domain).inside])
+
+
+def own_split(domain: PlacesDomain) -> Split:
+    """The split that comes with a domain.
+
+    Raises:
+        ArgumentError: None does.
+    """
+    if domain.split is None:
+        raise ArgumentError.of("run", domain.name, "has no split of its own; pictures are of such domains only")
+    return domain.split
 
 
 def batches_of(
@@ -121,7 +132,7 @@ def batches_of(
     """Yields the domains' test images with their metadata, on the device."""
     config = data_config(model, args["img_size"])
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    splits = [Split(domain.split.inside, domain.split.outside[:0]) for domain in domains]
+    splits = [Split(split.inside, split.outside[:0]) for split in map(own_split, domains)]
     images = EvaluationImages(domains, splits, view, with_metadata=True)
     for batch in evaluation_loader(images, batch_size=options.batch_size, workers=0):
         yield tuple(part.to(options.device) for part in batch)

@@ -11,6 +11,8 @@ from timm_moe_dg.layers.experts import StackedExperts
 def naive_mixture(experts: StackedExperts, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
     """y_t = sum_k w_tk E_{i_tk}(x_t), E_i(x) = W2_i GELU(W1_i x + b1_i) + b2_i, for (T, D) tokens, exact GELU."""
     rows = []
+    assert experts.fc1.bias is not None
+    assert experts.fc2.bias is not None
     for token, indices, weights in zip(x, expert_indices.tolist(), combine_weights, strict=True):
         row = torch.zeros_like(token)
         for expert, weight in zip(indices, weights, strict=True):
