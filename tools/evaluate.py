@@ -6,7 +6,7 @@ A run of finetune.py, on the data and with the splits that it was trained with:
 
 Any other checkpoint, with the domains marked that it has not seen:
 
-    python tools/evaluate.py --model hf-hub:ORGANISATION/NAME --dataset folder --data-dir DATA --test-domains 1
+    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains 1
 
 Nothing is trained: the checkpoint's classes must be those of the data, in any order. `--output DIR` writes
 metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and confusion.png. Under accelerate launch

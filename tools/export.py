@@ -1,7 +1,7 @@
 """Writes a model as ONNX, torch.export and TorchScript programs, after checking that they answer as the model does.
 
     python tools/export.py --model local-dir:output/RUN/best --output exported
-    python tools/export.py --model hf-hub:ORGANISATION/NAME --formats onnx --images photographs/ --output exported
+    python tools/export.py --model hf-hub:ORGANIZATION/NAME --formats onnx --images photographs/ --output exported
 
 The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which says what an image has to go
 through, what the inputs are, and the names of the classes. Batches may have any size. A MoGE model takes metadata as

@@ -4,7 +4,7 @@
 
 Into the run's folder `figures/` go map.png (metadata that are coordinates only), routing.png, forced_experts.png,
 curves.png, and analysis.json with the numbers behind them: agreement of discovered domains with the groups as
-normalised mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
+normalized mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from timm_moe_dg.errors import ProtocolError
 
 
 def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:
-    """Images whose grey level is their number, taken at (number, -number); the label is the number modulo 3."""
+    """Images whose gray level is their number, taken at (number, -number); the label is the number modulo 3."""
     numbers = np.arange(first, first + size)
     return PlacesDomain(
         name=f"{role} {first}",

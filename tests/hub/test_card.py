@@ -129,7 +129,7 @@ def test_other_records_give_other_numbers(tmp_path, monkeypatch):
         ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run", "unknown"),
     ],
 )
-def test_base_model_and_licence_are_of_what_the_run_started_from(args, base_model, start, licence, tmp_path):
+def test_base_model_and_license_are_of_what_the_run_started_from(args, base_model, start, licence, tmp_path):
     origin = origin_of_run(invented_records(**args))
     assert (origin.base_model, origin.start) == (base_model, start)
     card = card_of_run(tmp_path, **args)

@@ -301,7 +301,7 @@ def test_torch_func_differentiates_through_the_loop():
         torch.testing.assert_close(got, want)
 
 
-def test_other_activations_and_normalised_hidden_features_take_the_loop():
+def test_other_activations_and_normalized_hidden_features_take_the_loop():
     torch.manual_seed(0)
     for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}):
         experts = StackedExperts(1, 8, 16, **options)

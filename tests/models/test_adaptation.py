@@ -41,7 +41,7 @@ def test_one_channel_sees_the_sum_of_the_three_filters(family, dense):
     summed = first_conv.weight.sum(1, keepdim=True)
     torch.testing.assert_close(model.get_submodule(kernel).weight, summed)
     if family.name == "hybrid_sfmoe_r26_s16":
-        return  # its stem standardises the filters afterwards, so that the models differ
+        return  # its stem standardizes the filters afterwards, so that the models differ
     images = family.images()[:, :1]
     torch.testing.assert_close(model(images), dense(images.expand(-1, 3, -1, -1)), rtol=0, atol=TOLERANCE)
 
@@ -56,13 +56,13 @@ def test_another_image_size_resamples_the_position_embedding(family, dense):
 
 
 @torch.no_grad()
-def test_average_pooling_keeps_the_final_normalisation(family, dense, caplog):
+def test_average_pooling_keeps_the_final_normalization(family, dense, caplog):
     with caplog.at_level(logging.WARNING):
         model = family.small(global_pool="avg", **overlay(dense.state_dict())).eval()
     assert "Unexpected keys" not in caplog.text
     assert torch.equal(model.fc_norm.weight, dense.norm.weight)
     assert torch.equal(model.fc_norm.bias, dense.norm.bias)
-    # timm's order with average pooling: pool the unnormalised patch tokens, then normalise
+    # timm's order with average pooling: pool the unnormalized patch tokens, then normalize
     dense_norm, dense.norm = dense.norm, torch.nn.Identity()
     expected = dense.head(dense_norm(dense.forward_features(family.images())[:, 1:].mean(1)))
     torch.testing.assert_close(model(family.images()), expected, rtol=0, atol=TOLERANCE)

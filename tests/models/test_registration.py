@@ -53,7 +53,7 @@ def test_configuration_describes_the_dense_weights_as_timm_does(case, key):
     assert getattr(ours, key) == getattr(theirs, key)
 
 
-def test_every_licence_is_apache():
+def test_every_license_is_apache():
     assert {timm.get_pretrained_cfg(case.name).license for case in CASES} == {"apache-2.0"}
 
 
@@ -67,7 +67,7 @@ def test_the_registered_image_size_is_built(case):
     assert case.build(device="meta", weight_init="skip").patch_embed.img_size == (case.img_size, case.img_size)
 
 
-def test_a_misspelt_option_is_refused(case):
+def test_a_misspelled_option_is_refused(case):
     with pytest.raises(TypeError, match="num_expert"):
         case.small(num_expert=3)
 

@@ -130,11 +130,11 @@ def test_macs_of_moge_small_at_448_pixels():
     assert round(gmacs(model, image(448), torch.tensor([3])), 2) == 6.17
 
 
-def test_macs_of_the_hybrid_with_and_without_its_normalisations():
-    """The specification's 3.91 counts normalisations as fvcore does; convolutions and products alone are 3.82.
+def test_macs_of_the_hybrid_with_and_without_its_normalizations():
+    """The specification's 3.91 counts normalizations as fvcore does; convolutions and products alone are 3.82.
 
-    fvcore's rule: 5 operations for each input of a normalisation with scale and shift, 4 for one without. The
-    stem's standardised convolutions normalise their weights, without scale and shift, in every forward.
+    fvcore's rule: 5 operations for each input of a normalization with scale and shift, 4 for one without. The
+    stem's standardized convolutions normalize their weights, without scale and shift, in every forward.
     """
     model = timm.create_model("hybrid_sfmoe_r26_s16", weight_init="skip")
     operations = []

@@ -203,7 +203,7 @@ def test_a_mixture_checkpoint_with_fewer_mixture_layers_is_upcycled_in_the_other
 
 
 @torch.no_grad()
-def test_upcycling_takes_the_weights_of_a_normalised_feed_forward_along():
+def test_upcycling_takes_the_weights_of_a_normalized_feed_forward_along():
     case = BY_NAME["gmoe_tiny_patch16"]
     dense = randomise(case.small_dense(scale_mlp_norm=True)).eval()
     mixture = upcycled(case, dense, scale_mlp_norm=True).eval()

@@ -31,7 +31,7 @@ def naive_top_k(scores: list[float], top_k: int) -> list[int]:
 
 
 def naive_drops(expert_indices: list[list[int]], priority: list[float], capacity: int) -> list[list[bool]]:
-    """Batch prioritised routing: all first choices by priority, then all second choices, until an expert is full."""
+    """Batch prioritized routing: all first choices by priority, then all second choices, until an expert is full."""
     order = sorted(range(len(priority)), key=lambda token: (-priority[token], token))
     taken: dict[int, int] = {}
     dropped = [[False] * len(row) for row in expert_indices]

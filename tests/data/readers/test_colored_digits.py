@@ -1,4 +1,4 @@
-"""Coloured digits: a label that is mostly the shape's, and a colour that is mostly the label's, until it is not."""
+"""Colored digits: a label that is mostly the shape's, and a color that is mostly the label's, until it is not."""
 
 from collections import Counter
 
@@ -48,13 +48,13 @@ def test_a_quarter_of_the_labels_is_flipped(domains):
 
 
 @pytest.mark.parametrize(("position", "agreement"), [(0, 0.9), (1, 0.8), (2, 0.1)])
-def test_the_colour_follows_the_flipped_label_as_the_name_says(domains, position, agreement):
+def test_the_color_follows_the_flipped_label_as_the_name_says(domains, position, agreement):
     found = (greens(domains[position]) == np.array(domains[position].targets)).mean()
     assert abs(found - agreement) < 4 * np.sqrt(agreement * (1 - agreement) / 599)
 
 
 def test_the_two_kinds_of_noise_are_independent(domains):
-    """Given the label, the colour says nothing about the shape: no correlation within a label beyond chance."""
+    """Given the label, the color says nothing about the shape: no correlation within a label beyond chance."""
     below_five = shapes_below_five()
     for domain in domains:
         shape = np.array([below_five[image.max(axis=2).tobytes()] for image in domain.images], dtype=float)

@@ -35,7 +35,7 @@ def by_name(domains: list[PlacesDomain]) -> dict[str, PlacesDomain]:
     return {domain.name: domain for domain in domains}
 
 
-# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and grey level
+# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level
 FMOW_ROWS = [
     ("train", 2004, "DEU", 48.1, 11.5),
     ("seq", 2004, "DEU", 48.2, 11.6),  # sequestered: keeps its place in the count of images
