@@ -160,6 +160,7 @@ def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine
     assert after == before
 
 
+@pytest.mark.slow
 def test_the_command_gives_every_option_of_the_run_back():
     parser = load_tool("finetune").build_parser()
     words = ["--dataset", "folder", "--data-dir", "/home/me/my images", "--test-domains", "1", "2", "--pretrained"]

@@ -109,6 +109,7 @@ def test_gradients_to_be_differentiated_equal_the_others_even_where_operands_dep
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [0.0, 0.4])
 def test_second_derivatives_are_right_too(drop):
     def with_the_same_mask(*tensors):

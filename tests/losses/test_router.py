@@ -164,6 +164,7 @@ def _distributed_worker(rank: int, store: str, results: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_average_the_auxiliary_gradients_of_their_local_batches(tmp_path):
     results = str(tmp_path / "gradients.pt")
     torch.multiprocessing.spawn(_distributed_worker, (str(tmp_path / "store"), results), nprocs=2)

@@ -82,12 +82,14 @@ def import_report() -> list[set[str]]:
     return [set(line.split()) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 def test_importing_adds_nothing_beyond_timm_and_torchvision_and_overwrites_no_model(import_report):
     before, after = import_report
     assert "timm_moe_dg.models.gmoe" in after
     assert {name.partition(".")[0] for name in after - before} == {"timm_moe_dg"}
 
 
+@pytest.mark.slow
 def test_importing_loads_neither_plots_nor_training_nor_export(import_report):
     assert not {"matplotlib", "accelerate", "sklearn", "scipy", "onnx"} & import_report[1]
 

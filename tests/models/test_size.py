@@ -106,6 +106,7 @@ def image(size: int = 224) -> torch.Tensor:
     return torch.zeros(1, 3, size, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
