@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 LEVELS = {
     "errors": 0,
@@ -55,6 +57,7 @@ def test_the_walk_finds_relative_and_absolute_imports():
     assert "errors" in imported_rooms(PACKAGE / "losses" / "router.py")
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_cheap():
     heavy = ("accelerate", "matplotlib", "sklearn", "scipy", "pandas", "onnx")
     # timm and torch import what they import; only what comes on top of them counts

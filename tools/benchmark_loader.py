@@ -15,8 +15,8 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from timm_moe_dg.data import (
     training_transform,
 )
 from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -150,33 +151,26 @@ def rate(batches: Iterator[Any], args: argparse.Namespace) -> float:
     """Images per second over a round, after what workers had ready from before it."""
     for _ in range(2 * args.workers + 1):
         next(batches)
-    start = time.perf_counter()
-    for _ in range(args.batches):
-        next(batches)
-    return args.batches * args.batch_size / (time.perf_counter() - start)
+    return args.batch_size / seconds_of(partial(next, batches), repeats=args.batches)
 
 
 def compare_rates(domain: FolderDomain, args: argparse.Namespace) -> dict[str, Any]:
     """Images per second of both loaders, and the ratio in each round."""
     ours, theirs = iter(our_loader(domain, args)), iter(domainbed_loader(DomainBedImages(domain.paths), args))
-    rounds = [(rate(ours, args), rate(theirs, args)) for _ in range(args.rounds)]
-    ratios = sorted(own / other for own, other in rounds)
-    return {
-        "ours": statistics.median(own for own, _ in rounds),
-        "domainbed": statistics.median(other for _, other in rounds),
-        "ratio": [ratios[0], statistics.median(ratios), ratios[-1]],
-    }
+    rates = interleaved({"ours": partial(rate, ours, args), "domainbed": partial(rate, theirs, args)}, args.rounds)
+    ratio = ratios(rates["ours"], rates["domainbed"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {**medians, "ratio": [min(ratio), statistics.median(ratio), max(ratio)]}
 
 
 def milliseconds(act: Callable[[Any], Any], things: Sequence[Any]) -> float:
     """Mean time of an act, the best of three passes."""
-    passes = []
-    for _ in range(3):
-        start = time.perf_counter()
+
+    def whole() -> None:
         for thing in things:
             act(thing)
-        passes.append(time.perf_counter() - start)
-    return 1e3 * min(passes) / len(things)
+
+    return 1e3 * min(seconds_of(whole) for _ in range(3)) / len(things)
 
 
 def compare_shares(domain: FolderDomain) -> dict[str, dict[str, float]]:
@@ -200,16 +194,18 @@ def measure_step(domain: FolderDomain, args: argparse.Namespace) -> dict[str, fl
     batches = (minibatches[0] for minibatches in our_loader(domain, args))
     fixed = next(batches)
 
+    def train_on_next(source: Iterator[Any]) -> None:
+        images, targets = next(source)
+        step(model, optimizer, images.to(args.device), targets.to(args.device))
+
     def timed(source: Iterator[Any]) -> float:
         next(source)
-        start = time.perf_counter()
-        for images, targets in itertools.islice(source, args.batches):
-            step(model, optimizer, images.to(args.device), targets.to(args.device))
-        return 1e3 * (time.perf_counter() - start) / args.batches
+        return 1e3 * seconds_of(partial(train_on_next, source), args.device, args.batches)
 
     step(model, optimizer, *(tensor.to(args.device) for tensor in fixed))
-    rounds = [(timed(itertools.repeat(fixed)), timed(batches)) for _ in range(args.rounds)]
-    compute, loaded = (statistics.median(column) for column in zip(*rounds, strict=True))
+    sources = {"compute": itertools.repeat(fixed), "loaded": batches}
+    times = interleaved({name: partial(timed, source) for name, source in sources.items()}, args.rounds)
+    compute, loaded = (statistics.median(values) for values in times.values())
     return {"without_loader": compute, "with_loader": loaded, "waiting": max(0.0, 1 - compute / loaded)}
 
 

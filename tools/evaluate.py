@@ -6,7 +6,7 @@ A run of finetune.py, on the data and with the splits that it was trained with:
 
 Any other checkpoint, with the domains marked that it has not seen:
 
-    python tools/evaluate.py --model hf-hub:ORGANISATION/NAME --dataset folder --data-dir DATA --test-domains 1
+    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains 1
 
 Nothing is trained: the checkpoint's classes must be those of the data, in any order. `--output DIR` writes
 metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and, where matplotlib is installed,
@@ -209,7 +209,7 @@ def evaluate(args: argparse.Namespace) -> None:
         answers = ask(args, domains, accelerator)
         if accelerator.is_main_process:
             found = assess(answers, len(domains), args.test_domains)
-            roles = role_scores(answers, domains) if args.split != "out" else {}
+            roles = role_scores(answers, domains) if args.split != "out" else {}  # type: ignore[arg-type]
             print(f"{args.model} on {args.dataset}, {args.split} images of each domain")
             print(table(found, [domain.name for domain in domains], args.test_domains))
             print("\n".join(role_line(role, scores).strip() for role, scores in roles.items()), end="\n" * bool(roles))

@@ -1,7 +1,7 @@
 """Predicts the classes of images: files, folders or patterns in, a csv file out.
 
     python tools/predict.py --model local-dir:output/RUN/best photographs/
-    python tools/predict.py --model hf-hub:ORGANISATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
+    python tools/predict.py --model hf-hub:ORGANIZATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
 
 The columns are path, class, probability, and class_2, probability_2 and so on for `--top-k`; rows come in the order of
 the arguments, and within a folder in the order of the paths. Classes have the names that the checkpoint holds, or

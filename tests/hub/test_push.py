@@ -81,6 +81,7 @@ def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(h
     assert len(hub.repositories[REPOSITORY].at("main").files) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_upload_leaves_nothing_half_made_and_its_repetition_succeeds(hub, tool, tmp_path, capfd):
     """The tool in a process of its own, killed while the hub has half of the weights."""
     run = write_run(tmp_path / "run")

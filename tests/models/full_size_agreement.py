@@ -26,7 +26,7 @@ def prepared(case: Case) -> nn.Module:
     torch.manual_seed(0)
     model = randomize(case.build(), std=0.02).eval()
     for layer in mixture_layers(model).values():
-        for name, parameter in layer.router.named_parameters():
+        for name, parameter in layer.get_submodule("router").named_parameters():
             if name in ("codes", "gate.weight"):
                 nn.init.normal_(parameter)
     return model

@@ -41,7 +41,7 @@ def test_one_channel_sees_the_sum_of_the_three_filters(family, dense):
     summed = first_conv.weight.sum(1, keepdim=True)
     torch.testing.assert_close(model.get_submodule(kernel).weight, summed)
     if family.name == "hybrid_sfmoe_r26_s16":
-        return  # its stem standardises the filters afterwards, so that the models differ
+        return  # its stem standardizes the filters afterwards, so that the models differ
     images = family.images()[:, :1]
     torch.testing.assert_close(model(images), dense(images.expand(-1, 3, -1, -1)), rtol=0, atol=TOLERANCE)
 

@@ -135,7 +135,7 @@ def test_a_released_checkpoint_of_another_gate_is_refused():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_recognised_in_every_form(source, form):
+def test_recognized_in_every_form(source, form):
     _, model = source
     assert is_tutel_state_dict(released(model, form))
 

@@ -29,7 +29,7 @@ def spread(parameter: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
-def test_made_without_memory_and_initialised_later_is_distributed_as_made_at_once(case, mode):
+def test_made_without_memory_and_initialized_later_is_distributed_as_made_at_once(case, mode):
     options = {"embed_dim": 128, "weight_init": mode}
     at_once, later = case.small(**options), case.small(device="meta", **options)
     assert {parameter.device.type for parameter in later.parameters()} == {"meta"}

@@ -65,6 +65,7 @@ def change_defaults(monkeypatch, cls, changes):
     monkeypatch.setattr(cls, "__init__", changed)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_model_reloads_after_every_default_changed(name, tmp_path, monkeypatch):

@@ -68,6 +68,7 @@ def test_the_log_says_which_source_filled_how_many_experts(case, offline_answers
     assert offline_answers[case.name, 7]["log"] == [expected_line]
 
 
+@pytest.mark.slow
 def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
     (answer,) = ask([small_request("gmoe_tiny_patch16")], tmp_path, HF_HUB_OFFLINE="1")
     assert "LocalEntryNotFoundError" in answer["error"]

@@ -37,6 +37,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().max().item()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logits_equal_the_dense_models_on_random_images_and_photographs(full_size):
     case, mixture, dense = full_size
@@ -130,6 +131,7 @@ def test_routers_are_drawn_anew_at_each_upcycling(case):
     assert not any("experts" in key for key in first if not torch.equal(first[key], second[key]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "sfmoe_small"])
 def test_routers_start_as_the_specification_says(name):
     case = BY_NAME[name]
@@ -167,6 +169,7 @@ class ProbabilityScaledMlp(torch.nn.Module):
         return self.probability(x).to(x.dtype) * F.linear(hidden, self.mlp.fc2.weight, self.mlp.fc2.bias)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gmoe_small_patch16", "sfmoe_small"])
 def test_top_1_equals_the_probability_scaled_feed_forward(name):
@@ -203,7 +206,7 @@ def test_a_mixture_checkpoint_with_fewer_mixture_layers_is_upcycled_in_the_other
 
 
 @torch.no_grad()
-def test_upcycling_takes_the_weights_of_a_normalised_feed_forward_along():
+def test_upcycling_takes_the_weights_of_a_normalized_feed_forward_along():
     case = BY_NAME["gmoe_tiny_patch16"]
     dense = randomize(case.small_dense(scale_mlp_norm=True)).eval()
     mixture = upcycled(case, dense, scale_mlp_norm=True).eval()

@@ -77,6 +77,7 @@ def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float
     return sum(int(predicted[row]) == domain.targets[index] for row, index in enumerate(inside)) / len(inside)
 
 
+@pytest.mark.slow
 def test_digits_files_and_records(digits_run):
     run, _ = digits_run
     folders = {"best", "best_oracle"}
@@ -94,6 +95,7 @@ def test_digits_files_and_records(digits_run):
     assert row["epoch"] == pytest.approx(3 * 4 / 240)
 
 
+@pytest.mark.slow
 def test_digits_settings_and_summary(digits_run):
     run, _ = digits_run
     settings = yaml.safe_load((run / "args.yaml").read_text())
@@ -104,6 +106,7 @@ def test_digits_settings_and_summary(digits_run):
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "2", "3"]
 
 
+@pytest.mark.slow
 def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     run, result = digits_run
     selected = training_domain_validation(read_records(run / "results.jsonl"))
@@ -115,6 +118,7 @@ def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     assert "parameters from random initialisation, new classifier" in result.stderr
 
 
+@pytest.mark.slow
 def test_best_reloads_with_the_recorded_accuracy(digits_run):
     run, _ = digits_run
     record = training_domain_validation(read_records(run / "results.jsonl"))
@@ -125,6 +129,7 @@ def test_best_reloads_with_the_recorded_accuracy(digits_run):
     assert config["label_names"] == list("0123456789")
 
 
+@pytest.mark.slow
 def test_settings_repeat_the_run_whatever_the_workers(digits_run, tool, tmp_path):
     run, _ = digits_run
     tool.main(["-c", str(run / "args.yaml"), "--output", str(tmp_path), "--experiment", "again", "--workers", "0"])
@@ -144,6 +149,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [*CHANGES, ["--averaging", "swad", "--test-domains", "1"]], ids=" ".join)
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
@@ -155,6 +161,7 @@ def test_settings_with_something_changed_are_the_same_experiment(digits_run, too
     assert identity("-c", str(run / "args.yaml"), *change) == identity(*DIGITS_RUN, *change)
 
 
+@pytest.mark.slow
 def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
     torch.manual_seed(0)
     kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
@@ -177,6 +184,7 @@ def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
     assert reloaded_accuracy(tmp_path / "runs" / "a", record, domain, 1) == pytest.approx(record.in_acc[1])
 
 
+@pytest.mark.slow
 def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
     torch.manual_seed(0)
     kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
@@ -196,6 +204,7 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
     assert torch.equal(best["norm.weight"], dense.norm.weight)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, tool, tmp_path):
     common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
     common += ["--opt", "sgd", "--lr", "0.05", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
@@ -217,6 +226,7 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, 
     assert one[0].out_loss != one[-1].out_loss
 
 
+@pytest.mark.slow
 def test_a_silent_world_of_one_is_refused(tmp_path):
     result = launch(*DENSE, *QUICK, "--output", tmp_path / "runs", launcher=("--cpu", "--num_processes", "2"))
     assert result.returncode != 0
@@ -289,6 +299,7 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(mistake, tool, tmp_path, m
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
     run, _ = digits_run
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -241,6 +241,7 @@ def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path):
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_step(whole, tmp_path, tool):
     words = [sys.executable, str(TOOLS / "finetune.py"), *RUN, "--output", str(tmp_path), "--experiment", "a"]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}

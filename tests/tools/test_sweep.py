@@ -174,7 +174,7 @@ def test_gpus_take_one_run_each(sweep):
     assert tool.slots(args) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
-def test_a_real_run_is_run_and_recognised(tmp_path, capsys):
+def test_a_real_run_is_run_and_recognized(tmp_path, capsys):
     tool = load_tool("sweep")
     size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]
     words = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--domains", "0", "--trial-seeds", "0"]
