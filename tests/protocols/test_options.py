@@ -21,7 +21,7 @@ from timm_moe_dg.protocols.run_identity import settings
 
 
 def parse(*words):
-    return from_parsed(RunOptions, parse_arguments(run_parser(), words))
+    return from_parsed(RunOptions, vars(parse_arguments(run_parser(), words)))
 
 
 def test_a_command_line_without_words_gives_the_declared_defaults():

@@ -90,10 +90,10 @@ def add_options(
             group.add_argument(spelling, action="store_const", const=value, dest=one.name, help=same)
 
 
-def from_parsed(table: type[Declared], parsed: argparse.Namespace) -> Declared:
-    """Takes over what argparse found, KEY=VALUE pairs as tables."""
+def from_parsed(table: type[Declared], parsed: Mapping[str, Any]) -> Declared:
+    """Takes over the values that argparse found, by name; KEY=VALUE pairs become tables."""
     keywords = {name: declaration.how.get("type") for name, declaration in declared(table).items()}
-    values = {name: getattr(parsed, name) for name in keywords}
+    values = {name: parsed[name] for name in keywords}
     return table(**{name: dict(value) if keywords[name] is key_value else value for name, value in values.items()})
 
 

@@ -50,7 +50,7 @@ def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Run
     if run is not None:
         args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
         args.output, args.experiment = str(run.parent), run.name
-    return from_parsed(RunOptions, args)
+    return from_parsed(RunOptions, vars(args))
 
 
 def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | None:
