@@ -31,7 +31,8 @@ def mosaic(pixels: np.ndarray, side: int = 14) -> np.ndarray:
     Returns:
         (H, W, 3) uint8.
     """
-    cells = voronoi_cells(*pixels.shape[:2], side)
+    height, width = pixels.shape[:2]
+    cells = voronoi_cells(height, width, side)
     numbers = np.unique(cells, return_inverse=True)[1].reshape(cells.shape)
     counts = np.bincount(numbers.ravel())
     sums = [np.bincount(numbers.ravel(), weights=pixels[..., channel].ravel()) for channel in range(3)]
@@ -64,7 +65,7 @@ def voronoi_cells(height: int, width: int, side: int) -> np.ndarray:
 def shaken_points(height: int, width: int, side: int) -> np.ndarray:
     """(R, C, 2) row and column of a point in each square of a grid that reaches a square beyond the picture."""
     shape = -(-height // side) + 2, -(-width // side) + 2
-    corners = np.stack(np.mgrid[: shape[0], : shape[1]], -1) - 1
+    corners = np.moveaxis(np.mgrid[: shape[0], : shape[1]], 0, -1) - 1
     return (corners + np.random.RandomState(0).uniform(0.25, 0.75, (*shape, 2))) * side
 
 
