@@ -145,8 +145,8 @@ def train(network: str, p_pixel: float, p_patch: float, seed: int, args: argpars
 
 def panel_of(run: dict[str, Any]) -> str:
     """What tells runs apart, seeds aside."""
-    noise = "" if run["p_pixel"] == run["p_patch"] == 1 else f" {run['p_pixel']:g} / {run['p_patch']:g}"
-    return f"{run['network']}{noise}"
+    noiseless = run["p_pixel"] == run["p_patch"] == 1
+    return run["network"] if noiseless else f"p1 {run['p_pixel']:g}, p2 {run['p_patch']:g}"
 
 
 def by_panel(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, list[float]]]]:
