@@ -144,7 +144,8 @@ def make_all(args: argparse.Namespace) -> None:
     names = photographs(args.cub_dir)
     painters, facts = prepare_styles(args)
     index = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    identity = {"data_set": FOLDERS[args.style], **facts, "jpeg_quality": QUALITY, "photographs_sha256": index}
+    source = {"photographs_sha256": index, "natural": args.natural}
+    identity = {"data_set": FOLDERS[args.style], **facts, "jpeg_quality": QUALITY, **source}
     manifest = Manifest(args.output / FOLDERS[args.style], identity)
     print(f"{len(names)} photographs; {len(manifest.files)} of {4 * len(names)} files are there and intact", flush=True)
     start, done = time.monotonic(), len(manifest.files)

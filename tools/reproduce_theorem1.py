@@ -33,7 +33,7 @@ EPOCHS = {"noiseless": 50, "noisy": 200}
 PROBABILITIES = [(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.9, 1.0), (0.8, 0.9),
                  (0.7, 0.8)]  # fmt: skip
 LABELS = {
-    "validation": "validation: both features true",
+    "validation": "validation: as in training",
     "pixel_spurious": "test: pixel spurious, patch true",
     "patch_spurious": "test: patch spurious, pixel true",
 }

@@ -50,6 +50,13 @@ def test_a_torn_line_at_the_journals_end_costs_that_file_alone(tmp_path):
     assert [name in Manifest(tmp_path, IDENTITY) for name in "abc"] == [True, False, True]
 
 
+def test_a_damaged_line_in_the_journal_costs_that_file_alone(tmp_path):
+    filled(tmp_path, "a", "b")
+    first, _, *rest = (tmp_path / JOURNAL).read_text().splitlines()
+    (tmp_path / JOURNAL).write_text("\n".join([first, "no JSON", *rest]) + "\n")
+    assert [name in Manifest(tmp_path, IDENTITY) for name in "ab"] == [False, True]
+
+
 def test_what_a_killed_write_left_is_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     manifest = Manifest(tmp_path / "out", IDENTITY)

@@ -88,7 +88,7 @@ class Manifest:
         """What an earlier start recorded; nothing for a fresh folder."""
         if (self.folder / JOURNAL).is_file():
             lines = [line for line in (self.folder / JOURNAL).read_text().split("\n")[:-1] if line]  # the rest is torn
-            identity, files = _parsed(lines[0]) if lines else None, dict(map(_parsed, lines[1:]))
+            identity, files = _parsed(lines[0]) if lines else None, dict(filter(None, map(_parsed, lines[1:])))
         elif (self.folder / MANIFEST).is_file():
             table = _parsed((self.folder / MANIFEST).read_text())
             files = table.pop("files", {}) if isinstance(table, dict) else {}
