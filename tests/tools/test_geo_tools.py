@@ -16,6 +16,8 @@ from timm_moe_dg.data.readers.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
 
+pytestmark = pytest.mark.slow  # every test has a run
+
 SIZE = ["patch_size=16", "depth=2", "embed_dim=24", "num_heads=3"]
 MOGE = ["--model", "moge_tiny", "--model-kwargs", *SIZE, "moe_layers=(0,1)", "metadata_drop=0.0"]
 QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-b", "4", "--workers", "0",
@@ -29,7 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "moge"
 
 
-@pytest.mark.slow
 def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
     records = read_records(run / "results.jsonl")
     assert [record.step for record in records] == [0, 2]
@@ -54,7 +55,6 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
     assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.004)
 
 
-@pytest.mark.slow
 def test_pictures_and_their_numbers(run: Path) -> None:
     pytest.importorskip("matplotlib")
     load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
@@ -72,7 +72,6 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     assert sum(findings["forced_experts"]["num_samples"]) == 1500
 
 
-@pytest.mark.slow
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
     words = ["--initial-checkpoint", str(start), "--freeze", "backbone", "--expert-mode", "shared"]
@@ -94,7 +93,6 @@ def test_without_metadata_only_the_shared_expert_is_trained(data: str, mode: str
     assert tool.prepare_network(args, plan).expert_mode == mode
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "extra"),
     [("deit_tiny_patch16_224", []), ("erm_le_tiny_patch16", []), ("gmoe_tiny_patch16", ["moe_layers=(1,)"])],
@@ -107,7 +105,6 @@ def test_baselines_run_through_the_same_command(model: str, extra: list[str], tm
     assert "cka_loss" not in record.losses
 
 
-@pytest.mark.slow
 def test_one_region_alone_is_a_matter_of_test_domains(tmp_path: Path) -> None:
     others = [str(position) for position in range(1, 11)]
     words = ["--output", str(tmp_path), "--experiment", "africa", "--test-domains", *others]
