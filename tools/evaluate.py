@@ -209,7 +209,7 @@ def evaluate(args: argparse.Namespace) -> None:
         answers = ask(args, domains, accelerator)
         if accelerator.is_main_process:
             found = assess(answers, len(domains), args.test_domains)
-            roles = role_scores(answers, domains) if args.split != "out" else {}  # type: ignore[arg-type]
+            roles = role_scores(answers, domains) if args.split != "out" else {}
             print(f"{args.model} on {args.dataset}, {args.split} images of each domain")
             print(table(found, [domain.name for domain in domains], args.test_domains))
             print("\n".join(role_line(role, scores).strip() for role, scores in roles.items()), end="\n" * bool(roles))

@@ -78,13 +78,13 @@ def train(run: FineTuning, stop: Interruption) -> None:
     options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
     first, checkpoints = run.beginning.first_step, run.plan.folder.checkpoints
     check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
-    shown_as = {"unit": "step", "disable": not accelerator.is_main_process}
-    bar = tqdm(range(first, options.steps), options.model, options.steps, initial=first, **shown_as)
+    steps = range(first, options.steps)
+    hidden = not accelerator.is_main_process
+    bar = tqdm(steps, options.model, options.steps, initial=first, unit="step", disable=hidden)
     run.catch_up(stop)
     for step, minibatches in zip(bar, run.batches, strict=False):
-        set_seed(
-            seed_hash(options.seed, step, accelerator.process_index)
-        )  # what a step draws is a function of the step
+        # What a step draws is a function of the step
+        set_seed(seed_hash(options.seed, step, accelerator.process_index))
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
         losses = model.algorithm.update(model.training, minibatches)
         if model.schedule:

@@ -127,6 +127,7 @@ def train(num_experts: int, seed: int, args: argparse.Namespace) -> dict[str, An
     fit_squares(mixture, data, seed, args)
     mixture.record_routing = True
     error = squared_error(answers(mixture, held_out.inputs), held_out.targets).item()
+    assert mixture.routing is not None
     experts = mixture.routing.expert_indices[:, 0]
     dense = fit_squares(MoeMlp(FEATURES, num_experts * args.width, num_experts=1, top_k=1), data, seed, args)
     row = {
