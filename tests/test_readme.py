@@ -39,6 +39,7 @@ def hub_cache(tmp_path_factory):
     return cache
 
 
+@pytest.mark.slow
 def test_the_python_snippet_runs_and_reports_both_mixture_layers(hub_cache):
     (snippet,) = blocks("python")
     environment = {**os.environ, "HF_HUB_CACHE": str(hub_cache), "HF_HUB_OFFLINE": "1"}

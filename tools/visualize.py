@@ -4,7 +4,7 @@
 
 Into the run's folder `figures/` go map.png (metadata that are coordinates only), routing.png, forced_experts.png,
 curves.png, and analysis.json with the numbers behind them: agreement of discovered domains with the groups as
-normalised mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
+normalized mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
 """
 
 import argparse
@@ -15,12 +15,13 @@ from typing import Any
 
 import timm
 import torch
-import yaml
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
-from timm_moe_dg.analysis.plots import plot_curves, plot_domain_map, plot_expert_matrix, plot_expert_usage
+from timm_moe_dg.analysis.canvas import optional_picture
+from timm_moe_dg.analysis.curves import draw_learning_curves
+from timm_moe_dg.analysis.expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     EvaluationImages,
@@ -33,7 +34,9 @@ from timm_moe_dg.data import (
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.networks.build import data_config
-from timm_moe_dg.protocols import Record, read_records
+from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.formats import read_arguments
+from timm_moe_dg.results.runs import domain_names
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="visualize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="output folder of finetune.py")
-    parser.add_argument("--role", choices=("id", "ood"), default="id", help="images to analyse (default: %(default)s)")
+    parser.add_argument("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
     parser.add_argument("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the model runs (default: %(default)s)")
     parser.add_argument("-b", "--batch-size", type=int, default=64, metavar="N", help="images (default: %(default)s)")
@@ -57,34 +60,25 @@ def visualize(options: argparse.Namespace) -> None:
     figures = run / "figures"
     figures.mkdir(exist_ok=True)
     records = read_records(run / "results.jsonl")
-    plot_curves([record.step for record in records], curves_of(records), figures / "curves.png")
-    args = yaml.safe_load((run / "args.yaml").read_text())
+    draw_learning_curves(records, domain_names(records), figures, "curves.png")
+    args = read_arguments(run / "args.yaml", "run")
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).to(options.device).eval()
     domains = [
-        domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analysed(domain, options.role)
+        domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analyzed(domain, options.role)
     ]
     if domains and hasattr(model, "set_expert_mode"):
-        findings = analyse(model, domains, args, options, figures)
+        findings = analyze(model, domains, args, options, figures)
         (figures / "analysis.json").write_text(json.dumps(findings, indent=2) + "\n")
         print(f"agreement of discovered domains with groups (NMI) {findings['nmi']:.3f}")
     print(f"written: {', '.join(str(path) for path in sorted(figures.iterdir()))}")
 
 
-def is_analysed(domain: Any, role: str) -> bool:
+def is_analyzed(domain: Any, role: str) -> bool:
     """Whether a domain has metadata and the role asked for."""
     return isinstance(domain, PlacesDomain) and domain.role == role
 
 
-def curves_of(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Returns each loss, and the accuracies by role, over the evaluations."""
-    curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
-    for role in records[0].roles:
-        for score in ("accuracy", "worst_accuracy"):
-            curves[f"{role} {score.replace('_', ' ')}"] = [record.roles[role][score] for record in records]
-    return curves
-
-
-def analyse(
+def analyze(
     model: nn.Module, domains: Sequence[PlacesDomain], args: dict[str, Any], options: argparse.Namespace, figures: Path
 ) -> dict[str, Any]:
     """Draws the pictures of a MoGE model and returns their numbers."""
@@ -93,11 +87,14 @@ def analyse(
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     found = domains_at(model, metadata)
     if metadata.is_floating_point():
-        plot_domain_map(domain_map(model, options.map_step), figures / "map.png", places)
+        with optional_picture(figures / "map.png") as path:
+            plot_domain_map(domain_map(model, options.map_step), path, places)
     usage = expert_usage(model, metadata)
-    plot_expert_usage(usage, figures / "routing.png")
+    with optional_picture(figures / "routing.png") as path:
+        plot_expert_usage(usage, path)
     matrix = forced_expert_matrix(model, batches_of(model, domains, args, options))
-    plot_expert_matrix(matrix, figures / "forced_experts.png")
+    with optional_picture(figures / "forced_experts.png") as path:
+        plot_expert_matrix(matrix, path)
     counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
     counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
     return {

@@ -9,7 +9,7 @@ from timm_moe_dg.errors import ArgumentError
 
 
 class Distance(Algorithm):
-    """Pulls the parameter of a `Scalar` towards 3."""
+    """Pulls the parameter of a `Scalar` toward 3."""
 
     def objective(self, context, minibatches):
         return {"loss": (context.model.value - 3).square()}

@@ -1,15 +1,18 @@
 """Little copies of benchmarks made of folders."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data import Benchmark, get_benchmark
 
 CLASSES = tuple(f"class_{index}" for index in range(7))
 
 
-def write_domains(root, domains, classes=CLASSES, images=2):
+def write_domains(root: Path, domains: Sequence[str], classes: Sequence[str] = CLASSES, images: int = 2) -> Path:
     for domain in domains:
         for name in classes:
             (root / domain / name).mkdir(parents=True)
@@ -18,7 +21,7 @@ def write_domains(root, domains, classes=CLASSES, images=2):
     return root
 
 
-def small(name, **changes):
+def small(name: str, **changes: Any) -> Benchmark:
     """A row that expects little copies of its data set."""
     row = get_benchmark(name)
     return replace(row, images=dict.fromkeys(row.domains, 14), **changes)

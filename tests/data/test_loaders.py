@@ -170,6 +170,7 @@ def test_batch_that_processes_cannot_share(batch_size, processes):
         take(make_draws(), 1, batch_size=batch_size, num_processes=processes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
 def test_workers_outlive_a_scheduler_but_not_their_parent():
     loader = training_loader(make_draws(), StepSampler([0], 6), workers=1)

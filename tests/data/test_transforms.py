@@ -35,7 +35,7 @@ def lit_on_the_right(images):
     return images[..., 20:].mean((1, 2, 3)) > images[..., :12].mean((1, 2, 3))
 
 
-def test_evaluation_squeezes_and_normalises():
+def test_evaluation_squeezes_and_normalizes():
     image = noise_image()
     expected = np.asarray(image.resize((20, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1) / 255
     expected = (expected - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))

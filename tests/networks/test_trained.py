@@ -9,7 +9,8 @@ from tests.saved_run import saved_run
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, run_arguments, takes_metadata
+from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, takes_metadata
+from timm_moe_dg.storage.run_folder import run_arguments
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -31,7 +32,7 @@ def test_a_saved_network_comes_with_its_classifier_and_names(tmp_path):
     assert run_arguments(source) == {"steps": 5}
     assert run_arguments("test_vit") == {}
     (tmp_path / "args.yaml").write_text("a: [")
-    with pytest.raises(ArgumentError, match=r"args.yaml beside it cannot be read as YAML"):
+    with pytest.raises(ArgumentError, match=r"model=.*args.yaml.*: cannot be read as YAML"):
         run_arguments(source)
 
 

@@ -44,11 +44,11 @@ def test_scores_by_hand() -> None:
     assert (found["worst_group"], found["worst_accuracy"]) == ("Africa", 0.5)  # Other is no group
     assert found["num_samples"] == {"Africa": 2, "Asia": 3, "Other": 1}
     assert found["group_accuracy"]["Asia"] == pytest.approx(2 / 3)
-    # targets 1 1 2 2 2 2, predictions 1 0 2 2 0 0: class 0 has F1 0, class 1 has 2/3, class 2 has 4/6
-    assert found["f1_macro"] == pytest.approx((0 + 2 / 3 + 2 / 3) / 3)
+    # targets 1 1 2 2 2 2, predictions 1 0 2 2 0 0: class 1 has F1 2/3, class 2 has 4/6, class 0 is no target
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
     assert scores["ood"]["accuracy"] == 1.0
     line = role_line("id", found)
-    assert line.endswith("worst group 0.5000 (Africa), F1-macro 0.4444; images: Africa 2, Asia 3, Other 1")
+    assert line.endswith("worst group 0.5000 (Africa), F1-macro 0.6667; images: Africa 2, Asia 3, Other 1")
 
 
 def test_benchmarks_without_roles_have_no_such_scores() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -223,3 +224,11 @@ def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):
     assert (tmp_path / "confusion.csv").read_text() != "mine"
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_without_matplotlib_the_numbers_are_written_and_the_picture_is_not(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import of a missing package meets
+    evaluate("--model", best(run), "--split", "out", "--output", tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"metrics.json", "per_domain.csv", "confusion.csv"}
+    assert "confusion.png is not drawn: drawing needs matplotlib" in caplog.text

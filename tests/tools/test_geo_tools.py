@@ -16,6 +16,8 @@ from timm_moe_dg.data.readers.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
 
+pytestmark = pytest.mark.slow  # every test has a run
+
 SIZE = ["patch_size=16", "depth=2", "embed_dim=24", "num_heads=3"]
 MOGE = ["--model", "moge_tiny", "--model-kwargs", *SIZE, "moe_layers=(0,1)", "metadata_drop=0.0"]
 QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-b", "4", "--workers", "0",

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from timm.models import parse_model_name
 from timm.models._hub import download_from_hf
 from torch import Tensor, nn
@@ -55,22 +54,6 @@ def _saved_config(name: str) -> dict[str, Any]:
         return {}
     path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
     return json.loads(Path(path).read_text())
-
-
-def run_arguments(name: str) -> dict[str, Any]:
-    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
-
-    Raises:
-        ArgumentError: The file cannot be read as such.
-    """
-    source, _, folder = name.partition(":")
-    path = Path(folder).parent / "args.yaml"
-    if source != "local-dir" or not path.is_file():
-        return {}
-    try:
-        return dict(yaml.safe_load(path.read_text()))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ArgumentError.of("model", name, f"{path} beside it cannot be read as YAML ({error})") from error
 
 
 def label_names(network: Any) -> tuple[str, ...] | None:

@@ -7,12 +7,12 @@ import torch
 
 from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
-from .evaluation import Predictions
+from .evaluation import Judged
 
-ROLES = ("id", "ood")
+SCORED_ROLES = ("id", "ood")
 
 
-def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str, dict[str, Any]]:
+def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, dict[str, Any]]:
     """Scores each role over the in-splits of its domains, one group a domain.
 
     Args:
@@ -24,7 +24,7 @@ def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str
         f1_macro, group_accuracy and num_samples by group. Roles that no domain has are left out.
     """
     found = {}
-    for role in ROLES:
+    for role in SCORED_ROLES:
         positions = [index for index, domain in enumerate(domains) if domain.role == role]
         if positions:
             names = [domains[index].group for index in positions]
@@ -32,7 +32,7 @@ def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str
     return found
 
 
-def _scores(predictions: Predictions, positions: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     inside = 2 * torch.tensor(positions)
     mine = torch.isin(predictions.group, inside)
     predicted, target = predictions.predicted[mine], predictions.target[mine]

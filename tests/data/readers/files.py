@@ -23,7 +23,7 @@ def write_image(path: Path, gray: int) -> None:
 
 
 def gray_of(domain: Domain, index: int) -> int:
-    return domain.image(index).getpixel((0, 0))[0]
+    return domain.image(index).getchannel(0).tobytes()[0]
 
 
 def by_name(domains: list[Domain]) -> dict[str, Domain]:
