@@ -13,6 +13,8 @@ from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.finetuning.assembly import prepare_network
+from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
 
@@ -86,11 +88,10 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("data", "mode"), [("rotated_digits", "shared"), ("geo_digits", "routed")])
 def test_without_metadata_only_the_shared_expert_is_trained(data: str, mode: str) -> None:
-    tool = load_tool("finetune")
-    args = tool.build_parser().parse_args([*MOGE, "--img-size", "32", "--num-classes", "10"])
-    args.model_kwargs = dict(args.model_kwargs)
-    plan = SimpleNamespace(hparams={}, domains=get_benchmark(data).read(None))
-    assert tool.prepare_network(args, plan).expert_mode == mode
+    parser = load_tool("finetune").build_parser()
+    options = parse_resumable(parser, [*MOGE, "--img-size", "32", "--num-classes", "10"])
+    plan = SimpleNamespace(hparams={}, domains=get_benchmark(data).read(None), options=options)
+    assert prepare_network(plan).expert_mode == mode
 
 
 @pytest.mark.parametrize(
