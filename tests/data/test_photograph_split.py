@@ -66,6 +66,6 @@ def test_shares_are_three_to_one_to_one():
 def test_domains_that_are_no_files_or_too_few_are_refused(domains):
     with pytest.raises(ProtocolError, match="not made of image files"):
         split_by_photograph([type("Digits", (), {"name": "digits"})()], [0])
+    of_training = {at for at, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
     with pytest.raises(ProtocolError, match="no validation photographs"):
-        of_training = {at for at, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
         split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])
