@@ -1,0 +1,65 @@
+"""What pictures of this room share: figures, panels of images, names that fit. Needs matplotlib, when it is called."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from ..errors import MissingDependencyError
+
+DPI = 120
+SIDE = 1.45  # inches, of an image in a grid
+LONGEST = 60  # letters of a name that are shown
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure of so many inches, laid out so that nothing overlaps.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError.of("drawing", "matplotlib", "plots") from error
+    return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
+
+
+def image_grid(rows: Sequence[str], columns: Sequence[str], extra: float = 0.0) -> tuple[Any, np.ndarray]:
+    """A figure of square panels without ticks, with names of rows at the left and of columns on top.
+
+    Args:
+        rows: Their names.
+        columns: Their names.
+        extra: Inches below the panels, for a legend.
+
+    Returns:
+        The figure, and its axes as an array (rows, columns).
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure = new_figure(0.5 + SIDE * len(columns), 0.3 + SIDE * len(rows) + extra)
+    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    for axes in panels.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for axes, name in zip(panels[:, 0], rows, strict=True):
+        axes.set_ylabel(fitted(name, 20), size=8)
+    for axes, name in zip(panels[0], columns, strict=True):
+        axes.set_title(fitted(name, 20), size=8)
+    return figure, panels
+
+
+def fitted(name: str, width: int) -> str:
+    """A name in lines of so many letters; its middle is left out where it is too long."""
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST // 2 - 2]}...{name[-LONGEST // 2 + 2 :]}"
+    return "\n".join(wrap(name, width)) or " "
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    """Writes a picture with few colors, which keeps it small."""
+    figure.savefig(path)
