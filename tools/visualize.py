@@ -27,7 +27,7 @@ from timm_moe_dg.analysis.domain_report import draw_domains, draw_forced, is_geo
 from timm_moe_dg.analysis.plots import plot_curves
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
-from timm_moe_dg.analysis.run_view import check_run, open_run
+from timm_moe_dg.analysis.run_view import check_run, open_run, redraw_routers
 from timm_moe_dg.cli.arguments import key_value, positive_int, ratio, usable_device, whole_number
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.protocols import Record, read_records
@@ -90,6 +90,8 @@ def add_statistics_options(parser: argparse.ArgumentParser) -> None:
     add_block_option(parser)
     add = parser.add_argument
     add("--max-images", type=positive_int, metavar="N", help="images of each domain, at most (default: all)")
+    redrawn = "draw the routers anew, as before training, and write to figures/untrained_router/: a baseline"
+    add("--untrained-router", action="store_true", help=redrawn)
     add("--permutations", type=positive_int, default=199, metavar="N", help="draws of the null (default: %(default)s)")
 
 
@@ -189,13 +191,21 @@ def curves_of(records: Sequence[Record]) -> dict[str, list[float]]:
 
 def opened(options: argparse.Namespace) -> Any:
     """The run, ready to be asked."""
-    return open_run(options.run, options.device, options.batch_size)
+    view = open_run(options.run, options.device, options.batch_size)
+    if untrained(options):
+        redraw_routers(view.model)
+    return view
+
+
+def untrained(options: argparse.Namespace) -> bool:
+    """Whether the routers are to be as before training."""
+    return bool(vars(options).get("untrained_router"))
 
 
 def figures(options: argparse.Namespace) -> Path:
     """The folder of the run's pictures."""
-    folder = options.run / "figures"
-    folder.mkdir(exist_ok=True)
+    folder = options.run / "figures" / ("untrained_router" if untrained(options) else "")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -226,7 +236,7 @@ def main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(words)
     check_run(options.run)
     COMMANDS[options.command][1](options)
-    print(f"written: {', '.join(str(path) for path in sorted(figures(options).iterdir()))}")
+    print(f"written: {', '.join(str(path) for path in sorted(figures(options).iterdir()) if path.is_file())}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Domain, evaluation_transform, get_benchmark
+from ..data.loaders import seeded_torch
 from ..data.transforms import Transform
 from ..errors import ArgumentError
+from ..layers.router import Router
 from ..networks.build import data_config
 from ..networks.trained import load_trained, run_arguments, takes_metadata
 
@@ -94,6 +96,19 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
     size = tuple(config["input_size"][1:])
     view = evaluation_transform(size, config["mean"], config["std"])
     return RunView(folder, args, model, size, view, device, batch_size)
+
+
+def redraw_routers(model: nn.Module, seed: int = 0) -> None:
+    """Draws every router anew, as it is before training; all else stays trained. A baseline for what routers learned.
+
+    Args:
+        model: Changed in place.
+        seed: Of the draws.
+    """
+    with seeded_torch(seed):
+        for module in model.modules():
+            if isinstance(module, Router):
+                module.reset_parameters()
 
 
 def check_run(folder: Path) -> None:

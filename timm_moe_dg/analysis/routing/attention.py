@@ -102,5 +102,5 @@ def mass_mask(maps: Tensor, share: float) -> Tensor:
         raise ArgumentError.of("mass", share, "give a share above 0, at most 1, such as 0.6")
     values, order = maps.flatten(2).double().sort(dim=-1, descending=True)
     before = values.cumsum(-1) - values
-    kept = before < share * values.sum(-1, keepdim=True)
+    kept = before < (share - 1e-6) * values.sum(-1, keepdim=True)  # sums of shares are rounded
     return torch.zeros_like(kept).scatter(-1, order, kept).view(maps.shape)

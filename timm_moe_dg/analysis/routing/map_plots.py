@@ -76,7 +76,7 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
     largest = math.log(num_experts) if num_experts > 1 else 1.0
     drawn: Any = None
     for axes, photo in _filled(panels, rows):
-        drawn = axes.imshow(photo.values / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        drawn = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
     bar = figure.colorbar(drawn, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
     bar.set_label("entropy of the routing / log E", size=8)
     bar.ax.tick_params(labelsize=7)
@@ -99,7 +99,7 @@ def plot_attention_maps(rows: Rows, path: Path) -> None:
         if photo is None:
             continue
         for axes, values in zip(line, photo.values, strict=False):
-            axes.imshow(values, cmap="cividis", vmin=0, interpolation="nearest")
+            axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
         _image(line[-1], photo.pixels)
         line[-1].set_xlabel(fitted(photo.name, 20), size=7)
     write_figure(figure, path)
@@ -157,7 +157,8 @@ def _numbers(axes: Any, photo: Photograph) -> None:
     for (row, column), index in np.ndenumerate(photo.values.numpy()):
         place = (column + 0.5) * width / across, (row + 0.5) * height / down
         size = min(36 * cell, 20)
-        axes.text(*place, str(index) if index >= 0 else "shared", ha="center", va="center", size=size, color="black")
+        text = str(index) if index >= 0 else "shared"
+        axes.text(*place, text, ha="center", va="center", size=size, color="black", in_layout=False)
 
 
 def _rgba(index: int) -> tuple[float, ...]:

@@ -1,9 +1,9 @@
 """Sprites: little animals drawn by formula, of which every pixel's part is known, in five styles of the same pictures.
 
 Format: 400 animals of 48 x 48 pixels, drawn from signed distances with numpy; nothing is downloaded or read.
-Classes: eight, all combinations of a round or square body, pointed or round ears, and a tail that points up or down.
+Classes: eight, all combinations of a round or square body, pointed or round ears, and a long or short tail.
 The shape of head and legs, size, place and colors are drawn at random and say nothing about the class.
-Domains: paper (plain light ground, a color for each part), night (dark ground, other colors), stripes (striped ground,
+Domains: paper (plain light ground, a color for each part), night (dark ground, light colors), stripes (striped ground,
 animals of one color), sketch (black lines on white) and turned (paper's, turned by 30 degrees counter-clockwise). Every
 animal is in all five domains at the same position, so that a held-out domain shows known animals in an unknown style.
 """
@@ -11,6 +11,7 @@ animal is in all five domains at the same position, so that a held-out domain sh
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -23,13 +24,36 @@ PARTS = ("background", "tail", "left leg", "right leg", "body", "left ear", "rig
 SHAPES = {
     "body": ("round", "square"),
     "ears": ("pointed", "round"),
-    "tail": ("up", "down"),
+    "tail": ("long", "short"),
     "head": ("round", "square"),
     "legs": ("thin", "thick"),
 }
 DECISIVE = ("body", "ears", "tail")
 CLASSES = tuple("-".join(shapes) for shapes in product(*(SHAPES[name] for name in DECISIVE)))
 ATTRIBUTES = tuple(f"{name}::{shape}" for name, shapes in SHAPES.items() for shape in shapes)
+# Colors of the parts without the background, from 0 to 1
+_PAPER = np.float32(
+    [
+        (0.8, 0.4, 0.2),
+        (0.2, 0.3, 0.6),
+        (0.2, 0.3, 0.6),
+        (0.5, 0.3, 0.2),
+        (0.7, 0.2, 0.3),
+        (0.7, 0.2, 0.3),
+        (0.3, 0.5, 0.3),
+    ]
+)
+_NIGHT = np.float32(
+    [
+        (0.4, 0.8, 0.8),
+        (0.8, 0.8, 0.4),
+        (0.8, 0.8, 0.4),
+        (0.6, 0.6, 0.8),
+        (0.4, 0.8, 0.5),
+        (0.4, 0.8, 0.5),
+        (0.8, 0.6, 0.7),
+    ]
+)
 ANGLES = {"paper": 0.0, "night": 0.0, "stripes": 0.0, "sketch": 0.0, "turned": 30.0}
 
 
@@ -93,6 +117,11 @@ def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesD
         num_pictures: Animals; the classes take turns.
         seed: Of everything that is drawn at random.
     """
+    return list(_drawn(num_pictures, seed))
+
+
+@cache
+def _drawn(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
     targets = np.arange(num_pictures) % len(CLASSES)
     animals = draw_animals(targets, np.random.default_rng(seed))
     attributes = np.stack([animals.shapes[name] == value for name in SHAPES for value in (0, 1)], axis=1)
@@ -103,7 +132,7 @@ def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesD
         maps = _part_maps(distances)
         images = (STYLES[name](animals, distances) * 255).round().astype(np.uint8)
         domains.append(SpritesDomain(name, targets.tolist(), images, maps, attributes, angle, names))
-    return domains
+    return tuple(domains)
 
 
 def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
@@ -136,12 +165,14 @@ def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
     x, y = ((axis - animals.offset[:, at, None, None]) / scale for at, axis in enumerate(upright))
     chosen = {name: value[:, None, None].astype(bool) for name, value in animals.shapes.items()}
     leg_width = np.where(chosen["legs"], np.float32(3.8), np.float32(2.4))
-    tip = np.where(chosen["tail"], np.float32(14.0), np.float32(-4.0))
     parts = {
-        "tail": _segment(x, y, (7.0, 6.0), (16.0, tip)) - 2.8,
+        "tail": np.where(
+            chosen["tail"], _segment(x, y, (7.0, 6.0), (11.5, 2.0)), _segment(x, y, (7.0, 6.0), (16.5, -5.0))
+        )
+        - 2.8,
         "left leg": _box(x + 5.0, y - 17.5, leg_width, 4.5),
         "right leg": _box(x - 5.0, y - 17.5, leg_width, 4.5),
-        "body": np.where(chosen["body"], _box(x, y - 5.0, 9.2, 9.2), np.hypot(x, y - 5.0) - 10.3),
+        "body": np.where(chosen["body"], _box(x, y - 5.0, 10.0, 9.6), np.hypot(x, y - 5.0) - 9.6),
         "left ear": _ear(-x, y, chosen["ears"]),
         "right ear": _ear(x, y, chosen["ears"]),
         "head": np.where(chosen["head"], _box(x, y + 8.5, 6.4, 6.4), np.hypot(x, y + 8.5) - 7.3),
@@ -154,7 +185,7 @@ def _ear(x: np.ndarray, y: np.ndarray, is_round: np.ndarray) -> np.ndarray:
     outer = 0.99 * (x - 8.5) + 0.1 * (y + 11.0)
     inner = -0.77 * (x - 6.0) - 0.64 * (y + 22.0)
     pointed = np.maximum(np.maximum(outer, inner), y + 9.0)
-    return np.where(is_round, np.hypot(x - 7.0, y + 15.0) - 4.8, pointed)
+    return np.where(is_round, np.hypot(x - 7.0, y + 15.0) - 5.4, pointed)
 
 
 def _box(x: np.ndarray, y: np.ndarray, width: np.ndarray | float, height: float) -> np.ndarray:
@@ -162,7 +193,7 @@ def _box(x: np.ndarray, y: np.ndarray, width: np.ndarray | float, height: float)
     return np.maximum(abs(x) - width, abs(y) - height)
 
 
-def _segment(x: np.ndarray, y: np.ndarray, start: tuple[float, float], end: tuple[float, np.ndarray]) -> np.ndarray:
+def _segment(x: np.ndarray, y: np.ndarray, start: tuple[float, float], end: tuple[float, float]) -> np.ndarray:
     along_x, along_y = end[0] - start[0], end[1] - start[1]
     away_x, away_y = x - start[0], y - start[1]
     share = ((away_x * along_x + away_y * along_y) / (along_x**2 + along_y**2)).clip(0.0, 1.0)
@@ -188,13 +219,16 @@ def _paint(ground: np.ndarray, colors: np.ndarray, distances: np.ndarray, line: 
 
 
 def _paper(animals: Animals, distances: np.ndarray) -> np.ndarray:
-    colors = animals.colors
-    return _paint(0.8 + 0.2 * colors[:, :1, None], 0.1 + 0.6 * colors[:, 1:], distances)
+    return _paint(0.85 + 0.15 * animals.colors[:, :1, None], _near(_PAPER, animals), distances)
 
 
 def _night(animals: Animals, distances: np.ndarray) -> np.ndarray:
-    colors = 1 - animals.colors
-    return _paint(0.2 * colors[:, :1, None], 0.4 + 0.6 * colors[:, 1:], distances)
+    return _paint(0.15 * animals.colors[:, :1, None], _near(_NIGHT, animals), distances)
+
+
+def _near(palette: np.ndarray, animals: Animals) -> np.ndarray:
+    """Colors of the parts (N, 7, 3): those of a palette, up to a little chance."""
+    return palette + 0.3 * (animals.colors[:, 1:] - 0.5)
 
 
 def _stripes(animals: Animals, distances: np.ndarray) -> np.ndarray:
@@ -202,7 +236,7 @@ def _stripes(animals: Animals, distances: np.ndarray) -> np.ndarray:
     diagonal = np.add.outer(np.arange(SIZE), np.arange(SIZE))
     stripe = (np.sin(diagonal[None] * (0.5 + 0.5 * animals.scale[:, None, None])) > 0)[..., None]
     ground = np.where(stripe, 0.6 + 0.4 * colors[:, :1, None], 0.4 + 0.4 * colors[:, 1:2, None])
-    return _paint(ground, np.repeat(0.4 * colors[:, 2:3], len(distances), axis=1), distances)
+    return _paint(ground, np.repeat(0.3 * colors[:, 2:3], len(distances), axis=1), distances)
 
 
 def _sketch(animals: Animals, distances: np.ndarray) -> np.ndarray:
