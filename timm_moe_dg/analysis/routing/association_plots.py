@@ -34,7 +34,8 @@ def plot_association(found: Association, title: str, path: Path) -> None:
     bound = np.log2(LARGEST_LIFT)
     _table(right, doubled, "log2 of the lift", figure, cmap="PuOr_r", vmin=-bound, vmax=bound)
     left.set_yticks(range(rows), [fitted(name, 30) for name in found.rows], size=7)
-    numbers = f"NMI {found.nmi.value:.3f} (p {found.nmi.p:.3g}), Cramer's V {found.cramers_v:.3f}"
+    strength = "undefined" if np.isnan(found.cramers_v) else f"{found.cramers_v:.3f}"
+    numbers = f"NMI {found.nmi.value:.3f} (p {found.nmi.p:.3g}), Cramer's V {strength}"
     figure.suptitle(f"{fitted(title, 40)}\n{numbers}", size=9)
     write_figure(figure, path)
 

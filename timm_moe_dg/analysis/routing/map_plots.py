@@ -148,7 +148,10 @@ def _cells(axes: Any, photo: Photograph, colors: np.ndarray) -> None:
 
 
 def _numbers(axes: Any, photo: Photograph) -> None:
-    """Writes the experts' numbers into cells that are large enough."""
+    """Writes the experts' numbers into cells that are large enough, outlined for dark photographs."""
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=1.5, foreground="white")]
     (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
     longest = max(height, width)
     cell = SIDE * min(height / down, width / across) / longest
@@ -158,7 +161,9 @@ def _numbers(axes: Any, photo: Photograph) -> None:
         place = (column + 0.5) * width / across, (row + 0.5) * height / down
         size = min(36 * cell, 20)
         text = str(index) if index >= 0 else "shared"
-        axes.text(*place, text, ha="center", va="center", size=size, color="black", in_layout=False)
+        axes.text(
+            *place, text, ha="center", va="center", size=size, color="black", in_layout=False, path_effects=outline
+        )
 
 
 def _rgba(index: int) -> tuple[float, ...]:

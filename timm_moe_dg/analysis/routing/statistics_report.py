@@ -61,7 +61,9 @@ def draw_attributes(
         found |= associate_attributes(attributes, known[0].attribute_names, *common)
     plot_association(found[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
     if len(found) > 1:
-        plot_association(_stacked(found), "attributes of images against experts", figures / "attributes.png")
+        strongest = max((name for name in found if name != PARTS), key=lambda name: found[name].nmi.value)
+        title = f"attributes of images against experts; numbers of {strongest}"
+        plot_association(_stacked(found, strongest), title, figures / "attributes.png")
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
     tables = {name: _table(each) for name, each in found.items()}
     (figures / "attributes.json").write_text(json.dumps({**numbers, "tables": tables}, indent=1) + "\n")
@@ -142,15 +144,14 @@ def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Any]) -> dict[st
     return dict(pairs)
 
 
-def _stacked(found: Mapping[str, Association]) -> Association:
-    """The tables of all groups of attributes one above the other, for drawing."""
+def _stacked(found: Mapping[str, Association], strongest: str) -> Association:
+    """The tables of all groups of attributes one above the other, for drawing, with the numbers of one of them."""
     groups = [(name, each) for name, each in found.items() if name != PARTS]
     rows = tuple(f"{name}: {value}" for name, each in groups for value in each.rows)
     counts, shares, lifts = (
         torch.cat([getattr(each, field) for _, each in groups]) for field in ("counts", "shares", "lift")
     )
-    strongest = max((each for _, each in groups), key=lambda each: each.nmi.value)
-    return Association(rows, counts, shares, lifts, strongest.nmi, strongest.cramers_v, {})
+    return Association(rows, counts, shares, lifts, found[strongest].nmi, found[strongest].cramers_v, {})
 
 
 def _table(found: Association) -> dict[str, Any]:
