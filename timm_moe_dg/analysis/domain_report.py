@@ -93,13 +93,19 @@ def _is_analysed(domain: Any, role: str) -> bool:
 
 def _inside(domain: PlacesDomain) -> Tensor:
     """The metadata of a domain's test images."""
-    return torch.as_tensor(domain.metadata[domain.split.inside])
+    return torch.as_tensor(domain.metadata[_split(domain).inside])
+
+
+def _split(domain: PlacesDomain) -> Split:
+    """The test images, which the data sets apart."""
+    if domain.split is None:
+        raise ArgumentError.of("role", domain.role, f"{domain.name} has no images that are set apart for testing")
+    return Split(domain.split.inside, domain.split.outside[:0])
 
 
 def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[Any]:
     """Yields the domains' test images with their metadata, on the device."""
-    splits = [Split(domain.split.inside, domain.split.outside[:0]) for domain in domains]
-    images = EvaluationImages(domains, splits, view.transform, with_metadata=True)
+    images = EvaluationImages(domains, [_split(domain) for domain in domains], view.transform, with_metadata=True)
     for batch in evaluation_loader(images, batch_size=view.batch_size, workers=0):
         yield tuple(part.to(view.device) for part in batch)
 

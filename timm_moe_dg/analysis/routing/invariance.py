@@ -85,7 +85,7 @@ def pair_invariance(
     test = compared_with_null((first == second).double().mean(), torch.stack(draws))
     kappa = cohens_kappa(first, second, num_experts)
     others = float((first == second.roll(1, 0)).double().mean()) if len(first) > 1 else math.nan
-    return PairInvariance(names, *first.shape, test, kappa, others)
+    return PairInvariance(names, len(first), first.shape[1], test, kappa, others)
 
 
 def routing_invariance(
@@ -116,8 +116,8 @@ def routing_invariance(
             grids = [
                 experts[domain][[at[name] for name in shared]] for domain, at in zip(names, positions, strict=True)
             ]
-            aligned = _upright(grids, [angles.get(domain, 0.0) for domain in names])
-            found.append(pair_invariance(names, *aligned, num_experts, permutations))
+            upright = _upright(grids, [angles.get(domain, 0.0) for domain in names])
+            found.append(pair_invariance(names, upright[0], upright[1], num_experts, permutations))
     return found
 
 

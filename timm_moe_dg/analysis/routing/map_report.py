@@ -114,7 +114,7 @@ def draw_attention(
     maps = [torch.stack(list(seen(each, rows, class_attention))) for each in networks]
     similar = {_label(each, view): float(head_similarity(m).mean()) for each, m in zip(networks, maps, strict=True)}
     drawn = [m if mass is None else m.masked_fill(~mass_mask(m, mass), 0.0) for m in maps]
-    shown = [photo for _, row in photographs(rows, list(range(len(maps[0])))) for photo in row if photo is not None]
+    shown = [photo for _, row in photographs(rows, list(maps[0])) for photo in row if photo is not None]
     lines = [
         (f"{photo.name} {_label(each, view)}", [Photograph(photo.name, photo.pixels, values[at])])
         for at, photo in enumerate(shown)

@@ -99,7 +99,7 @@ def routing_maps_of(model: Any, batches: Iterable[tuple[Tensor, ...]]) -> dict[i
     return {index: _joined([part[index] for part in parts]) for index in parts[0]}
 
 
-def chosen_block(maps: Mapping[int, RoutingMap], block: int | None) -> int:
+def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
     """The mixture block that was asked for, or the last one.
 
     Raises:

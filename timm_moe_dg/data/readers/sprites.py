@@ -32,7 +32,7 @@ DECISIVE = ("body", "ears", "tail")
 CLASSES = tuple("-".join(shapes) for shapes in product(*(SHAPES[name] for name in DECISIVE)))
 ATTRIBUTES = tuple(f"{name}::{shape}" for name, shapes in SHAPES.items() for shape in shapes)
 # Colors of the parts without the background, from 0 to 1
-_PAPER = np.float32(
+_PAPER = np.array(
     [
         (0.8, 0.4, 0.2),
         (0.2, 0.3, 0.6),
@@ -41,9 +41,10 @@ _PAPER = np.float32(
         (0.7, 0.2, 0.3),
         (0.7, 0.2, 0.3),
         (0.3, 0.5, 0.3),
-    ]
+    ],
+    dtype=np.float32,
 )
-_NIGHT = np.float32(
+_NIGHT = np.array(
     [
         (0.4, 0.8, 0.8),
         (0.8, 0.8, 0.4),
@@ -52,7 +53,8 @@ _NIGHT = np.float32(
         (0.4, 0.8, 0.5),
         (0.4, 0.8, 0.5),
         (0.8, 0.6, 0.7),
-    ]
+    ],
+    dtype=np.float32,
 )
 ANGLES = {"paper": 0.0, "night": 0.0, "stripes": 0.0, "sketch": 0.0, "turned": 30.0}
 
