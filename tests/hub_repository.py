@@ -32,8 +32,10 @@ class Repository:
     branches: dict[str, list[Commit]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = self.folder.rglob("*") if self.folder else ()
-        files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in found if path.is_file()}
+        files = {}
+        if self.folder:
+            found = [path for path in self.folder.rglob("*") if path.is_file()]
+            files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in found}
         self.branches["main"] = [Commit(COMMIT, files)]
 
     def at(self, revision: str) -> Commit | None:

@@ -168,9 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, name: str, revision: str) -> None:
         wanted = json.loads(self._read())["files"]
         repository = self._find(name)
-        if repository is None or not self._may_write():
+        commit = repository.at(revision) if repository else None
+        if commit is None or not self._may_write():
             return None
-        there = repository.at(revision).files
+        there = commit.files
         answer = [
             {
                 "path": path,
@@ -212,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._find(name)
         if repository is None or not self._may_write():
             return None
-        answer = {"pullRequestUrl": None}
+        answer: dict[str, str | None] = {"pullRequestUrl": None}
         if "create_pr" in parse_qs(urlsplit(self.path).query):
             number = len(repository.branches)
             repository.branches[f"refs/pr/{number}"] = repository.branches["main"][-1:]

@@ -1,8 +1,10 @@
 """Runs that never ran: folders with records of invented accuracies."""
 
 import json
+from collections.abc import Container, Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -10,11 +12,20 @@ import yaml
 from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.planner import leave_one_domain_out_cv
 
+FIVE = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")  # whose average the papers compare
 ARGS = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [1], "trial_seed": 2, "hparams_seed": 0, "steps": 5001}
 
 
 def invented_records(
-    test, *, num_domains=3, trial_seed=0, hparams_seed=0, at=(0, 300, 600), levels=64, seed=0, **args
+    test: Iterable[int],
+    *,
+    num_domains: int = 3,
+    trial_seed: int = 0,
+    hparams_seed: int = 0,
+    at: Sequence[int] = (0, 300, 600),
+    levels: int = 64,
+    seed: int = 0,
+    **args: Any,
 ) -> list[Record]:
     """Random accuracies, of so many levels (a power of two, for exact means); a function of everything given."""
     words = {"dataset": "toy", "algorithm": "ERM", "model": "vit", "holdout_fraction": 0.2, **args}
@@ -38,18 +49,26 @@ def write_run(folder: Path, records: list[Record], finished: bool = True) -> Pat
     return folder
 
 
-def write_sweep(root: Path, *, num_domains=3, trial_seeds=(0, 1, 2), hparams_seeds=(0, 1), skip=(), **args) -> None:
+def write_sweep(
+    root: Path,
+    *,
+    num_domains: int = 3,
+    trial_seeds: Sequence[int] = (0, 1, 2),
+    hparams_seeds: Sequence[int] = (0, 1),
+    skip: Container[tuple[tuple[int, ...], int, int]] = (),
+    **args: Any,
+) -> None:
     """Writes the runs that cross-validation needs, except those of (test domains, trial, hparams seed) in `skip`."""
     for test, trial, draw in product(leave_one_domain_out_cv(num_domains), trial_seeds, hparams_seeds):
         if (test, trial, draw) not in skip:
-            seeds = {"num_domains": num_domains, "trial_seed": trial, "hparams_seed": draw}
+            seeds: dict[str, Any] = {"num_domains": num_domains, "trial_seed": trial, "hparams_seed": draw}
             name = "-".join(map(str, (*args.values(), *test, trial, draw)))
             write_run(root / name, invented_records(test, **seeds, **args))
 
 
-def make_record(**changes) -> Record:
+def make_record(**changes: Any) -> Record:
     """One evaluation of a run of three domains, the second held out."""
-    values = {
+    values: dict[str, Any] = {
         "step": 300,
         "epoch": 1.5,
         "losses": {"loss": 0.5, "task_loss": 0.25},

@@ -11,6 +11,8 @@ TOOLS = Path(__file__).parent.parent / "tools"
 def load_tool(name: str) -> ModuleType:
     """Runs tools/NAME.py as a module; nothing in it starts by itself."""
     spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

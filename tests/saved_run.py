@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from tests.models.cases import randomise
+from tests.models.cases import randomize
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 
 SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "moe_layers": (1,), "num_experts": 4}
@@ -21,7 +21,7 @@ def saved_run(folder: Path, name: str, classes: tuple[str, ...], args: dict[str,
         classes: Names of its classes.
         args: Of the run; None leaves no args.yaml.
     """
-    network = randomise(build_network(name, len(classes), img_size=32, model_kwargs=SMALL), std=0.15).eval()
+    network = randomize(build_network(name, len(classes), img_size=32, model_kwargs=SMALL), std=0.15).eval()
     save_network(network, folder / "best", classes, data_config(network, 32))
     if args is not None:
         (folder / "args.yaml").write_text(yaml.safe_dump(args))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from tests.load_tool import load_tool
@@ -52,6 +53,7 @@ def test_the_commands_parse():
         assert parser.parse_args(shlex.split(line)[2:]).repo_id == "OWNER/NAME"
 
 
+@pytest.mark.slow
 def test_the_launcher_trains_a_registered_model_in_a_script_that_knows_only_timm(tmp_path):
     for index in range(4):
         path = tmp_path / "IMAGES" / f"class_{index % 2}" / f"{index}.png"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 LEVELS = {
     "errors": 0,
@@ -33,7 +35,7 @@ def imported_rooms(path: Path) -> set[str]:
     return (rooms & LEVELS.keys()) - {here[0].removesuffix(".py")}
 
 
-def test_every_room_imports_only_from_rooms_below_it():
+def test_every_room_imports_only_from_rooms_below_it() -> None:
     seen = 0
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -45,17 +47,18 @@ def test_every_room_imports_only_from_rooms_below_it():
     assert seen > 20
 
 
-def test_every_room_has_a_floor():
+def test_every_room_has_a_floor() -> None:
     rooms = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms | {"errors"} == LEVELS.keys()
 
 
-def test_the_walk_finds_relative_and_absolute_imports():
+def test_the_walk_finds_relative_and_absolute_imports() -> None:
     assert "layers" in imported_rooms(PACKAGE / "models" / "_moe_vit.py")
     assert "errors" in imported_rooms(PACKAGE / "losses" / "router.py")
 
 
-def test_importing_the_package_is_cheap():
+@pytest.mark.slow
+def test_importing_the_package_is_cheap() -> None:
     heavy = ("accelerate", "matplotlib", "sklearn", "scipy", "pandas", "onnx")
     # timm and torch import what they import; only what comes on top of them counts
     ours, theirs = (
@@ -70,5 +73,5 @@ def test_importing_the_package_is_cheap():
     assert ours == theirs
 
 
-def test_no_tool_is_imported_by_the_package():
+def test_no_tool_is_imported_by_the_package() -> None:
     assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]

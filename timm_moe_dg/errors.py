@@ -35,6 +35,10 @@ class CheckpointError(MoeDgError, RuntimeError):
     """A checkpoint lacks weights that the model needs, or holds weights that do not fit."""
 
 
+class FormatError(MoeDgError, ValueError):
+    """What an earlier or a later release wrote down in a form that this one does not read."""
+
+
 class StorageError(MoeDgError, OSError):
     """A file that cannot be written: the disk is full, or the folder may not be changed."""
 

@@ -18,9 +18,9 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import timm
 import torch
@@ -28,18 +28,20 @@ from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg
 from timm_moe_dg.analysis.plots import plot_cost
-from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
+from timm_moe_dg.measure.cost import count_macs
 from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
+from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Network: TypeAlias = Any  # a timm model or a feed-forward: to mypy each attribute of a module may be a tensor
 TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
 
 
@@ -55,8 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
     add("--num-experts", nargs="+", type=positive_int, default=[None], help="experts per layer (default: its own)")
     add("--top-k", nargs="+", type=positive_int, default=[None], help="experts per token or image (default: its own)")
-    add("--rounds", type=several, default=20, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=whole_number, default=3, help="rounds before them (%(default)s)")
+    add("--rounds", type=int_from_2, default=20, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=non_negative_int, default=3, help="rounds before them (%(default)s)")
     add(
         "--memory",
         action="store_true",
@@ -86,7 +88,7 @@ def check_models(args: argparse.Namespace) -> None:
         timm.create_model(setting["model"], device="meta", **setting["options"])
 
 
-def mixture_layer(model: nn.Module) -> RoutedMlp:
+def mixture_layer(model: Network) -> RoutedMlp:
     """The first mixture layer of a model.
 
     Raises:
@@ -101,18 +103,21 @@ def mixture_layer(model: nn.Module) -> RoutedMlp:
 
 def active_width(layer: RoutedMlp) -> int:
     """How many feed-forwards a token passes in a mixture layer."""
-    return layer.router.top_k + isinstance(layer, GeoMoeMlp)
+    router: Network = layer.router
+    return router.top_k + isinstance(layer, GeoMoeMlp)
 
 
-def builders(name: str, options: dict[str, int], args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
+def builders(name: str, options: dict[str, Any], args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
     """How to make the model and what it is compared with, by label; with `--layer` one feed-forward of each."""
-    plan = timm.create_model(name, device="meta", **options)
+    plan: Network = timm.create_model(name, device="meta", **options)
     layer = mixture_layer(plan)
     width = active_width(layer)
     if args.layer:
         _, hidden, features = layer.fc1.weight.shape
         # Without the experts' dropout: the dense ones have none, and it is no part of routing
-        makers = {name: lambda: mixture_layer(timm.create_model(name, **options, expert_drop=0.0))}
+        makers: dict[str, Callable[[], nn.Module]] = {
+            name: lambda: mixture_layer(timm.create_model(name, **options, expert_drop=0.0))
+        }
         return {**makers, TWIN: lambda: Mlp(features, hidden), EQUIVALENT: lambda: Mlp(features, width * hidden)}
     makers = {name: lambda: timm.create_model(name, **options)}
     makers |= {TWIN: lambda: dense_twin(plan), EQUIVALENT: lambda: dense_twin(plan, width)}
@@ -121,7 +126,7 @@ def builders(name: str, options: dict[str, int], args: argparse.Namespace) -> di
     return makers
 
 
-def dense_twin(model: nn.Module, widen: int = 1) -> nn.Module:
+def dense_twin(model: Network, widen: int = 1) -> nn.Module:
     """The dense model that `model` is upcycled from, its mixture blocks' feed-forward `widen` times as wide."""
     name = model.pretrained_cfg["hf_hub_id"].split("/")[1].split(".")[0]
     mixtures = {index for index, block in enumerate(model.blocks) if isinstance(block.mlp, RoutedMlp)}
@@ -133,13 +138,13 @@ def dense_twin(model: nn.Module, widen: int = 1) -> nn.Module:
     return timm.create_model(name, num_classes=model.num_classes, img_size=size, block_fn=build_block)
 
 
-def num_tokens(name: str, options: dict[str, int]) -> int:
+def num_tokens(name: str, options: dict[str, Any]) -> int:
     """Tokens per image."""
-    plan = timm.create_model(name, device="meta", **options)
+    plan: Network = timm.create_model(name, device="meta", **options)
     return plan.patch_embed.num_patches + plan.num_prefix_tokens
 
 
-def make_inputs(model: nn.Module, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+def make_inputs(model: Network, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     """Random input of one model: images, and metadata where it takes any; tokens for a feed-forward."""
     if hasattr(model, "fc1") or isinstance(model, RoutedMlp):
         # The gradient of the input too: a feed-forward is not the first layer
@@ -161,7 +166,7 @@ def make_step(model: nn.Module, inputs: tuple[Tensor, ...], mode: str, args: arg
     """What is timed: a forward in inference mode, or forward, auxiliary loss, backward and (for a model) fused Adam."""
     model = model.to(args.device).train(mode == "train")
     forward = torch.compile(model) if args.compile else model
-    autocast = {"device_type": torch.device(args.device).type, "dtype": DTYPES[args.dtype]}
+    autocast: dict[str, Any] = {"device_type": torch.device(args.device).type, "dtype": DTYPES[args.dtype]}
     autocast["enabled"] = args.dtype != "float32"
     target = torch.arange(len(inputs[0]), device=args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
@@ -184,15 +189,6 @@ def make_step(model: nn.Module, inputs: tuple[Tensor, ...], mode: str, args: arg
     return train if mode == "train" else infer
 
 
-def timed(step: Callable[[], None], device: str) -> float:
-    """Seconds of one step."""
-    start = time.perf_counter()
-    step()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def build_step(setting: dict[str, Any], label: str, args: argparse.Namespace) -> Callable[[], None]:
     """One model of a setting and what is timed of it."""
     model = builders(setting["model"], setting["options"], args)[label]()
@@ -205,32 +201,23 @@ def setting_inputs(model: nn.Module, setting: dict[str, Any], args: argparse.Nam
     return make_inputs(model, tokens, setting["batch_size"], args.device)
 
 
-def count_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
-    """Multiply-accumulates of one image in matrix products and convolutions (torch's counter)."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(*(tensor[:1].detach() for tensor in inputs))
-    return counter.get_total_flops() / 2
-
-
 def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per model: itself, its dense twin, the FLOP-equivalent, and what `--against` names."""
     name, on = setting["model"], {"device": args.device, "threads": args.threads}
     models = {label: make().to(args.device) for label, make in builders(name, setting["options"], args).items()}
     inputs = {label: setting_inputs(model, setting, args) for label, model in models.items()}
-    macs = {label: count_macs(model, inputs[label]) for label, model in models.items()}
+    macs = {label: count_macs(model, [one[:1].detach() for one in inputs[label]]) for label, model in models.items()}
     steps = {label: make_step(model, inputs[label], setting["mode"], args) for label, model in models.items()}
-    rounds = [
-        {label: timed(step, args.device) for label, step in steps.items()} for _ in range(args.warmup + args.rounds)
-    ]
-    rounds = rounds[args.warmup :]
+    timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
+    seconds = interleaved(timed, args.rounds, args.warmup)
     return [
         {
             **setting,
             "against": label,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
-            "seconds": statistics.median(times[label] for times in rounds),
-            "ratio": statistics.quantiles([times[name] / times[label] for times in rounds], n=4),
+            "seconds": statistics.median(seconds[label]),
+            "ratio": quartiles(ratios(seconds[name], seconds[label])),
             "peak_mib": peak_memory(build_step, setting, label, args, **on) if args.memory else None,
         }
         for label, model in models.items()

@@ -13,9 +13,9 @@ measured in a process of its own for each method: allocated on a GPU, resident b
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import timm
@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training, get_algorithm
-from timm_moe_dg.cli.arguments import output_file, positive_int, several, usable_device, whole_number
+from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm
+from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.measure.memory import peak_memory
+from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=positive_int, default=8, help="images per domain (%(default)s)")
     add("--img-size", type=positive_int, help="pixels (default: the model's own)")
     add("--num-classes", type=positive_int, default=7, help="classes (%(default)s)")
-    add("--rounds", type=several, default=10, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=whole_number, default=2, help="rounds before them (%(default)s)")
+    add("--rounds", type=int_from_2, default=10, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=non_negative_int, default=2, help="rounds before them (%(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="leave the peak memory out")
     add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
@@ -65,7 +66,11 @@ class Autocast(nn.Module):
     def __init__(self, network: nn.Module, device: str, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.network = network
-        self.options = {"device_type": torch.device(device).type, "dtype": dtype, "enabled": dtype is not None}
+        self.options: dict[str, Any] = {
+            "device_type": torch.device(device).type,
+            "dtype": dtype,
+            "enabled": dtype is not None,
+        }
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""
@@ -82,7 +87,7 @@ def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callab
     algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     wrapped = Autocast(network.train(), args.device, DTYPES.get(args.amp_dtype))
-    training = Training(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    context = StepContext(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
     size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
     generator = torch.Generator().manual_seed(0)
     minibatches = [
@@ -94,7 +99,7 @@ def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callab
     ]
 
     def step() -> None:
-        algorithm.update(training, minibatches)
+        algorithm.update(context, minibatches)
 
     return step
 
@@ -102,16 +107,6 @@ def make_step(name: str, network: nn.Module, args: argparse.Namespace) -> Callab
 def turns(name: str) -> int:
     """Steps after which a method has done everything it does."""
     return 1 + int(get_algorithm(name).HPARAMS.get("d_steps_per_g_step", 0))
-
-
-def timed(step: Callable[[], None], steps: int, device: str) -> float:
-    """Seconds of one step, the mean over some."""
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / steps
 
 
 def make_network(args: argparse.Namespace) -> nn.Module:
@@ -125,11 +120,8 @@ def measure_times(names: list[str], args: argparse.Namespace) -> dict[str, list[
     """Seconds per step of every method in every round."""
     network = make_network(args)
     steps = {name: make_step(name, deepcopy(network), args) for name in names}
-    rounds = [
-        {name: timed(step, turns(name), args.device) for name, step in steps.items()}
-        for _ in range(args.warmup + args.rounds)
-    ][args.warmup :]
-    return {name: [times[name] for times in rounds] for name in names}
+    timed = {name: partial(seconds_of, step, args.device, turns(name)) for name, step in steps.items()}
+    return interleaved(timed, args.rounds, args.warmup)
 
 
 def build_step(name: str, args: argparse.Namespace) -> Callable[[], None]:
@@ -149,8 +141,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     times, on = measure_times(names, args), {"device": args.device, "threads": args.threads}
     rows = []
     for name in names:
-        ratios = [own / base for own, base in zip(times[name], times[BASE], strict=True)]
-        row = {"algorithm": name, "seconds": statistics.median(times[name]), "ratio": statistics.quantiles(ratios, n=4)}
+        ratio = quartiles(ratios(times[name], times[BASE]))
+        row = {"algorithm": name, "seconds": statistics.median(times[name]), "ratio": ratio}
         row["peak_mib"] = peak_memory(build_step, name, args, **on) if args.memory else None
         rows.append(row)
     return rows

@@ -15,8 +15,8 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 import timm_moe_dg
-from timm_moe_dg.cli.arguments import output_file, positive_int, usable_device, whole_number
+from timm_moe_dg.cli.arguments import non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     FolderDomain,
@@ -41,6 +41,7 @@ from timm_moe_dg.data import (
     training_transform,
 )
 from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -55,7 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = "WIDTHxHEIGHT of generated files, in pixels (%(default)s)"
     add("--size", nargs="+", type=size, default=[(227, 227), (500, 375), (1024, 747)], help=sizes)
     add("--images", type=positive_int, default=64, help="generated files of each size (%(default)s)")
-    add("--workers", type=whole_number, default=0, help="processes of each loader; 0 reads in this one (%(default)s)")
+    add(
+        "--workers",
+        type=non_negative_int,
+        default=0,
+        help="processes of each loader; 0 reads in this one (%(default)s)",
+    )
     add("--batch-size", type=positive_int, default=32, help="images per batch (%(default)s)")
     add("--batches", type=positive_int, default=5, help="timed batches per round (%(default)s)")
     add("--rounds", type=positive_int, default=7, help="timed rounds (%(default)s)")
@@ -145,33 +151,26 @@ def rate(batches: Iterator[Any], args: argparse.Namespace) -> float:
     """Images per second over a round, after what workers had ready from before it."""
     for _ in range(2 * args.workers + 1):
         next(batches)
-    start = time.perf_counter()
-    for _ in range(args.batches):
-        next(batches)
-    return args.batches * args.batch_size / (time.perf_counter() - start)
+    return args.batch_size / seconds_of(partial(next, batches), repeats=args.batches)
 
 
 def compare_rates(domain: FolderDomain, args: argparse.Namespace) -> dict[str, Any]:
     """Images per second of both loaders, and the ratio in each round."""
     ours, theirs = iter(our_loader(domain, args)), iter(domainbed_loader(DomainBedImages(domain.paths), args))
-    rounds = [(rate(ours, args), rate(theirs, args)) for _ in range(args.rounds)]
-    ratios = sorted(own / other for own, other in rounds)
-    return {
-        "ours": statistics.median(own for own, _ in rounds),
-        "domainbed": statistics.median(other for _, other in rounds),
-        "ratio": [ratios[0], statistics.median(ratios), ratios[-1]],
-    }
+    rates = interleaved({"ours": partial(rate, ours, args), "domainbed": partial(rate, theirs, args)}, args.rounds)
+    ratio = ratios(rates["ours"], rates["domainbed"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {**medians, "ratio": [min(ratio), statistics.median(ratio), max(ratio)]}
 
 
 def milliseconds(act: Callable[[Any], Any], things: Sequence[Any]) -> float:
     """Mean time of an act, the best of three passes."""
-    passes = []
-    for _ in range(3):
-        start = time.perf_counter()
+
+    def whole() -> None:
         for thing in things:
             act(thing)
-        passes.append(time.perf_counter() - start)
-    return 1e3 * min(passes) / len(things)
+
+    return 1e3 * min(seconds_of(whole) for _ in range(3)) / len(things)
 
 
 def compare_shares(domain: FolderDomain) -> dict[str, dict[str, float]]:
@@ -195,16 +194,18 @@ def measure_step(domain: FolderDomain, args: argparse.Namespace) -> dict[str, fl
     batches = (minibatches[0] for minibatches in our_loader(domain, args))
     fixed = next(batches)
 
+    def train_on_next(source: Iterator[Any]) -> None:
+        images, targets = next(source)
+        step(model, optimizer, images.to(args.device), targets.to(args.device))
+
     def timed(source: Iterator[Any]) -> float:
         next(source)
-        start = time.perf_counter()
-        for images, targets in itertools.islice(source, args.batches):
-            step(model, optimizer, images.to(args.device), targets.to(args.device))
-        return 1e3 * (time.perf_counter() - start) / args.batches
+        return 1e3 * seconds_of(partial(train_on_next, source), args.device, args.batches)
 
     step(model, optimizer, *(tensor.to(args.device) for tensor in fixed))
-    rounds = [(timed(itertools.repeat(fixed)), timed(batches)) for _ in range(args.rounds)]
-    compute, loaded = (statistics.median(column) for column in zip(*rounds, strict=True))
+    sources = {"compute": itertools.repeat(fixed), "loaded": batches}
+    times = interleaved({name: partial(timed, source) for name, source in sources.items()}, args.rounds)
+    compute, loaded = (statistics.median(values) for values in times.values())
     return {"without_loader": compute, "with_loader": loaded, "waiting": max(0.0, 1 - compute / loaded)}
 
 

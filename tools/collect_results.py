@@ -17,8 +17,9 @@ from timm_moe_dg.analysis.plots import plot_accuracies
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
+from timm_moe_dg.results.columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.comparison import compare
-from timm_moe_dg.results.rendering import FORMATS, render
+from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import NEEDED, make_tables
 
@@ -32,9 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("folders", nargs="+", metavar="DIR", help="folders that hold runs")
     rules = f"of {', '.join(NEEDED)} (default: those that there are runs for)"
     add("--rules", nargs="+", choices=NEEDED, default=list(NEEDED), metavar="RULE", help=rules)
-    add("--format", choices=FORMATS, default="text", help="(default: %(default)s)")
+    add("--format", choices=RENDERERS, default="text", help="(default: %(default)s)")
     whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
     add("--whole-domain", action="store_true", help=whole)
+    further = f"further columns, of {', '.join(OPTIONAL_COLUMNS)}: accuracy on training domains' or held-out out-splits"
+    add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
     pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
@@ -46,16 +49,18 @@ def collect(args: argparse.Namespace) -> None:
     runs, unfinished = find_runs(args.folders)
     if not runs:
         raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
-    tables = make_tables(runs, args.rules, whole_accuracy if args.whole_domain else reported_accuracy)
+    report = whole_accuracy if args.whole_domain else reported_accuracy
+    tables = make_tables(runs, args.rules, report, [OPTIONAL_COLUMNS[name] for name in args.columns])
     print(f"{len(runs)} finished runs", file=sys.stderr)
     if args.compare:
-        print(compare(tables, *args.compare, args.format))
+        first, second = args.compare
+        print(compare(tables, first, second, args.format))
     else:
         print("\n\n".join(render(table, args.format) for table in tables))
-    if args.plot:
-        plot_accuracies(tables, args.plot)
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
+    if args.plot:
+        plot_accuracies(tables, args.plot)
 
 
 @tool

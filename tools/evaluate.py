@@ -6,20 +6,18 @@ A run of finetune.py, on the data and with the splits that it was trained with:
 
 Any other checkpoint, with the domains marked that it has not seen:
 
-    python tools/evaluate.py --model hf-hub:ORGANISATION/NAME --dataset folder --data-dir DATA --test-domains 1
+    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains 1
 
 Nothing is trained: the checkpoint's classes must be those of the data, in any order. `--output DIR` writes
-metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and confusion.png. Under accelerate launch
-the processes share the images.
+metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and, where matplotlib is installed,
+confusion.png. Under accelerate launch the processes share the images.
 """
 
 import argparse
 import csv
-import json
 import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads mu
 from accelerate import Accelerator
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis.canvas import optional_picture
 from timm_moe_dg.analysis.plots import plot_confusion
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
@@ -48,14 +47,17 @@ from timm_moe_dg.finetuning.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.metrics import confusion_matrix
 from timm_moe_dg.networks.build import data_config
-from timm_moe_dg.networks.trained import class_positions, load_trained, run_arguments, takes_metadata
+from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols import role_scores
 from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess, restrict
 from timm_moe_dg.protocols.evaluation import Answers, answer
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
+from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.json_text import json_text
+from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
-OF_THE_RUN = ("dataset", "data_dir", "test_domains", "trial_seed", "holdout_fraction", "skip_unreadable")
+OF_THE_RUN = having(DATA)  # as finetune.py has them
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 def settle(args: argparse.Namespace) -> None:
     """Fills in, in place, what was left to the run that the model lies in."""
     run = run_arguments(args.model)
-    defaults = {"trial_seed": 0, "holdout_fraction": 0.2, "skip_unreadable": False, **run}
+    defaults = {**DEFAULTS, "dataset": None, **run}
     if args.dataset not in (None, run.get("dataset")):  # other data than the run's: its domains mean nothing there
         defaults |= {"data_dir": None, "test_domains": None}
     for name in OF_THE_RUN:
@@ -160,7 +162,7 @@ def row(label: str, scores: Scores) -> str:
 def write(
     folder: Path, args: argparse.Namespace, answers: Answers, found: Assessment, domains: Sequence[Domain], roles: Any
 ) -> None:
-    """Writes the four files."""
+    """Writes the files, without the picture where it cannot be drawn."""
     names, classes = [domain.name for domain in domains], domains[0].classes
     by_domain = {name: scores._asdict() for name, scores in zip(names, found.domains, strict=True)}
     metrics = {
@@ -172,7 +174,7 @@ def write(
         "worst_domain": names[found.worst],
         **({"roles": roles} if roles else {}),
     }
-    (folder / "metrics.json").write_text(json.dumps(without_nan(metrics), indent=2) + "\n")
+    (folder / "metrics.json").write_text(json_text(metrics, indent=2))
     with (folder / "per_domain.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["domain", "test", *Scores._fields])
@@ -182,14 +184,8 @@ def write(
         writer = csv.writer(file)
         writer.writerow(["class", *classes])
         writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
-    plot_confusion(matrix, classes, folder / "confusion.png")
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces NaN, for which JSON has no word, by null."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+    with optional_picture(folder / "confusion.png") as path:
+        plot_confusion(matrix, classes, path)
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -200,7 +196,7 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     settle(args)
     delivers = args.output and accelerator.is_main_process
-    with delivered(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
+    with all_or_nothing(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
         domains = read_domains(args)
         answers = ask(args, domains, accelerator)
         if accelerator.is_main_process:

@@ -1,7 +1,7 @@
 """Writes a model as ONNX, torch.export and TorchScript programs, after checking that they answer as the model does.
 
     python tools/export.py --model local-dir:output/RUN/best --output exported
-    python tools/export.py --model hf-hub:ORGANISATION/NAME --formats onnx --images photographs/ --output exported
+    python tools/export.py --model hf-hub:ORGANIZATION/NAME --formats onnx --images photographs/ --output exported
 
 The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which says what an image has to go
 through, what the inputs are, and the names of the classes. Batches may have any size. A MoGE model takes metadata as
@@ -16,10 +16,11 @@ import argparse
 import json
 import logging
 import os
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -33,23 +34,22 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers.folders import read_image
-from timm_moe_dg.data.readers.image_files import find_images
+from timm_moe_dg.data.readers import find_images, read_image
 from timm_moe_dg.errors import MissingDependencyError
 from timm_moe_dg.export.programs import (
     FORMATS,
     OPSET,
     Exported,
     Inputs,
+    Program,
     export_model,
-    interleaved_seconds,
-    median_ratio,
     preprocessing,
     sample_metadata,
 )
+from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.storage.atomic import all_or_nothing
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -124,7 +124,7 @@ def output_folder(args: argparse.Namespace) -> Iterator[Path]:
         with TemporaryDirectory() as folder:
             yield Path(folder)
     else:
-        with delivered(args.output, names, overwrite=args.force) as work:
+        with all_or_nothing(args.output, names, overwrite=args.force) as work:
             yield work
 
 
@@ -132,7 +132,7 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     """Prints the table in Markdown, one row for the model and one for each program."""
     callables = {"eager": model} | {name: one.program for name, one in programs.items()}
     repeated = [tuple(torch.cat([one] * -(-size // len(one)))[:size] for one in inputs) for size in args.batch_size]
-    seconds = [interleaved_seconds(callables, batch, args.rounds) for batch in repeated]
+    seconds = [time_programs(callables, batch, args.rounds) for batch in repeated]
     with torch.inference_mode():
         largest = model(*inputs).abs().max().item()
     heads = [f"ms, batch {size}" for size in args.batch_size]
@@ -142,10 +142,15 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     for name in callables:
         bytes_ = programs[name].path.stat().st_size if name in programs else parameter_bytes(model)
         difference = f"{programs[name].difference:.1e}" if name in programs else f"(largest logit {largest:.2f})"
-        times = [
-            f"{statistics.median(one[name]) * 1e3:.1f} ({median_ratio(one[name], one['eager']):.2f})" for one in seconds
-        ]
+        times = [f"{median(one[name]) * 1e3:.1f} ({median(ratios(one[name], one['eager'])):.2f})" for one in seconds]
         print(f"| {args.model} | {name} | {bytes_ / 2**20:.1f} | {difference} | {' | '.join(times)} |", flush=True)
+
+
+@torch.inference_mode()
+def time_programs(programs: Mapping[str, Program], inputs: Inputs, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one call of each program, one entry per round."""
+    calls = {name: partial(seconds_of, partial(program, *inputs)) for name, program in programs.items()}
+    return interleaved(calls, rounds, warmup=2)
 
 
 def parameter_bytes(model: nn.Module) -> int:

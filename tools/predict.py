@@ -1,7 +1,7 @@
 """Predicts the classes of images: files, folders or patterns in, a csv file out.
 
     python tools/predict.py --model local-dir:output/RUN/best photographs/
-    python tools/predict.py --model hf-hub:ORGANISATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
+    python tools/predict.py --model hf-hub:ORGANIZATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
 
 The columns are path, class, probability, and class_2, probability_2 and so on for `--top-k`; rows come in the order of
 the arguments, and within a folder in the order of the paths. Classes have the names that the checkpoint holds, or
@@ -28,12 +28,12 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
-from timm_moe_dg.storage.all_or_nothing import delivered
+from timm_moe_dg.storage.atomic import all_or_nothing
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
         write(predict(args), args.top_k, sys.stdout)
         return
     path = Path(args.output)
-    with delivered(path.parent, [path.name], overwrite=args.force) as folder:
+    with all_or_nothing(path.parent, [path.name], overwrite=args.force) as folder:
         rows = predict(args)
         with (folder / path.name).open("w", newline="") as file:
             write(rows, args.top_k, file)

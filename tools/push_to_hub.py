@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--initial-checkpoint", metavar="FILE", help="weights of --model, classifier included; dense ones are upcycled")
     add("--upcycled", metavar="NAME", help="a registered model with its dense source's weights, not trained further")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
-    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
+    pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
     add("--seed", type=int, default=0, help="of whatever --upcycled draws, such as routers (default: %(default)s)")
     add(

@@ -40,19 +40,18 @@ from textwrap import indent
 from types import ModuleType
 from typing import Any
 
-import yaml
-
-from timm_moe_dg.cli.arguments import key_value, parse_arguments, positive_int, read_table, table_words
+from timm_moe_dg.cli.arguments import key_value, parse_arguments, positive_int, read_yaml, table_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.finetuning.launch import available_cpus
+from timm_moe_dg.protocols.formats import read_arguments, read_repeatable
+from timm_moe_dg.protocols.options import PLANNED, having
 from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, PlannedRun, Sweep, describe_plan, plan_runs
 from timm_moe_dg.protocols.run_identity import differences
 
 FINETUNE = Path(__file__).with_name("finetune.py")
-PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed", "output", "experiment")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -110,7 +109,7 @@ def entry(text: str) -> str | dict[str, Any]:
 
 def read_sweep(args: argparse.Namespace) -> Sweep:
     """Turns the command line into a plan's axes."""
-    recipe = read_table(args.recipe, "recipe") if args.recipe else {}
+    recipe = read_yaml(args.recipe, "recipe") if args.recipe else {}
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
         "dataset": recipe.pop("dataset", "rotated_digits"),
@@ -149,28 +148,26 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
     """
     options = {**run.options, "output": args.output, "experiment": run.name}
     words = [*table_words(parser, options, "options", run.name), *words]
-    parsed = vars(parse_arguments(parser, words))
-    for name in PLANNED:
+    parsed = vars(parse_arguments(parser, words, read=read_repeatable))
+    for name in having(PLANNED):
         if parsed[name] != options[name]:
             raise ArgumentError.of(name, parsed[name], "is what the sweep decides; see sweep.py --help")
     folder = Path(args.output, run.name)
-    check_same_options(folder, parsed, vars(parser.parse_args([])), get_benchmark(options["dataset"]))
+    check_same_options(folder, parsed, get_benchmark(options["dataset"]))
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
-def check_same_options(
-    folder: Path, planned: Mapping[str, Any], defaults: Mapping[str, Any], benchmark: Benchmark
-) -> None:
+def check_same_options(folder: Path, planned: Mapping[str, Any], benchmark: Benchmark) -> None:
     """Makes sure that a run which exists already is the one that is planned.
 
     Raises:
         ArgumentError: It differs; the message says in what.
     """
     if (folder / "args.yaml").exists():
-        there = yaml.safe_load((folder / "args.yaml").read_text())
-        if found := differences(planned, there, defaults, benchmark):
+        there = read_arguments(folder / "args.yaml", "output")
+        if found := differences(planned, there, benchmark):
             remedy = f"holds a run with other options ({'; '.join(found)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
 

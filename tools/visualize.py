@@ -23,15 +23,19 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis.canvas import optional_picture
+from timm_moe_dg.analysis.curves import plot_learning_curves
 from timm_moe_dg.analysis.domain_report import draw_domains, draw_forced, is_geographic
-from timm_moe_dg.analysis.plots import plot_curves
+from timm_moe_dg.analysis.routing.association import PermutationTest
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
-from timm_moe_dg.analysis.run_view import check_run, open_run, redraw_routers
-from timm_moe_dg.cli.arguments import key_value, positive_int, ratio, usable_device, whole_number
+from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
+from timm_moe_dg.cli.arguments import fraction_to_1, key_value, non_negative_int, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.protocols import Record, read_records
+from timm_moe_dg.protocols import read_records
+from timm_moe_dg.results.runs import domain_names
 
+CURVES = "curves.png"
 EVERYTHING = "everything"  # the command for which no word is needed
 
 
@@ -73,7 +77,9 @@ def add_expert_options(parser: argparse.ArgumentParser) -> None:
 
 def add_block_option(parser: argparse.ArgumentParser) -> None:
     """Adds which mixture block is looked at."""
-    parser.add_argument("--block", type=whole_number, metavar="I", help="block to look at (default: last with experts)")
+    parser.add_argument(
+        "--block", type=non_negative_int, metavar="I", help="block to look at (default: last with experts)"
+    )
 
 
 def add_attention_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +87,12 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add_picture_options(parser)
     add = parser.add_argument
     add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above this one")
-    add("--mass", type=ratio, metavar="Q", help="show the fewest patches that hold this share of a head's attention")
+    add(
+        "--mass",
+        type=fraction_to_1,
+        metavar="Q",
+        help="show the fewest patches that hold this share of a head's attention",
+    )
 
 
 def add_statistics_options(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +123,7 @@ def add_geography_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `domains` and `forced`."""
     add_network_options(parser)
     add = parser.add_argument
-    add("--role", choices=("id", "ood"), default="id", help="images to analyse (default: %(default)s)")
+    add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
     add("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
 
 
@@ -150,7 +161,7 @@ def invariance(options: argparse.Namespace) -> None:
     print(f"all pairs: {against_null(everything)}")
 
 
-def against_null(test: Any) -> str:
+def against_null(test: PermutationTest) -> str:
     """Formats an agreement beside its null."""
     return f"agreement {test.value:.4f}, permuted {test.null.mean():.4f} (p {test.p:.4g})"
 
@@ -169,27 +180,19 @@ def forced(options: argparse.Namespace) -> None:
 def curves(options: argparse.Namespace) -> None:
     """Draws losses and accuracies over training."""
     records = read_records(options.run / "results.jsonl")
-    plot_curves([record.step for record in records], curves_of(records), figures(options) / "curves.png")
+    plot_learning_curves(records, domain_names(records), figures(options) / CURVES)
 
 
 def everything(options: argparse.Namespace) -> None:
-    """Draws what a run has without being asked for anything."""
-    curves(options)
+    """Draws what a run has without being asked for anything; numbers also where pictures cannot be drawn."""
+    with optional_picture(figures(options) / CURVES):
+        curves(options)
     if is_geographic(opened(options), options.data_dir, options.role):
         domains(options)
         forced(options)
 
 
-def curves_of(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Returns each loss, and the accuracies by role, over the evaluations."""
-    found = {name: [record.losses[name] for record in records] for name in records[0].losses}
-    for role in records[0].roles:
-        for score in ("accuracy", "worst_accuracy"):
-            found[f"{role} {score.replace('_', ' ')}"] = [record.roles[role][score] for record in records]
-    return found
-
-
-def opened(options: argparse.Namespace) -> Any:
+def opened(options: argparse.Namespace) -> RunView:
     """The run, ready to be asked."""
     view = open_run(options.run, options.device, options.batch_size)
     if untrained(options):

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 import timm
 import torch
@@ -16,12 +17,10 @@ CLASSES, DOMAINS = 4, 3
 class SmallMlp(nn.Module):
     """Images (B, 3, 4, 4) -> 10 -> 6 features -> 4 logits, with what timm's models say of themselves."""
 
-    feature_info = ({"module": "hidden", "num_chs": 10}, {"module": "out", "num_chs": 6})
-
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.out, self.head = nn.Linear(48, 10), nn.Linear(10, 6), nn.Linear(6, CLASSES)
-        self.feature_info = list(self.feature_info)
+        self.feature_info = [{"module": "hidden", "num_chs": 10}, {"module": "out", "num_chs": 6}]
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -33,7 +32,7 @@ class SmallMlp(nn.Module):
         return self.head(self.embed(images))
 
 
-def embed(network: nn.Module, images: Tensor) -> Tensor:
+def embed(network: Any, images: Tensor) -> Tensor:
     """What the classifier is given, (B, D)."""
     if hasattr(network, "embed"):
         return network.embed(images)
@@ -49,8 +48,15 @@ def _mlp() -> nn.Module:
 @cache
 def _mixture() -> nn.Module:
     torch.manual_seed(0)
-    size = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": (1,)}
-    quiet = {"router_noise": 0.0, "expert_drop": 0.0, "num_experts": 3}
+    size: dict[str, Any] = {
+        "img_size": 8,
+        "patch_size": 4,
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 2,
+        "moe_layers": (1,),
+    }
+    quiet: dict[str, Any] = {"router_noise": 0.0, "expert_drop": 0.0, "num_experts": 3}
     return timm.create_model("gmoe_tiny_patch16", num_classes=CLASSES, **size, **quiet).double()
 
 

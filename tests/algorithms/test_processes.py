@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.algorithms.networks import minibatches, network
 from tests.algorithms.test_updates import build
-from timm_moe_dg.algorithms import ALGORITHMS, Training
+from timm_moe_dg.algorithms import ALGORITHMS, StepContext
 
 # Whose statistics are means over images, or means over processes of such
 EXACT = {"ERM", "VREx", "GroupDRO", "SD", "MIRO", "Fish", "DANN"}
@@ -27,12 +27,12 @@ def work(rank, folder):
     results = {}
     for method in ALGORITHMS:
         net = network("mlp")
-        algorithm, training = build(method, net)
-        training = Training(DistributedDataParallel(net), training.optimizer, reduce=mean)
+        algorithm, context = build(method, net)
+        context = StepContext(DistributedDataParallel(net), context.optimizer, reduce=mean)
         for step in range(STEPS):
             torch.manual_seed(100 * step + rank)  # each process draws for itself
             halves = [(x[rank::2], y[rank::2]) for x, y in minibatches("mlp", step, size=8)]
-            algorithm.update(training, halves)
+            algorithm.update(context, halves)
         results[method] = {**net.state_dict(), **{f"own.{k}": v for k, v in own_state(algorithm).items()}}
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
@@ -59,8 +59,8 @@ def test_processes_stay_together(results, method):
 @pytest.mark.parametrize("method", sorted(EXACT))
 def test_two_halves_are_the_whole(results, method):
     net = network("mlp")
-    algorithm, training = build(method, net)
+    algorithm, context = build(method, net)
     for step in range(STEPS):
-        algorithm.update(training, minibatches("mlp", step, size=8))
+        algorithm.update(context, minibatches("mlp", step, size=8))
     for name, value in {**net.state_dict(), **{f"own.{k}": v for k, v in own_state(algorithm).items()}}.items():
         torch.testing.assert_close(results[0][method][name], value, rtol=0, atol=1e-8, msg=f"{method}: {name}")

@@ -75,11 +75,11 @@ def test_a_stopped_run_ends_where_one_that_was_left_alone_ends(name, tool, image
 
     update, taken = ALGORITHMS[method].update, []
 
-    def stopping(self, training, minibatches):
+    def stopping(self, context, minibatches):
         taken.append(1)
         if len(taken) == STOPPED_AFTER:
             signal.raise_signal(signal.SIGTERM)
-        return update(self, training, minibatches)
+        return update(self, context, minibatches)
 
     with monkeypatch.context() as patch:
         patch.setattr(ALGORITHMS[method], "update", stopping)

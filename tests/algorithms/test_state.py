@@ -43,20 +43,20 @@ def test_a_method_goes_on_from_its_state(method):
     expected = train(*build(method, straight, **hparams), "mlp", range(6))
 
     net = network("mlp")
-    algorithm, training = build(method, net, **hparams)
-    train(algorithm, training, "mlp", range(3))
+    algorithm, context = build(method, net, **hparams)
+    train(algorithm, context, "mlp", range(3))
     states = [through_json(dict(module.state_dict())) for module in (net, algorithm)]
-    moments = training.optimizer.state_dict()
+    moments = context.optimizer.state_dict()
 
     resumed = network("mlp")
-    algorithm, training = build(method, resumed, **hparams)
+    algorithm, context = build(method, resumed, **hparams)
     with torch.no_grad():
         for parameter in algorithm.parameters():
             parameter.zero_()  # whatever it starts with is overwritten
     resumed.load_state_dict(states[0])
     algorithm.load_state_dict(states[1])
-    training.optimizer.load_state_dict(moments)
-    found = train(algorithm, training, "mlp", range(3, 6))
+    context.optimizer.load_state_dict(moments)
+    found = train(algorithm, context, "mlp", range(3, 6))
     for (name, value), other in zip(resumed.named_parameters(), straight.parameters(), strict=True):
         assert torch.equal(value, other), name
     assert {name: value.item() for name, value in found.items()} == {k: v.item() for k, v in expected.items()}
@@ -98,8 +98,8 @@ def test_an_average_goes_on_from_its_state(name):
 
 
 def test_the_frozen_twin_is_not_in_miro_s_state_but_follows_its_device_and_type():
-    algorithm, training = build("MIRO", network("mlp"))
-    train(algorithm, training, "mlp", range(1))
+    algorithm, context = build("MIRO", network("mlp"))
+    train(algorithm, context, "mlp", range(1))
     assert set(algorithm.state_dict()) == {"b.0", "b.1"}
     assert next(algorithm._twin[0].parameters()).dtype == torch.float64
     assert next(algorithm.to("meta")._twin[0].parameters()).device.type == "meta"
@@ -109,8 +109,8 @@ def test_a_network_that_is_tapped_can_be_copied_and_its_copy_is_a_network_of_its
     from copy import deepcopy
 
     net = network("mlp")
-    algorithm, training = build("CORAL", net)
-    train(algorithm, training, "mlp", range(1))
+    algorithm, context = build("CORAL", net)
+    train(algorithm, context, "mlp", range(1))
     copy = deepcopy(net)
     copy.train()(minibatches("mlp", 0)[0][0])
     assert algorithm._features._kept is None

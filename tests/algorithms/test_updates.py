@@ -8,7 +8,7 @@ import torch
 
 from tests.algorithms.networks import CLASSES, DOMAINS, NETWORKS, minibatches, network
 from tests.references.domain_algorithms import AUX, LR, REFERENCES, WEIGHT_DECAY
-from timm_moe_dg.algorithms import ALGORITHMS, Setup, Training
+from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
 
 # Penalties set in at the second of three steps, with weights that matter
 HPARAMS = {
@@ -31,13 +31,13 @@ def build(name, net, domains=DOMAINS, **hparams):
     algorithm = ALGORITHMS[name](Setup(net, domains, CLASSES, hparams, aux_coef=AUX)).double()
     groups = algorithm.parameter_groups(LR, WEIGHT_DECAY)
     optimizer = torch.optim.Adam([{"params": list(net.parameters())}, *groups], lr=LR, weight_decay=WEIGHT_DECAY)
-    return algorithm, Training(net, optimizer)
+    return algorithm, StepContext(net, optimizer)
 
 
-def train(algorithm, training, name, steps):
+def train(algorithm, context, name, steps):
     for step in steps:
         torch.manual_seed(step)
-        losses = algorithm.update(training, minibatches(name, step))
+        losses = algorithm.update(context, minibatches(name, step))
     return losses
 
 
@@ -45,12 +45,12 @@ def train(algorithm, training, name, steps):
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_three_steps_end_where_the_published_rule_ends(method, name):
     net, twin = network(name), network(name)
-    algorithm, training = build(method, net)
+    algorithm, context = build(method, net)
     # The reference starts from the same discriminators
     further = {"algorithm": deepcopy(algorithm)} if "algorithm" in signature(REFERENCES[method]).parameters else {}
     # Both players' moments matter from their second step on
     steps = range(5 if further else 3)
-    losses = train(algorithm, training, name, steps)
+    losses = train(algorithm, context, name, steps)
     REFERENCES[method](twin, [minibatches(name, step) for step in steps], algorithm.hparams, **further)
     columns = (net.named_parameters(), twin.parameters(), network(name).parameters())
     for (key, value), expected, first in zip(*columns, strict=True):
@@ -66,11 +66,24 @@ def test_three_steps_end_where_the_published_rule_ends(method, name):
 def test_mldg_goes_round_its_test_domains():
     net, twin = network("mlp"), network("mlp")
     steps = [minibatches("mlp", step, domains=5) for step in range(3)]
-    algorithm, training = build("MLDG", net, domains=5, n_meta_test=2)  # three pairs, so that a test domain comes twice
+    algorithm, context = build("MLDG", net, domains=5, n_meta_test=2)  # three pairs, so that a test domain comes twice
     for number, step in enumerate(steps):
         torch.manual_seed(number)
-        algorithm.update(training, step)
+        algorithm.update(context, step)
     REFERENCES["MLDG"](twin, steps, algorithm.hparams)
+    for value, expected in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["MLDG", "Mixup"])
+def test_methods_that_pair_domains_cut_the_larger_minibatch_to_the_smaller(method):
+    net, twin = network("mlp"), network("mlp")
+    step = [(x[:size], y[:size]) for (x, y), size in zip(minibatches("mlp", 0, size=9), (9, 4, 6), strict=True)]
+    algorithm, context = build(method, net)
+    torch.manual_seed(0)
+    algorithm.update(context, step)
+    torch.manual_seed(0)
+    REFERENCES[method](twin, [step], algorithm.hparams)
     for value, expected in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from timm_moe_dg.analysis.drawing import new_figure, write_figure
+from timm_moe_dg.analysis.canvas import new_figure
+from timm_moe_dg.analysis.drawing import write_figure
 from timm_moe_dg.analysis.palette import EXPERT_COLORS
 
 pytest.importorskip("matplotlib")

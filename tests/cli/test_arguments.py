@@ -6,17 +6,17 @@ import pytest
 import yaml
 
 from timm_moe_dg.cli.arguments import (
+    fraction,
+    fraction_to_1,
+    int_from_2,
     json_object,
     key_value,
     non_negative,
+    non_negative_int,
     output_file,
     parse_arguments,
     positive_int,
-    ratio,
-    several,
-    share,
     usable_device,
-    whole_number,
 )
 from timm_moe_dg.cli.ending import explain
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
@@ -122,20 +122,20 @@ def test_key_value(text, expected):
         (positive_int, "0"),
         (positive_int, "-3"),
         (positive_int, "2.5"),
-        (whole_number, "-1"),
-        (whole_number, "0.5"),
+        (non_negative_int, "-1"),
+        (non_negative_int, "0.5"),
         (non_negative, "-0.1"),
         (non_negative, "inf"),
         (non_negative, "nan"),
-        (share, "1"),
-        (share, "-0.1"),
-        (several, "1"),
-        (several, "many"),
+        (fraction, "1"),
+        (fraction, "-0.1"),
+        (int_from_2, "1"),
+        (int_from_2, "many"),
         (output_file, "no such folder/file.json"),
         (usable_device, "gpu"),
-        (ratio, "0"),
-        (ratio, "1.1"),
-        (ratio, "much"),
+        (fraction_to_1, "0"),
+        (fraction_to_1, "1.1"),
+        (fraction_to_1, "much"),
     ],
 )
 def test_bad_values(read, text):
@@ -150,8 +150,14 @@ def test_files_and_devices(tmp_path):
 
 
 def test_ends_of_ranges():
-    assert [several("2"), positive_int("1"), whole_number("0")] == [2, 1, 0]
-    assert [non_negative("0"), non_negative("1e3"), share("0"), share("0.9"), ratio("1")] == [0, 1000, 0, 0.9, 1]
+    assert [int_from_2("2"), positive_int("1"), non_negative_int("0")] == [2, 1, 0]
+    assert [non_negative("0"), non_negative("1e3"), fraction("0"), fraction("0.9"), fraction_to_1("1")] == [
+        0,
+        1000,
+        0,
+        0.9,
+        1,
+    ]
 
 
 def test_explanation_drops_a_worker_s_traceback_and_nothing_else():

@@ -1,4 +1,4 @@
-"""Colour jitter against torchvision's own kernels, and against what hues do in closed form."""
+"""Color jitter against torchvision's own kernels, and against what hues do in closed form."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ JITTER = (0.3, 0.3, 0.3, 0.3)
 
 @pytest.fixture(scope="module")
 def image():
-    """Noise, with grey, black, white and pure pixels, where hues are undefined or change sides."""
+    """Noise, with gray, black, white and pure pixels, where hues are undefined or change sides."""
     pixels = torch.rand(3, 24, 32, generator=torch.Generator().manual_seed(0))
     pixels[:, 0] = 0.4
     pixels[:, 1] = 0.0

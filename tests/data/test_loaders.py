@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -14,6 +15,7 @@ from torchvision.transforms.v2 import PILToTensor
 
 from timm_moe_dg.data import (
     AugmentedValidation,
+    Domain,
     EvaluationImages,
     Split,
     StepSampler,
@@ -30,27 +32,23 @@ SIZES = (30, 50, 41)
 NEUTRAL = {"size": (8, 8), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-class Numbered:
+class Numbered(Domain):
     """A domain whose images say, in their red and green channel, which domain and which image they are."""
 
-    classes = tuple("abcdefg")
-
-    def __init__(self, number, size):
-        self.number, self.name = number, f"domain {number}"
-        self.targets = [index % 7 for index in range(size)]
-
-    def __len__(self):
-        return len(self.targets)
+    @classmethod
+    def of(cls, number, size):
+        images = [(number, index) for index in range(size)]
+        return cls(f"domain {number}", tuple("abcdefg"), [index % 7 for index in range(size)], images)
 
     def image(self, index):
-        return Image.new("RGB", (4, 4), (self.number, index, 0))
+        return Image.new("RGB", (4, 4), (*self.images[index], 0))
 
 
 class Noisy(Numbered):
     """Images with structure, so that a crop shows."""
 
     def image(self, index):
-        pixels = np.random.default_rng((self.number, index)).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(self.images[index]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
         return Image.fromarray(pixels)
 
 
@@ -58,11 +56,11 @@ class Broken(Numbered):
     """Images that cannot be read."""
 
     def image(self, index):
-        raise ImageReadError(f"image='{self.number}/{index}.png': cannot be decoded")
+        raise ImageReadError(f"image='{self.images[index][0]}/{index}.png': cannot be decoded")
 
 
 def make_draws(kind=Numbered, transform=None, seed=3):
-    domains = [kind(number, size) for number, size in enumerate(SIZES)]
+    domains = [kind.of(number, size) for number, size in enumerate(SIZES)]
     splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
     return TrainingDraws(domains, splits, transform or PILToTensor(), seed)
 
@@ -137,7 +135,7 @@ def test_what_a_domain_draws_does_not_depend_on_the_others():
 def test_seed_and_domain_and_draw_all_matter():
     draws = make_draws()
     inside = np.arange(30)
-    alike = TrainingDraws([Numbered(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), 3)
+    alike = TrainingDraws([Numbered.of(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), 3)
     streams = [
         [identities(draws_[domain, number][0][None])[0] for number in range(start, start + 20)]
         for draws_, domain, start in [(alike, 0, 0), (alike, 1, 0), (alike, 0, 20)]
@@ -150,7 +148,7 @@ def test_seed_and_domain_and_draw_all_matter():
 
 def test_the_same_image_is_augmented_anew():
     only = np.array([5])
-    draws = TrainingDraws([Noisy(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), 0)
+    draws = TrainingDraws([Noisy.of(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), 0)
     views = {draws[0, number][0].numpy().tobytes() for number in range(10)}
     assert len(views) > 5  # an image of 12 pixels has few crops, and two may coincide
 
@@ -172,6 +170,7 @@ def test_batch_that_processes_cannot_share(batch_size, processes):
         take(make_draws(), 1, batch_size=batch_size, num_processes=processes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
 def test_workers_outlive_a_scheduler_but_not_their_parent():
     loader = training_loader(make_draws(), StepSampler([0], 6), workers=1)
@@ -196,8 +195,7 @@ def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
 
 
 def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
-    domain = Numbered(0, 60)
-    domain.targets = [0] * 40 + [1] * 5 + [4] * 15
+    domain = replace(Numbered.of(0, 60), targets=[0] * 40 + [1] * 5 + [4] * 15)
     inside = np.array([*range(30), *range(40, 44), *range(50, 60)])  # 30, 4 and 10 of the three classes
     draws = TrainingDraws([domain], [Split(inside, inside)], PILToTensor(), 3, class_balanced=True)
     number = 3000
@@ -211,7 +209,7 @@ def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
 
 
 def test_class_balanced_draws_depend_on_seed_domain_and_draw_alone():
-    domains = [Noisy(number, size) for number, size in enumerate(SIZES)]
+    domains = [Noisy.of(number, size) for number, size in enumerate(SIZES)]
     splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
     view = training_transform("photograph", **NEUTRAL)
     draws = TrainingDraws(domains, splits, view, 3, class_balanced=True)

@@ -6,6 +6,7 @@ import torch
 
 from timm_moe_dg.data import (
     EvaluationImages,
+    FolderDomain,
     PlacesDomain,
     Split,
     StepSampler,
@@ -20,7 +21,7 @@ from timm_moe_dg.errors import ProtocolError
 
 
 def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:
-    """Images whose grey level is their number, taken at (number, -number); the label is the number modulo 3."""
+    """Images whose gray level is their number, taken at (number, -number); the label is the number modulo 3."""
     numbers = np.arange(first, first + size)
     return PlacesDomain(
         name=f"{role} {first}",
@@ -34,7 +35,7 @@ def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:
     )
 
 
-def grey(image):
+def gray(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
 
 
@@ -44,7 +45,7 @@ SPLITS = [domain.split for domain in DOMAINS]
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_batches_carry_the_metadata_of_their_images(workers):
-    draws = TrainingDraws(DOMAINS, SPLITS, grey, seed=0, with_metadata=True)
+    draws = TrainingDraws(DOMAINS, SPLITS, gray, seed=0, with_metadata=True)
     loader = training_loader(draws, StepSampler([0, 1], batch_size=6), workers=workers)
     for step, minibatches in zip(range(3), loader, strict=False):
         for domain, (images, targets, metadata) in enumerate(minibatches):
@@ -56,7 +57,7 @@ def test_training_batches_carry_the_metadata_of_their_images(workers):
 
 
 def test_evaluation_batches_carry_the_metadata_of_their_images():
-    loader = evaluation_loader(EvaluationImages(DOMAINS, SPLITS, grey, with_metadata=True), batch_size=7, workers=0)
+    loader = evaluation_loader(EvaluationImages(DOMAINS, SPLITS, gray, with_metadata=True), batch_size=7, workers=0)
     images, targets, groups, metadata = (torch.cat(column) for column in zip(*loader, strict=True))
     numbers = images[:, 0, 0, 0]
     assert len(numbers) == 50
@@ -68,15 +69,21 @@ def test_evaluation_batches_carry_the_metadata_of_their_images():
 def test_location_ids_stay_whole_numbers():
     domain = place("train", 0, 4, 1)
     cameras = PlacesDomain(**{**vars(domain), "metadata": np.array([7, -1, 3, 2])})
-    images = EvaluationImages([cameras], [cameras.split], grey, with_metadata=True)
+    images = EvaluationImages([cameras], [cameras.split], gray, with_metadata=True)
     *_, metadata = next(iter(evaluation_loader(images, batch_size=4, workers=0)))
     assert metadata.tolist() == [7, -1, 3, 2]
     assert metadata.dtype == torch.int64
 
 
 def test_without_being_asked_no_metadata_come():
-    draws = TrainingDraws(DOMAINS, SPLITS, grey, seed=0)
+    draws = TrainingDraws(DOMAINS, SPLITS, gray, seed=0)
     assert [len(minibatch) for minibatch in next(iter(training_loader(draws, StepSampler([0], 2), workers=0)))] == [2]
+
+
+def test_metadata_of_a_domain_without_any():
+    images = EvaluationImages([FolderDomain("photo", ("a",), [0], ["0.png"])], SPLITS[:1], gray, with_metadata=True)
+    with pytest.raises(ProtocolError, match="with_metadata=True: domain 'photo' has no metadata; leave it out"):
+        images[0]
 
 
 def test_official_splits_are_kept_whatever_the_seed():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from timm_moe_dg.data import seed_hash, split_domain, split_domains, training_domains
+from timm_moe_dg.data import FolderDomain, seed_hash, split_domain, split_domains, training_domains
 from timm_moe_dg.errors import ProtocolError
 
 # The last 31 bits of `printf TEXT | md5sum`
@@ -72,8 +72,12 @@ def test_split_rounds_down_and_leaves_nothing_out():
     assert sorted([*split.inside, *split.outside]) == list(range(9))
 
 
+def of_size(size, name="photo"):
+    return FolderDomain(name, ("cat",), [0] * size, [""] * size)
+
+
 def test_splits_follow_the_position_among_all_domains():
-    domains = [range(40), range(40), range(40)]
+    domains = [of_size(40), of_size(40), of_size(40)]
     splits = split_domains(domains, training=[0, 2], trial_seed=1)
     for position, split in enumerate(splits):
         np.testing.assert_array_equal(split.inside, split_domain(40, position, trial_seed=1).inside)
@@ -83,22 +87,13 @@ def test_splits_follow_the_position_among_all_domains():
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.2, 20])
 def test_fraction_outside_zero_to_one(fraction):
     with pytest.raises(ProtocolError, match=rf"holdout_fraction={fraction}"):
-        split_domains([range(10)], training=[0], trial_seed=0, holdout_fraction=fraction)
-
-
-class Tiny:
-    """A domain with fewer images than one fifth can be taken of."""
-
-    name = "sketch"
-
-    def __len__(self):
-        return 4
+        split_domains([of_size(10)], training=[0], trial_seed=0, holdout_fraction=fraction)
 
 
 def test_training_domain_without_validation_images_is_named_but_a_test_domain_may_be_tiny():
     with pytest.raises(ProtocolError, match="'sketch' has 4 images"):
-        split_domains([Tiny(), range(10)], training=[0, 1], trial_seed=0)
-    splits = split_domains([Tiny(), range(10)], training=[1], trial_seed=0)
+        split_domains([of_size(4, "sketch"), of_size(10)], training=[0, 1], trial_seed=0)
+    splits = split_domains([of_size(4, "sketch"), of_size(10)], training=[1], trial_seed=0)
     assert len(splits[0].inside) == 4
     assert len(splits[0].outside) == 0
 

@@ -35,7 +35,7 @@ def lit_on_the_right(images):
     return images[..., 20:].mean((1, 2, 3)) > images[..., :12].mean((1, 2, 3))
 
 
-def test_evaluation_squeezes_and_normalises():
+def test_evaluation_squeezes_and_normalizes():
     image = noise_image()
     expected = np.asarray(image.resize((20, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1) / 255
     expected = (expected - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
@@ -108,14 +108,14 @@ def test_photographs_are_mirrored_and_digits_never():
     assert lit_on_the_right(draws("digit", half_lit())).all()
 
 
-def test_photographs_change_colour_and_digits_never():
+def test_photographs_change_color_and_digits_never():
     image = Image.new("RGB", (32, 32), (200, 80, 40))
     plain = torch.tensor([200, 80, 40]) / 255
     assert (draws("digit", image).mean((2, 3)) - plain).abs().max() < 1e-6
-    colours = draws("photograph", image).mean((2, 3))
-    assert (colours - plain).abs().max() > 0.1
-    grey = (colours.amax(1) - colours.amin(1)) < 0.01
-    assert 1 <= grey.sum() <= 15
+    colors = draws("photograph", image).mean((2, 3))
+    assert (colors - plain).abs().max() > 0.1
+    gray = (colors.amax(1) - colors.amin(1)) < 0.01
+    assert 1 <= gray.sum() <= 15
 
 
 def test_unknown_augmentation():

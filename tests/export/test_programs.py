@@ -8,7 +8,7 @@ from torch import nn
 
 from timm_moe_dg.errors import ExportError, MissingDependencyError
 from timm_moe_dg.export import programs as export
-from timm_moe_dg.export.programs import Format, export_model, interleaved_seconds, largest_difference, sample_metadata
+from timm_moe_dg.export.programs import Format, export_model, largest_difference, sample_metadata
 from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, MetadataEncoder
 
 
@@ -68,14 +68,6 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(packag
     with pytest.raises(MissingDependencyError, match=rf"needs {package}, .*timm_moe_dg\[export\]"):
         export_model(Sum(), inputs(), tmp_path, "onnx")
     assert not list(tmp_path.iterdir())
-
-
-def test_programs_are_timed_in_turn_and_warming_up_does_not_count():
-    calls = []
-    programs = {name: lambda images, name=name: calls.append(name) for name in "ab"}
-    seconds = interleaved_seconds(programs, inputs(), rounds=4, warmup=2)
-    assert calls == ["a", "b"] * 6
-    assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
 
 
 def test_sampled_metadata_has_known_places_and_an_unknown_one():

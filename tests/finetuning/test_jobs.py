@@ -145,6 +145,7 @@ def test_a_job_that_does_not_end_is_killed(tmp_path):
     assert f"exit status {-signal.SIGKILL}" in job.log.read_text()
 
 
+@pytest.mark.slow
 def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
     inner = make_job(tmp_path, seconds=60)
     launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"
@@ -166,6 +167,7 @@ def test_submitit_runs_a_job_with_its_log(tmp_path):
     assert tail(job.log) == "begun\nbroken"
 
 
+@pytest.mark.slow
 def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
     inner = make_job(tmp_path, seconds=60)
     launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched

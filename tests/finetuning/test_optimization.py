@@ -37,10 +37,10 @@ def test_default_is_one_group_of_everything_decayed_alike(network):
 
 def test_groups_of_the_algorithm_keep_their_own_rates(network):
     extra = nn.Parameter(torch.zeros(3))
-    further = [{"params": [extra], "lr": 0.5, "weight_decay": 0.0}]
-    optimizer = build_optimizer(network, "adamw", lr=1e-3, weight_decay=0.1, further=further)
+    extra_groups = [{"params": [extra], "lr": 0.5, "weight_decay": 0.0}]
+    optimizer = build_optimizer(network, "adamw", lr=1e-3, weight_decay=0.1, extra_groups=extra_groups)
     assert (optimizer.param_groups[1]["lr"], optimizer.param_groups[1]["weight_decay"]) == (0.5, 0.0)
-    assert "params" in further[0]
+    assert "params" in extra_groups[0]
 
 
 def test_cosine_with_warmup_in_closed_form(network):

@@ -1,4 +1,4 @@
-"""A Hub on this machine, and the real client turned towards it."""
+"""A Hub on this machine, and the real client turned toward it."""
 
 import pytest
 from huggingface_hub import constants

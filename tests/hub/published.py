@@ -8,7 +8,7 @@ import timm
 from PIL import Image
 from torch import nn
 
-from tests.models.cases import BY_NAME, SMALL, Case, randomise
+from tests.models.cases import BY_NAME, SMALL, Case, randomize
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.protocols import Record
 
@@ -28,7 +28,7 @@ def case_of(name: str) -> Case:
 def fine_tuned(name: str = "gmoe_tiny_patch16", num_classes: int = len(CLASSES), **kwargs: Any) -> nn.Module:
     """A small network of a registered architecture, every weight and the classifier moved away from their start."""
     options = {**SMALL, "img_size": case_of(name).small_size, **kwargs} if name in NAMES else kwargs
-    return randomise(timm.create_model(name, **{**options, "num_classes": num_classes})).eval()
+    return randomize(timm.create_model(name, **{**options, "num_classes": num_classes})).eval()
 
 
 def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[Record]:

@@ -27,8 +27,9 @@ from tests.hub.published import (
 from tests.hub_repository import card_mistakes
 from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
-from timm_moe_dg.hub.origin import domain_names, origin_of_run, training_command, without_local_paths
-from timm_moe_dg.protocols.run_identity import FREE
+from timm_moe_dg.hub.origin import origin_of_run, training_command, without_local_paths
+from timm_moe_dg.protocols.options import NOT_IDENTITY
+from timm_moe_dg.results.runs import domain_names
 
 REPOSITORY = "someone/network"
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
@@ -37,7 +38,7 @@ INSIDE, OUTSIDE = ACCURACIES[20]
 
 def card_of_network(folder, name, origin=None):
     fill_from_network(folder, fine_tuned(name, num_classes=1000))
-    return write_card(folder, load_folder(folder), REPOSITORY, origin or Origin("random initialisation"), CARDS)
+    return write_card(folder, load_folder(folder), REPOSITORY, origin or Origin("random initialization"), CARDS)
 
 
 def card_of_run(tmp_path, network=None, **args):
@@ -51,7 +52,7 @@ def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
     assert sorted(FACTS["models"]) == sorted(timm_moe_dg.models.__all__)
     for name in FACTS["models"]:
         cfg = timm.get_pretrained_cfg(name)
-        assert FACTS["dense_sources"][cfg.hf_hub_id]["licence"] == cfg.license
+        assert FACTS["dense_sources"][cfg.hf_hub_id]["license"] == cfg.license
     for family in FACTS["families"].values():
         assert family["paper"] in FACTS["papers"]
     assert {f"{family}.md" for family in FACTS["families"]} <= {path.name for path in CARDS.iterdir()}
@@ -108,7 +109,7 @@ def test_an_average_of_weights_is_named_and_is_no_choice_between_evaluations(tmp
     records = invented_records(averaging="swad")
     averaged = [*records, replace(records[-1], averaged=True)]
     for evaluations, rule in ((records, "training-domain validation"), (averaged, "none between")):
-        origin = Origin("random initialisation", records=evaluations)
+        origin = Origin("random initialization", records=evaluations)
         card = write_card(tmp_path, load_folder(tmp_path), REPOSITORY, origin, CARDS)
         assert "- Method: ERM, weights averaged (`swad`); lr" in card.text
         assert re.findall("- Selection rule: (.*)", card.text)[0].startswith(rule)
@@ -121,22 +122,22 @@ def test_other_records_give_other_numbers(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("args", "base_model", "start", "licence"),
+    ("args", "base_model", "start", "license"),
     [
-        ({"pretrained": False}, None, "random initialisation", "unknown"),
+        ({"pretrained": False}, None, "random initialization", "unknown"),
         ({"initial_checkpoint": "/home/me/dense.safetensors"}, None, "the file `dense.safetensors`", "unknown"),
         ({"model": "hf-hub:org/name@main"}, "org/name", "[org/name](https://huggingface.co/org/name)", "apache-2.0"),
         ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run", "unknown"),
     ],
 )
-def test_base_model_and_licence_are_of_what_the_run_started_from(args, base_model, start, licence, tmp_path):
+def test_base_model_and_license_are_of_what_the_run_started_from(args, base_model, start, license, tmp_path):
     origin = origin_of_run(invented_records(**args))
     assert (origin.base_model, origin.start) == (base_model, start)
     card = card_of_run(tmp_path, **args)
-    assert card.data.license == licence
-    assert f"| Licence of the weights | {licence} |" in card.text
+    assert card.data.license == license
+    assert f"| License of the weights | {license} |" in card.text
     # Whoever goes on from here inherits it
-    assert config_of(tmp_path / "folder")["pretrained_cfg"]["license"] == licence
+    assert config_of(tmp_path / "folder")["pretrained_cfg"]["license"] == license
 
 
 def test_data_of_the_hub_are_named_as_such(tmp_path):
@@ -145,8 +146,8 @@ def test_data_of_the_hub_are_named_as_such(tmp_path):
 
 def test_domains_have_the_names_of_the_benchmark_or_of_the_run():
     record = invented_records(domains=["art", "photo", "sketch"])[0]
-    assert domain_names(record) == ["art", "photo", "sketch"]
-    assert domain_names(invented_records(dataset="colored_digits")[0]) == ["+90%", "+80%", "-90%"]
+    assert domain_names([record]) == ["art", "photo", "sketch"]
+    assert domain_names(invented_records(dataset="colored_digits")[:1]) == ["+90%", "+80%", "-90%"]
 
 
 def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine(tmp_path):
@@ -174,7 +175,7 @@ def test_the_command_gives_every_option_of_the_run_back():
     again = vars(parser.parse_args(said))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
-    expected = {name: value for name, value in args.items() if name not in FREE} | {"data_dir": "DATA"}
+    expected = {name: value for name, value in args.items() if name not in NOT_IDENTITY} | {"data_dir": "DATA"}
     del expected["model_kwargs"]
     assert {name: again[name] for name in expected} == expected
 

@@ -20,7 +20,7 @@ STORAGE = "PUT /objects/"
 
 def prepared(folder, network=None, repo_id=REPOSITORY):
     fill_from_network(folder, fine_tuned() if network is None else network)
-    write_card(folder, load_folder(folder), repo_id, Origin("random initialisation"), CARDS)
+    write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
     return folder
 
 
@@ -81,6 +81,7 @@ def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(h
     assert len(hub.repositories[REPOSITORY].at("main").files) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_upload_leaves_nothing_half_made_and_its_repetition_succeeds(hub, tool, tmp_path, capfd):
     """The tool in a process of its own, killed while the hub has half of the weights."""
     run = write_run(tmp_path / "run")

@@ -19,7 +19,7 @@ REPOSITORY = "someone/network"
 
 def publish(folder, network, repo_id=REPOSITORY, **options):
     fill_from_network(folder, network)
-    write_card(folder, load_folder(folder), repo_id, Origin("random initialisation"), CARDS)
+    write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
     return push_folder(folder, repo_id, **options)
 
 

@@ -34,6 +34,7 @@ def scipy_harmonics(lonlat: Tensor, degrees: int) -> np.ndarray:
     return np.stack(columns, 1)
 
 
+@pytest.mark.slow
 def test_harmonics_equal_scipys_up_to_degree_40() -> None:
     lonlat = coordinates()
     ours = spherical_harmonics(lonlat, DEGREES)

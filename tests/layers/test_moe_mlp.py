@@ -5,7 +5,8 @@ import io
 
 import pytest
 import torch
-from timm.layers import GluMlp, Mlp
+from timm.layers import ConvMlp, GlobalResponseNormMlp, GluMlp, Mlp
+from timm.models.metaformer import StarReLU
 
 from tests.references.naive_moe import naive_mixture
 from timm_moe_dg.errors import RouterError
@@ -169,3 +170,56 @@ def test_impossible_settings_are_named(kwargs, message):
 def test_a_gated_feed_forward_is_refused_not_miscopied():
     with pytest.raises(RouterError, match="mlp='GluMlp'"):
         MoeMlp.from_dense(GluMlp(8, 16))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        torch.nn.GELU(approximate="tanh"),
+        StarReLU(scale_value=0.7, bias_value=-0.3),
+        torch.nn.LeakyReLU(0.4),
+        torch.nn.PReLU(init=0.6),
+    ],
+    ids=lambda act: type(act).__name__,
+)
+def test_arguments_and_learned_values_of_an_activation_come_along(act):
+    dense = Mlp(8, 16, norm_layer=torch.nn.LayerNorm).eval()
+    dense.act = act
+    for parameter in dense.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    layer = MoeMlp.from_dense(dense, num_experts=4, top_k=2)
+    torch.testing.assert_close(layer(images()), dense(images()), rtol=1e-5, atol=1e-5)
+    assert not {id(parameter) for parameter in layer.parameters()} & {id(parameter) for parameter in dense.parameters()}
+
+
+def test_dropout_frozen_parameters_and_the_mode_come_along():
+    dense = Mlp(8, 16, drop=(0.2, 0.3))
+    dense.fc1.weight.requires_grad_(False)
+    layer = MoeMlp.from_dense(dense, expert_drop=0.5)
+    assert (layer.experts.drop.p, layer.drop.p) == (pytest.approx(1 - 0.8 * 0.5), 0.3)
+    frozen = {name for name, parameter in layer.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"experts.fc1.weight"}
+    assert layer.training
+    assert not MoeMlp.from_dense(dense.eval()).training
+
+
+class Twice(Mlp):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [
+        (GlobalResponseNormMlp(8, 16), "mlp='GlobalResponseNormMlp': .*exactly timm.layers.Mlp"),
+        (ConvMlp(8, 16), "mlp='ConvMlp'"),
+        (Twice(8, 16), "mlp='Twice'"),
+        (Mlp(8, 16, use_conv=True), "mlp.fc1='Conv2d'"),
+        (Mlp(8, 16, 9), "mlp.fc2.out_features=9: .*in_features=8"),
+        (Mlp(8, 16, norm_layer=torch.nn.BatchNorm1d), "mlp.norm='BatchNorm1d'"),
+        (Mlp(8, 16, act_layer=lambda: torch.nn.PReLU(16)), "mlp.act.num_parameters=16"),
+    ],
+)
+def test_what_experts_cannot_copy_is_refused_by_name(dense, message):
+    with pytest.raises(RouterError, match=message):
+        MoeMlp.from_dense(dense)

@@ -109,6 +109,7 @@ def test_gradients_to_be_differentiated_equal_the_others_even_where_operands_dep
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [0.0, 0.4])
 def test_second_derivatives_are_right_too(drop):
     def with_the_same_mask(*tensors):
@@ -301,7 +302,7 @@ def test_torch_func_differentiates_through_the_loop():
         torch.testing.assert_close(got, want)
 
 
-def test_other_activations_and_normalised_hidden_features_take_the_loop():
+def test_other_activations_and_normalized_hidden_features_take_the_loop():
     torch.manual_seed(0)
     for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}):
         experts = StackedExperts(1, 8, 16, **options)

@@ -1,4 +1,4 @@
-"""What the methods penalise, against loops, closed forms and arithmetic by hand."""
+"""What the methods penalize, against loops, closed forms and arithmetic by hand."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_gradient_of_the_gradient_variance_flows_through_features_and_logits():
 
 
 def test_fishr_penalty_by_hand():
-    # Centres 2 and 4, all four distances 1 and 2: (1 + 4 + 1 + 4) / 4
+    # Centers 2 and 4, all four distances 1 and 2: (1 + 4 + 1 + 4) / 4
     assert fishr_penalty(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).item() == pytest.approx(2.5)
 
 

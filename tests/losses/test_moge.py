@@ -162,7 +162,7 @@ def upcycled(expert_perturbation: float) -> nn.Module:
     )
 
 
-def test_upcycled_experts_have_no_gradient_towards_diversity_until_they_are_perturbed(
+def test_upcycled_experts_have_no_gradient_toward_diversity_until_they_are_perturbed(
     batch: tuple[Tensor, Tensor, Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     images, lonlat, targets = batch

@@ -164,6 +164,7 @@ def _distributed_worker(rank: int, store: str, results: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_average_the_auxiliary_gradients_of_their_local_batches(tmp_path):
     results = str(tmp_path / "gradients.pt")
     torch.multiprocessing.spawn(_distributed_worker, (str(tmp_path / "store"), results), nprocs=2)
@@ -191,11 +192,11 @@ def test_a_dense_model_has_no_auxiliary_loss_and_an_untrained_mixture_says_so():
         timm_moe_dg.auxiliary_loss(tiny_model())
 
 
-def test_minimising_the_auxiliary_loss_balances_a_router():
+def test_minimizing_the_auxiliary_loss_balances_a_router():
     torch.manual_seed(0)
     layer = MoeMlp(12, 12, num_experts=4, router="linear")
     nn.init.normal_(layer.router.gate.weight, std=1.0)
-    x = torch.randn(256, 12) + 2  # an offset that favours some experts
+    x = torch.randn(256, 12) + 2  # an offset that favors some experts
     optimizer = torch.optim.Adam(layer.router.parameters(), lr=0.05)
     counts = []
     for _ in range(60):

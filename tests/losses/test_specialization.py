@@ -71,7 +71,7 @@ def test_cka_ignores_rotation_scale_and_offset_of_an_expert() -> None:
 
 
 def test_experts_without_a_common_direction_have_no_similarity() -> None:
-    # columns over four tokens: (1, -1, 0, 0) and (0, 0, 1, -1) are centred and orthogonal
+    # columns over four tokens: (1, -1, 0, 0) and (0, 0, 1, -1) are centered and orthogonal
     first = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
     assert cka_diversity_loss(torch.stack([first, first.flip(0)])).item() == pytest.approx(0.0, abs=1e-7)
 

@@ -24,6 +24,7 @@ def hold_and_borrow(held: int, borrowed: int):
     return step
 
 
+@pytest.mark.slow
 def test_what_is_held_counts_and_what_is_returned_counts_once():
     # a step that kept what it borrows would come to 64 + 6 * 32; imports of the first step add a few MiB
     assert peak_memory(hold_and_borrow, 64, 32, device="cpu", threads=1) == pytest.approx(96, abs=8)
@@ -41,6 +42,7 @@ def page_faults(keep: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 def test_kept_memory_is_used_again_without_page_faults():
     context = multiprocessing.get_context("spawn")  # the setting stays with its process

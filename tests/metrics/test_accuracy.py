@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import accuracy, group_accuracy, worst_group_accuracy
+from timm_moe_dg.metrics import accuracy, group_accuracy, worst_group
 
 GROUPS = 6
 
@@ -47,7 +47,7 @@ def test_accuracy_is_the_mean_weighted_by_group_size(sample):
 
 def test_worst_group_passes_over_empty_groups(sample):
     shares = [share for wanted in range(GROUPS) if (share := counted(*sample, wanted)[1]) is not None]
-    assert worst_group_accuracy(*sample, num_groups=GROUPS).item() == float(min(shares))
+    assert worst_group(*sample, num_groups=GROUPS).accuracy == float(min(shares))
 
 
 def test_order_does_not_matter(sample):
@@ -61,7 +61,7 @@ def test_order_does_not_matter(sample):
 def test_without_samples_everything_is_nan():
     empty = torch.zeros(0, dtype=torch.int64)
     assert math.isnan(accuracy(empty, empty))
-    assert math.isnan(worst_group_accuracy(empty, empty, empty, num_groups=2))
+    assert math.isnan(worst_group(empty, empty, empty, num_groups=2).accuracy)
     assert group_accuracy(empty, empty, empty, num_groups=2).num_samples.tolist() == [0, 0]
 
 
@@ -76,3 +76,24 @@ def test_logits_in_place_of_predictions():
     labels = torch.tensor([0, 1, 2])
     with pytest.raises(ArgumentError, match="three vectors of equal length"):
         group_accuracy(torch.zeros(3, 4), labels, labels, num_groups=3)
+
+
+def test_the_worst_group_comes_with_its_size() -> None:
+    # group 0: 2 of 3 right, group 1: none of 2, group 2: empty, group 3: 1 of 1
+    predicted = torch.tensor([0, 1, 2, 0, 0, 3])
+    target = torch.tensor([0, 1, 0, 1, 2, 3])
+    group = torch.tensor([0, 0, 0, 1, 1, 3])
+    assert worst_group(predicted, target, group, 4) == (0.0, 1, 2)
+    accuracy, index, number = worst_group(predicted, target, group, 4, ignored=[1])
+    assert (accuracy, index, number) == (pytest.approx(2 / 3), 0, 3)
+
+
+def test_without_a_group_that_counts_the_worst_is_unknown() -> None:
+    empty = torch.zeros(0, dtype=torch.long)
+    accuracy, index, number = worst_group(empty, empty, empty, 2)
+    assert math.isnan(accuracy)
+    assert (index, number) == (-1, 0)
+    one = torch.ones(1, dtype=torch.long)
+    assert worst_group(one, one, one, 2, ignored=[1]).group == -1
+    with pytest.raises(ArgumentError, match="ignored"):
+        worst_group(one, one, one, 2, ignored=[2])

@@ -1,12 +1,14 @@
-"""Confusion matrix against counting in plain Python."""
+"""Confusion matrix against counting in plain Python, F1-macro by hand and against scikit-learn as WILDS calls it."""
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import accuracy, confusion_matrix
+from timm_moe_dg.metrics import accuracy, confusion_matrix, f1_macro
 
 
 def test_every_cell_is_counted():
@@ -32,3 +34,34 @@ def test_without_samples_everything_is_zero():
 def test_mistakes_are_named(predicted, target, message):
     with pytest.raises(ArgumentError, match=message):
         confusion_matrix(torch.tensor(predicted), torch.tensor(target), num_classes=3)
+
+
+def test_f1_equals_what_wilds_asks_scikit_learn_for() -> None:
+    """Up to 182 classes, as iWildCam has, of which few may occur; some are only predicted, some never predicted."""
+    random = np.random.default_rng(0)
+    only_predicted = 0
+    for _ in range(1000):
+        classes, number = random.integers(1, 183), random.integers(1, 60)
+        present = random.choice(classes, random.integers(1, classes + 1), replace=False)
+        target = random.choice(present, number)
+        predicted = np.where(random.random(number) < random.random(), target, random.integers(0, classes, number))
+        labels = np.unique(target)
+        expected = f1_score(target, predicted, average="macro", labels=labels, zero_division=0)
+        assert f1_macro(torch.tensor(predicted), torch.tensor(target)).item() == pytest.approx(expected, abs=1e-12)
+        only_predicted += len(np.setdiff1d(predicted, labels)) > 0
+    assert only_predicted > 500
+
+
+def test_a_class_that_is_only_predicted_has_no_f1_of_its_own() -> None:
+    # class 0: TP 1, FN 1 -> 2/3; class 1: TP 1 -> 1; class 2 is no target
+    assert f1_macro(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])).item() == pytest.approx((2 / 3 + 1) / 2)
+    assert f1_macro(torch.tensor([5]), torch.tensor([2])).item() == 0.0
+
+
+def test_f1_by_hand_and_at_its_ends() -> None:
+    # class 0: TP 1, FP 0, FN 1 -> 2/3; class 1: TP 1, FP 1, FN 0 -> 2/3
+    assert f1_macro(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])).item() == pytest.approx(2 / 3)
+    assert f1_macro(torch.tensor([4, 4]), torch.tensor([4, 4])).item() == 1.0
+    assert f1_macro(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)).isnan()
+    with pytest.raises(ArgumentError, match="predicted"):
+        f1_macro(torch.zeros(2), torch.zeros(3))

@@ -91,7 +91,7 @@ FAMILIES = [BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "hybr
 MOGE = [case for case in CASES if case.metadata]
 
 
-def randomise(model: nn.Module, std: float = 0.05, seed: int = 1) -> nn.Module:
+def randomize(model: nn.Module, std: float = 0.05, seed: int = 1) -> nn.Module:
     """Moves every weight away from its initial value, so that no bias is 0 and no two experts are equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

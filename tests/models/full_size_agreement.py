@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tests.models.cases import BY_NAME, Case, mixture_layers, randomise
+from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
 from timm_moe_dg.export.programs import Program, load_onnx, record_program, save_onnx
 
 
 def prepared(case: Case) -> nn.Module:
     """The registered model with weights away from their initial values."""
     torch.manual_seed(0)
-    model = randomise(case.build(), std=0.02).eval()
+    model = randomize(case.build(), std=0.02).eval()
     for layer in mixture_layers(model).values():
-        for name, parameter in layer.router.named_parameters():
+        for name, parameter in layer.get_submodule("router").named_parameters():
             if name in ("codes", "gate.weight"):
                 nn.init.normal_(parameter)
     return model

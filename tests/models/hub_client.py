@@ -33,7 +33,7 @@ def run_request(case: str, model: str, options: dict[str, Any]) -> dict[str, Any
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        network = timm.create_model(model, pretrained=True, **options).eval()
+        network: Any = timm.create_model(model, pretrained=True, **options).eval()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from tests.models.cases import BY_NAME, overlay, randomise
+from tests.models.cases import BY_NAME, overlay, randomize
 
 TOLERANCE = 1e-5
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 @pytest.fixture
 def dense(family):
     """A dense model whose weights are away from their initial values."""
-    return randomise(family.small_dense()).eval()
+    return randomize(family.small_dense()).eval()
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def test_one_channel_sees_the_sum_of_the_three_filters(family, dense):
     summed = first_conv.weight.sum(1, keepdim=True)
     torch.testing.assert_close(model.get_submodule(kernel).weight, summed)
     if family.name == "hybrid_sfmoe_r26_s16":
-        return  # its stem standardises the filters afterwards, so that the models differ
+        return  # its stem standardizes the filters afterwards, so that the models differ
     images = family.images()[:, :1]
     torch.testing.assert_close(model(images), dense(images.expand(-1, 3, -1, -1)), rtol=0, atol=TOLERANCE)
 
@@ -56,13 +56,13 @@ def test_another_image_size_resamples_the_position_embedding(family, dense):
 
 
 @torch.no_grad()
-def test_average_pooling_keeps_the_final_normalisation(family, dense, caplog):
+def test_average_pooling_keeps_the_final_normalization(family, dense, caplog):
     with caplog.at_level(logging.WARNING):
         model = family.small(global_pool="avg", **overlay(dense.state_dict())).eval()
     assert "Unexpected keys" not in caplog.text
     assert torch.equal(model.fc_norm.weight, dense.norm.weight)
     assert torch.equal(model.fc_norm.bias, dense.norm.bias)
-    # timm's order with average pooling: pool the unnormalised patch tokens, then normalise
+    # timm's order with average pooling: pool the unnormalized patch tokens, then normalize
     dense_norm, dense.norm = dense.norm, torch.nn.Identity()
     expected = dense.head(dense_norm(dense.forward_features(family.images())[:, 1:].mean(1)))
     torch.testing.assert_close(model(family.images()), expected, rtol=0, atol=TOLERANCE)
@@ -70,7 +70,7 @@ def test_average_pooling_keeps_the_final_normalisation(family, dense, caplog):
 
 @torch.no_grad()
 def test_an_average_pooled_checkpoint_returns_to_token_pooling(family):
-    source = randomise(family.small(global_pool="avg")).eval()
+    source = randomize(family.small(global_pool="avg")).eval()
     model = family.small(**overlay(source.state_dict())).eval()
     assert torch.equal(model.norm.weight, source.fc_norm.weight)
     assert torch.equal(model.norm.bias, source.fc_norm.bias)
@@ -99,7 +99,7 @@ def test_dynamic_image_size_equals_the_dense_models(family, dense):
 @torch.no_grad()
 def test_layer_scale_and_register_tokens_come_from_a_source_that_has_them(family):
     options = {"init_values": 0.5, "reg_tokens": 2, "qk_norm": True}
-    dense = randomise(family.small_dense(**options)).eval()
+    dense = randomize(family.small_dense(**options)).eval()
     model = family.small(**overlay(dense.state_dict()), **options).eval()
     torch.testing.assert_close(model(family.images()), dense(family.images()), rtol=0, atol=TOLERANCE)
 
@@ -107,7 +107,7 @@ def test_layer_scale_and_register_tokens_come_from_a_source_that_has_them(family
 @torch.no_grad()
 def test_the_hybrids_finer_grid_uses_the_weights_of_stride_32():
     case = BY_NAME["hybrid_sfmoe_r26_s16"]
-    dense = randomise(case.small_dense()).eval()
+    dense = randomize(case.small_dense()).eval()
     model = case.small(output_stride=16, **overlay(dense.state_dict())).eval()
     assert model.patch_embed.grid_size == (4, 4)
     assert model.feature_info[0]["reduction"] == 16

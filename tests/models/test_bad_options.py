@@ -4,7 +4,7 @@ import pytest
 
 from tests.models.cases import BY_NAME, mixture_layers
 from timm_moe_dg.errors import MoeDgError, MoeLayersError, RouterError
-from timm_moe_dg.models._block import resolve_moe_layers
+from timm_moe_dg.models._moe_vit import resolve_moe_layers
 
 TOKEN_ROUTED = [BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "hybrid_sfmoe_r26_s16")]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.cases import BY_NAME, FAMILIES, randomise
+from tests.models.cases import BY_NAME, FAMILIES, randomize
 
 TOLERANCE = 1e-6
 CASES = [*FAMILIES, BY_NAME["moge_small_patch32_384"]]
@@ -14,7 +14,7 @@ CASES = [*FAMILIES, BY_NAME["moge_small_patch32_384"]]
 def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case):
     # a training capacity, where the family has one, must not hold in evaluation
     options = {} if case.metadata else {"capacity_factor": 0.5}
-    model = randomise(case.small(**options)).eval()
+    model = randomize(case.small(**options)).eval()
     inputs = case.inputs(8)
     together = model(*inputs)
     alone = torch.cat([model(*(one[index : index + 1] for one in inputs)) for index in range(8)])
@@ -28,7 +28,7 @@ def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_many_copies_of_one_image_crowd_nobody_out(case):
     # With a capacity that also held in evaluation, these would all want the same experts
-    model, inputs = randomise(case.small()).eval(), case.inputs(2)
+    model, inputs = randomize(case.small()).eval(), case.inputs(2)
     crowd = tuple(torch.cat([one[:1].expand(15, *one.shape[1:]), one[1:]]) for one in inputs)
     torch.testing.assert_close(model(*crowd)[-1:], model(*inputs)[-1:], rtol=0, atol=TOLERANCE)
 
@@ -37,7 +37,7 @@ def test_many_copies_of_one_image_crowd_nobody_out(case):
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
 def test_an_image_among_others_at_full_size(name):
     case = BY_NAME[name]
-    model = randomise(case.build(num_classes=10), std=0.02).eval()
+    model = randomize(case.build(num_classes=10), std=0.02).eval()
     inputs = case.inputs(4, size=224)
     together, alone = model(*inputs), model(*(one[:1] for one in inputs))
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=TOLERANCE)

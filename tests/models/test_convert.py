@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomise
+from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomize
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.models._convert import convert_tutel_state_dict, is_tutel_state_dict
 
@@ -58,7 +58,7 @@ def released(model: torch.nn.Module, form: str = "plain", bias_axis: bool = Fals
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def source(request) -> tuple[Case, torch.nn.Module]:
     """A model whose experts and routers are away from their initial values, and its case."""
-    return request.param, randomise(request.param.small()).eval()
+    return request.param, randomize(request.param.small()).eval()
 
 
 @torch.no_grad()
@@ -135,7 +135,7 @@ def test_a_released_checkpoint_of_another_gate_is_refused():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_recognised_in_every_form(source, form):
+def test_recognized_in_every_form(source, form):
     _, model = source
     assert is_tutel_state_dict(released(model, form))
 

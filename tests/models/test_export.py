@@ -5,7 +5,7 @@ import torch
 from timm.layers import create_feature_extractor
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomise
+from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, randomize
 from timm_moe_dg.export.programs import load_onnx, record_program, save_onnx
 
 pytestmark = [
@@ -19,7 +19,7 @@ SHORT = {"depth": 2, "moe_layers": [1]}
 def prepared(case: Case, **options) -> torch.nn.Module:
     """A short model in which routing matters: every expert and code is different."""
     torch.manual_seed(0)
-    model = randomise(case.small(**{**SHORT, **options})).eval()
+    model = randomize(case.small(**{**SHORT, **options})).eval()
     for layer in mixture_layers(model).values():
         for name, parameter in layer.router.named_parameters():
             if name in ("codes", "gate.weight"):
@@ -61,6 +61,7 @@ def test_exported_program_with_a_dynamic_batch(recorded):
     assert_agrees(case, model, program.module())
 
 
+@pytest.mark.slow
 def test_onnx_through_onnxruntime_with_a_dynamic_batch(recorded, tmp_path):
     case, model, program = recorded
     save_onnx(program, tmp_path / "model.onnx")
@@ -76,6 +77,7 @@ def test_torchscript(recorded):
         torch.testing.assert_close(scripted(images), model(images), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_tracing(recorded):
     case, model, _ = recorded
     assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
@@ -125,6 +127,7 @@ def test_a_scripted_model_can_be_trained():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), [("gmoe_tiny_patch16", "inductor"), ("moge_tiny", "aot_eager")])
 def test_compiled_without_graph_break_forward_and_backward(name, backend):
     # aot_eager takes the same two graphs without generating code; full_size_agreement generates it for all models

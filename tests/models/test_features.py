@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from tests.models.cases import BY_NAME, FAMILIES, MOGE, overlay, randomise, upcycled
+from tests.models.cases import BY_NAME, FAMILIES, MOGE, overlay, randomize, upcycled
 
 GMOE, MOGE_TINY = BY_NAME["gmoe_tiny_patch16"], BY_NAME["moge_tiny"]
 
@@ -28,7 +28,7 @@ def assert_equal_results(one, other, **tolerance) -> None:
 
 @torch.no_grad()
 def test_forward_intermediates_ends_in_forward_features(family):
-    model, inputs = randomise(family.small()).eval(), family.inputs()
+    model, inputs = randomize(family.small()).eval(), family.inputs()
     keywords = {"metadata": inputs[1]} if family.metadata else {}
     final, intermediates = model.forward_intermediates(inputs[0], output_fmt="NLC", norm=True, **keywords)
     expected = model.forward_features(*inputs)
@@ -41,7 +41,7 @@ def test_forward_intermediates_ends_in_forward_features(family):
 
 @torch.no_grad()
 def test_logits_are_the_head_on_forward_features(family):
-    model, inputs = randomise(family.small()).eval(), family.inputs()
+    model, inputs = randomize(family.small()).eval(), family.inputs()
     tokens = model.forward_features(*inputs)
     assert torch.equal(model.forward_head(tokens), model(*inputs))
     assert torch.equal(model.head(model.forward_head(tokens, pre_logits=True)), model(*inputs))
@@ -52,8 +52,8 @@ def test_logits_are_the_head_on_forward_features(family):
 def shared_and_dense():
     """MoGE in shared mode and the dense model whose feed-forwards are its shared experts."""
     torch.manual_seed(0)
-    dense = randomise(MOGE_TINY.small_dense(reg_tokens=2)).eval()
-    model = randomise(upcycled(MOGE_TINY, dense, reg_tokens=2)).eval()
+    dense = randomize(MOGE_TINY.small_dense(reg_tokens=2)).eval()
+    model = randomize(upcycled(MOGE_TINY, dense, reg_tokens=2)).eval()
     weights = {key.replace(".mlp.shared.", ".mlp."): value for key, value in model.state_dict().items()}
     dense.load_state_dict({key: weights[key] for key in dense.state_dict()})
     assert type(dense) is VisionTransformer
@@ -81,7 +81,7 @@ def test_moge_forward_intermediates_is_timms_in_every_combination_of_arguments(s
 @torch.no_grad()
 def test_moge_forward_intermediates_without_prefix_tokens_is_timms():
     options = {"class_token": False, "global_pool": "avg"}
-    dense = randomise(MOGE_TINY.small_dense(**options)).eval()
+    dense = randomize(MOGE_TINY.small_dense(**options)).eval()
     model, images = upcycled(MOGE_TINY, dense, **options).eval(), MOGE_TINY.images()
     for combination in COMBINATIONS:
         ours, theirs = (one.forward_intermediates(images, **combination) for one in (model, dense))
@@ -101,7 +101,7 @@ def test_moge_get_intermediate_layers_is_timms(shared_and_dense, arguments):
 
 @torch.no_grad()
 def test_moge_get_intermediate_layers_takes_metadata():
-    model, (images, metadata) = randomise(MOGE_TINY.small()).eval(), MOGE_TINY.inputs()
+    model, (images, metadata) = randomize(MOGE_TINY.small()).eval(), MOGE_TINY.inputs()
     ours = model.get_intermediate_layers(images, 4, metadata=metadata)
     expected = model.forward_intermediates(images, 4, output_fmt="NLC", intermediates_only=True, metadata=metadata)
     assert_equal_results(ours, expected)
@@ -116,7 +116,7 @@ def test_moge_forward_intermediates_refuses_an_unknown_format():
 @torch.no_grad()
 @pytest.mark.parametrize("case", [GMOE, *MOGE], ids=lambda case: case.name)
 def test_pruning_keeps_the_features_that_were_asked_for(case):
-    model, inputs = randomise(case.small()).eval(), case.inputs()
+    model, inputs = randomize(case.small()).eval(), case.inputs()
     keywords = {"metadata": inputs[1]} if case.metadata else {}
     before = model.forward_intermediates(inputs[0], indices=[0, 2], intermediates_only=True, **keywords)
     assert model.prune_intermediate_layers([0, 2]) == [0, 2]
@@ -128,7 +128,7 @@ def test_pruning_keeps_the_features_that_were_asked_for(case):
 
 @torch.no_grad()
 def test_resetting_the_classifier(family):
-    model, inputs = randomise(family.small()).eval(), family.inputs()
+    model, inputs = randomize(family.small()).eval(), family.inputs()
     tokens = model.forward_features(*inputs)
     model.reset_classifier(3)
     assert model.get_classifier() is model.head
@@ -143,7 +143,7 @@ def test_resetting_the_classifier(family):
 
 @torch.no_grad()
 def test_a_new_input_size_equals_the_dense_models(family):
-    dense = randomise(family.small_dense()).eval()
+    dense = randomize(family.small_dense()).eval()
     model = upcycled(family, dense).eval()
     size = 3 * family.small_size
     for one in (model, dense):
@@ -195,7 +195,7 @@ CONSTRUCTOR = {
 @pytest.mark.parametrize("name", CONSTRUCTOR)
 def test_a_constructor_argument_of_timms_does_what_it_does_in_the_dense_model(case, name):
     options = {name: CONSTRUCTOR[name], **({"global_pool": "avg"} if name == "class_token" else {})}
-    dense = randomise(case.small_dense(**options)).eval()
+    dense = randomize(case.small_dense(**options)).eval()
     model = upcycled(case, dense, **options).eval()
     torch.testing.assert_close(model(*case.inputs()), dense(case.images()), rtol=0, atol=1e-5)
     plain = case.small_dense().state_dict()
@@ -210,7 +210,7 @@ def test_a_constructor_argument_of_timms_does_what_it_does_in_the_dense_model(ca
     "name", ["drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"]
 )
 def test_a_dropout_rate_of_timms_acts_in_training_only(case, name):
-    model, inputs = randomise(case.small(**{name: 0.5}, **case.without_chance)), case.inputs()
+    model, inputs = randomize(case.small(**{name: 0.5}, **case.without_chance)), case.inputs()
     assert torch.equal(model.eval()(*inputs), model(*inputs))
     model.train()
     assert not torch.equal(model(*inputs), model(*inputs))
@@ -219,7 +219,7 @@ def test_a_dropout_rate_of_timms_acts_in_training_only(case, name):
 @torch.no_grad()
 def test_bfloat16_weights_and_autocast_stay_close_to_float32(family):
     # Equal experts: a token whose rounded logits pick other experts gets the same output
-    dense = randomise(family.small_dense(), std=0.02).eval()
+    dense = randomize(family.small_dense(), std=0.02).eval()
     model, inputs = upcycled(family, dense).eval(), family.inputs()
     exact = model(*inputs)
     low = family.small(dtype=torch.bfloat16, **overlay(dense.state_dict())).eval()
@@ -231,3 +231,17 @@ def test_bfloat16_weights_and_autocast_stay_close_to_float32(family):
     scale = exact.abs().max()
     assert (rounded - exact).abs().max() < 0.05 * scale
     assert (mixed - exact).abs().max() < 0.05 * scale
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("case", [GMOE, *MOGE], ids=lambda case: case.name)
+def test_every_parameter_that_pruning_leaves_is_used(case, index):
+    # the mixtures are in blocks 1 and 3 of 4, so that the first tap needs no metadata
+    model = case.small(moe_layers=[1, 3]).train()
+    model.prune_intermediate_layers([index], prune_norm=True)
+    features = model.forward_intermediates(case.images(), indices=[index], intermediates_only=True)
+    sum(feature.sum() for feature in features).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    if case.metadata:
+        assert any("metadata_encoder" in name for name, _ in model.named_parameters()) == (index > 0)
+        assert model(*case.inputs()).shape == (3, 5, 32)

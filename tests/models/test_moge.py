@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, Case, mixture_layers, randomise
+from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
 from timm_moe_dg.errors import MetadataError, RouterError
 
 COORDINATES, IDS = BY_NAME["moge_tiny"], BY_NAME["moge_small_patch32_384"]
@@ -55,9 +55,9 @@ def reference_logits(model, images, feed_forward_of):
         x = torch.cat([model.cls_token, x], dim=1) + model.pos_embed
         for block in model.blocks:
             x = x + block.attn(block.norm1(x))
-            normalised = block.norm2(x)
+            normalized = block.norm2(x)
             is_mixture = hasattr(block.mlp, "router")
-            x = x + (feed_forward_of(block.mlp, index, normalised) if is_mixture else block.mlp(normalised))
+            x = x + (feed_forward_of(block.mlp, index, normalized) if is_mixture else block.mlp(normalized))
         rows.append(model.head(model.norm(x)[:, 0]))
     return torch.cat(rows)
 
@@ -65,7 +65,7 @@ def reference_logits(model, images, feed_forward_of):
 @pytest.fixture
 def model(moge):
     """A small model in float64 with weights away from their initial values: gates off 0.5, experts all different."""
-    model = randomise(moge.small(dtype=torch.float64)).eval()
+    model = randomize(moge.small(dtype=torch.float64)).eval()
     for layer in mixture_layers(model).values():
         torch.nn.init.normal_(layer.router.codes)
         layer.logit_scale_exp = layer.router.logit_scale.exp().item()
@@ -140,7 +140,7 @@ def test_an_unknown_expert_mode_is_refused_and_changes_nothing(mode):
 
 @torch.no_grad()
 def test_missing_metadata_give_the_shared_logits_bit_by_bit(moge):
-    model = randomise(moge.small()).eval()
+    model = randomize(moge.small()).eval()
     images, metadata = moge.inputs(6)
     absent = unknown(metadata)
     alone, mixed = model(images), model(images, metadata)
@@ -151,13 +151,13 @@ def test_missing_metadata_give_the_shared_logits_bit_by_bit(moge):
 @torch.no_grad()
 @pytest.mark.parametrize("place", [(float("nan"), 1.0), (1.0, float("nan")), (float("nan"), float("nan"))])
 def test_one_missing_coordinate_is_enough(place):
-    model, images = randomise(COORDINATES.small()).eval(), COORDINATES.images(1)
+    model, images = randomize(COORDINATES.small()).eval(), COORDINATES.images(1)
     assert torch.equal(model(images, torch.tensor([place])), model(images))
 
 
 @torch.no_grad()
 def test_a_prediction_depends_on_the_place(moge):
-    model, image = randomise(moge.small()).eval(), moge.images(1)
+    model, image = randomize(moge.small()).eval(), moge.images(1)
     places = (
         [torch.tensor([[10.0, 20.0]]), torch.tensor([[-120.0, -33.0]])]
         if moge is COORDINATES
@@ -171,7 +171,7 @@ def test_a_prediction_depends_on_the_place(moge):
 
 @torch.no_grad()
 def test_longitudes_180_degrees_either_way_are_the_same_place():
-    model, image = randomise(COORDINATES.small(dtype=torch.float64)).eval(), COORDINATES.images(1).double()
+    model, image = randomize(COORDINATES.small(dtype=torch.float64)).eval(), COORDINATES.images(1).double()
     west, east = (model(image, torch.tensor([[longitude, 10.0]], dtype=torch.float64)) for longitude in (-180.0, 180.0))
     torch.testing.assert_close(west, east, rtol=0, atol=1e-10)
 
@@ -208,7 +208,7 @@ def test_the_head_alone_can_be_trained_on_the_frozen_shared_backbone(moge):
 
 def test_an_encoder_of_ones_own_takes_other_metadata():
     encoder = torch.nn.Linear(3, 16)
-    model = randomise(COORDINATES.small(metadata_encoder=encoder, metadata_features=16)).eval()
+    model = randomize(COORDINATES.small(metadata_encoder=encoder, metadata_features=16)).eval()
     images, sensors = COORDINATES.images(), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [float("nan"), 0.0, 0.0]])
     logits = model(images, sensors)
     assert torch.equal(logits[2], model(images)[2])
@@ -283,7 +283,7 @@ def test_the_bounds_themselves_are_places():
 
 @torch.no_grad()
 def test_ids_may_be_of_any_integer_type_and_every_negative_one_is_unknown():
-    model, images = randomise(IDS.small()).eval(), IDS.images()
+    model, images = randomize(IDS.small()).eval(), IDS.images()
     ids = torch.tensor([3, -1, 7])
     assert torch.equal(model(images, ids.int()), model(images, ids))
     assert torch.equal(model(images, torch.tensor([3, -100, 7])), model(images, ids))

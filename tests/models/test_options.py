@@ -9,7 +9,7 @@ import torch
 from timm.models import save_for_hf
 from timm.models.vision_transformer import VisionTransformer
 
-from tests.models.cases import BY_NAME, CASES, SMALL, randomise
+from tests.models.cases import BY_NAME, CASES, SMALL, randomize
 from timm_moe_dg.models._geo_vit import GeoMoeVisionTransformer
 from timm_moe_dg.models._moe_vit import MoeVisionTransformer
 from timm_moe_dg.models.erm_le import LocationVisionTransformer
@@ -21,7 +21,7 @@ OURS = {"num_experts", "top_k", "router_noise", "expert_drop", "moe_layers"}
 
 def small(name, **kwargs):
     size = BY_NAME[name].small_size if name in BY_NAME else 32
-    return randomise(timm.create_model(name, **{**SMALL, "img_size": size, **kwargs})).eval()
+    return randomize(timm.create_model(name, **{**SMALL, "img_size": size, **kwargs})).eval()
 
 
 def images(name):
@@ -65,6 +65,7 @@ def change_defaults(monkeypatch, cls, changes):
     monkeypatch.setattr(cls, "__init__", changed)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_model_reloads_after_every_default_changed(name, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from timm.models import save_for_hf
 
 from tests.hub_cache import fill_cache
 from tests.hub_server import serve
-from tests.models.cases import BY_NAME, CASES, randomise
+from tests.models.cases import BY_NAME, CASES, randomize
 from tests.models.hub_client import ask, small_request
 
 TOLERANCE = 1e-5
@@ -20,7 +20,7 @@ def dense_models():
     models = {}
     for seed, (source, case) in enumerate(sources.items()):
         torch.manual_seed(seed)
-        models[source] = randomise(case.small_dense(num_classes=1000), seed=seed).eval()
+        models[source] = randomize(case.small_dense(num_classes=1000), seed=seed).eval()
     return models
 
 
@@ -68,6 +68,7 @@ def test_the_log_says_which_source_filled_how_many_experts(case, offline_answers
     assert offline_answers[case.name, 7]["log"] == [expected_line]
 
 
+@pytest.mark.slow
 def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
     (answer,) = ask([small_request("gmoe_tiny_patch16")], tmp_path, HF_HUB_OFFLINE="1")
     assert "LocalEntryNotFoundError" in answer["error"]
@@ -83,7 +84,7 @@ def http_session(dense_models, tmp_path_factory):
     incomplete = {key: value for key, value in weights.items() if key != "blocks.1.mlp.fc1.weight"}
     safetensors.torch.save_file(incomplete, folders["broken"] / "model.safetensors")
     torch.manual_seed(0)
-    trained = randomise(BY_NAME["moge_tiny"].small(num_classes=5, moe_layers=[1, 3], num_experts=4)).eval()
+    trained = randomize(BY_NAME["moge_tiny"].small(num_classes=5, moe_layers=[1, 3], num_experts=4)).eval()
     save_for_hf(trained, folders["trained"], safe_serialization=True)
     repositories = {
         f"timm/{source}": folders["dense"],

@@ -53,7 +53,7 @@ def test_configuration_describes_the_dense_weights_as_timm_does(case, key):
     assert getattr(ours, key) == getattr(theirs, key)
 
 
-def test_every_licence_is_apache():
+def test_every_license_is_apache():
     assert {timm.get_pretrained_cfg(case.name).license for case in CASES} == {"apache-2.0"}
 
 
@@ -67,7 +67,7 @@ def test_the_registered_image_size_is_built(case):
     assert case.build(device="meta", weight_init="skip").patch_embed.img_size == (case.img_size, case.img_size)
 
 
-def test_a_misspelt_option_is_refused(case):
+def test_a_misspelled_option_is_refused(case):
     with pytest.raises(TypeError, match="num_expert"):
         case.small(num_expert=3)
 
@@ -82,12 +82,14 @@ def import_report() -> list[set[str]]:
     return [set(line.split()) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 def test_importing_adds_nothing_beyond_timm_and_torchvision_and_overwrites_no_model(import_report):
     before, after = import_report
     assert "timm_moe_dg.models.gmoe" in after
     assert {name.partition(".")[0] for name in after - before} == {"timm_moe_dg"}
 
 
+@pytest.mark.slow
 def test_importing_loads_neither_plots_nor_training_nor_export(import_report):
     assert not {"matplotlib", "accelerate", "sklearn", "scipy", "onnx"} & import_report[1]
 

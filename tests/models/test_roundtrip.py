@@ -9,7 +9,7 @@ import timm
 import torch
 from timm.models import save_for_hf
 
-from tests.models.cases import BY_NAME, overlay, randomise
+from tests.models.cases import BY_NAME, overlay, randomize
 
 OPTIONS = {"moe_layers": [1, 3], "num_experts": 4, "top_k": 3}
 
@@ -17,7 +17,7 @@ OPTIONS = {"moe_layers": [1, 3], "num_experts": 4, "top_k": 3}
 @pytest.fixture
 def saved(case, tmp_path):
     """A trained-like model that differs from its name's defaults, and the folder it was saved to."""
-    model = randomise(case.small(**OPTIONS)).eval()
+    model = randomize(case.small(**OPTIONS)).eval()
     folder = tmp_path / "best"
     save_for_hf(model, folder, safe_serialization=True)
     return model, folder
@@ -54,7 +54,7 @@ def test_saving_a_loaded_model_again_changes_nothing(case, saved, tmp_path):
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
 def test_a_saved_folder_can_be_fine_tuned_for_other_classes_and_sizes(name, tmp_path):
     case = BY_NAME[name]
-    model = randomise(case.small(**OPTIONS)).eval()
+    model = randomize(case.small(**OPTIONS)).eval()
     save_for_hf(model, tmp_path, safe_serialization=True)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=3).eval()
     tokens = again.forward_features(case.images())
@@ -75,7 +75,7 @@ def test_a_model_upcycled_from_a_state_dict_can_be_saved(family, tmp_path):
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 def test_a_file_named_in_the_configuration_is_upcycled_and_logged(tmp_path, suffix, caplog):
     case = BY_NAME["sfmoe_small"]
-    dense = randomise(case.small_dense()).eval()
+    dense = randomize(case.small_dense()).eval()
     file = tmp_path / f"dense.{suffix}"
     save = safetensors.torch.save_file if suffix == "safetensors" else torch.save
     save(dense.state_dict(), file)

@@ -8,7 +8,7 @@ import torch
 from timm.utils import ModelEmaV3
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomise
+from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomize
 
 COEFFICIENT = 0.01
 
@@ -21,7 +21,7 @@ def loss_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.T
 
 def gradients(case: Case, inputs: tuple[torch.Tensor, ...], checkpointing: bool, **options) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = randomise(case.small(**options)).train()
+    model = randomize(case.small(**options)).train()
     model.set_grad_checkpointing(checkpointing)
     torch.manual_seed(1)
     loss = loss_of(model, inputs)
@@ -40,7 +40,7 @@ def test_every_parameter_gets_a_gradient_from_two_images(case):
 @pytest.mark.parametrize("with_metadata", [True, False], ids=["metadata", "images alone"])
 def test_every_parameter_of_moge_gets_a_gradient_from_the_task_alone(moge, with_metadata):
     # Without metadata, routers and encoder must still have gradients, if only zeros, for distributed training
-    model = randomise(moge.small()).train()
+    model = randomize(moge.small()).train()
     inputs = moge.inputs(2) if with_metadata else (moge.images(2),)
     model(*inputs).sum().backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
@@ -51,7 +51,7 @@ def test_every_parameter_of_moge_gets_a_gradient_from_the_task_alone(moge, with_
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "sfmoe_small"])
 def test_the_router_learns_from_the_task_through_the_combine_weights(name):
     for top_k in (1, 2):
-        model = randomise(BY_NAME[name].small(top_k=top_k)).train()
+        model = randomize(BY_NAME[name].small(top_k=top_k)).train()
         model(BY_NAME[name].images()).square().sum().backward()
         for layer in mixture_layers(model).values():
             assert all(parameter.grad.any() for parameter in layer.router.parameters() if parameter.ndim == 2)
@@ -91,7 +91,7 @@ def test_the_auxiliary_loss_alone_has_equal_gradients_under_checkpointing(family
     found = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = randomise(family.small()).train()
+        model = randomize(family.small()).train()
         model.set_grad_checkpointing(checkpointing)
         torch.manual_seed(1)
         logits = model(*family.inputs())
@@ -104,7 +104,7 @@ def test_the_auxiliary_loss_alone_has_equal_gradients_under_checkpointing(family
 
 @torch.no_grad()
 def test_evaluation_is_the_same_with_checkpointing_on(family):
-    model, inputs = randomise(family.small()).eval(), family.inputs()
+    model, inputs = randomize(family.small()).eval(), family.inputs()
     plain = model(*inputs)
     model.set_grad_checkpointing()
     assert torch.equal(model(*inputs), plain)
@@ -115,7 +115,7 @@ def test_evaluation_is_the_same_with_checkpointing_on(family):
     "chance", [{"expert_drop": 0.5}, {"router_noise": 5.0}], ids=["expert dropout", "router noise"]
 )
 def test_dropout_and_noise_act_in_training_only(family, chance):
-    model, inputs = randomise(family.small(**{**family.without_chance, **chance})), family.inputs()
+    model, inputs = randomize(family.small(**{**family.without_chance, **chance})), family.inputs()
     assert not torch.equal(model(*inputs), model(*inputs))
     model.eval()
     assert torch.equal(model(*inputs), model(*inputs))
@@ -123,7 +123,7 @@ def test_dropout_and_noise_act_in_training_only(family, chance):
 
 @torch.no_grad()
 def test_training_without_noise_or_dropout_computes_what_evaluation_computes(family):
-    model, inputs = randomise(family.small(**family.without_chance)), family.inputs()
+    model, inputs = randomize(family.small(**family.without_chance)), family.inputs()
     torch.testing.assert_close(model(*inputs), model.eval()(*inputs), rtol=0, atol=1e-6)
 
 
@@ -131,7 +131,7 @@ def test_training_without_noise_or_dropout_computes_what_evaluation_computes(fam
 def trained(request):
     """A model right after a training forward, with routing records that belong to a graph; and its case."""
     case: Case = request.param
-    model = randomise(case.small()).train()
+    model = randomize(case.small()).train()
     loss_of(model, case.inputs())
     assert all(layer.routing.logits.grad_fn is not None for layer in mixture_layers(model).values())
     return case, model
@@ -161,7 +161,7 @@ def test_the_moving_average_of_weights_is_the_average(trained):
     case, model = trained
     average = ModelEmaV3(model, decay=0.75)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    randomise(model, std=0.1, seed=5)
+    randomize(model, std=0.1, seed=5)
     average.update(model)
     for key, value in average.module.state_dict().items():
         torch.testing.assert_close(value, 0.75 * before[key] + 0.25 * model.state_dict()[key], rtol=0, atol=1e-6)

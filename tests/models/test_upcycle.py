@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from timm.data import create_transform, resolve_model_data_config
 
-from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, overlay, randomise, upcycled
+from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, overlay, randomize, upcycled
 
 TOLERANCE = 1e-5
 
@@ -21,7 +21,7 @@ def full_size(request):
     """A registered model, its dense twin with weights away from their initial values, and the case."""
     case: Case = request.param
     torch.manual_seed(0)
-    dense = randomise(case.build_dense(), std=0.02).eval()
+    dense = randomize(case.build_dense(), std=0.02).eval()
     mixture = case.build(**overlay(dense.state_dict(), num_classes=1000)).eval()
     mixture.pretrained_cfg.pop("state_dict")
     return case, mixture, dense
@@ -37,6 +37,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().max().item()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logits_equal_the_dense_models_on_random_images_and_photographs(full_size):
     case, mixture, dense = full_size
@@ -93,7 +94,7 @@ def test_everything_outside_the_mixture_layers_is_the_dense_model(full_size):
 @pytest.fixture
 def small_pair(case):
     """The small variant of each model, upcycled, and its dense twin."""
-    dense = randomise(case.small_dense()).eval()
+    dense = randomize(case.small_dense()).eval()
     return upcycled(case, dense).eval(), dense
 
 
@@ -120,7 +121,7 @@ def test_changing_one_expert_changes_no_other(small_pair):
 
 
 def test_routers_are_drawn_anew_at_each_upcycling(case):
-    dense = randomise(case.small_dense())
+    dense = randomize(case.small_dense())
     first, second = upcycled(case, dense).state_dict(), upcycled(case, dense).state_dict()
     drawn = {key for key in first if ".router." in key and first[key].ndim == 2} | {
         key for key in first if key.startswith("metadata_encoder.") and first[key].ndim == 2
@@ -130,6 +131,7 @@ def test_routers_are_drawn_anew_at_each_upcycling(case):
     assert not any("experts" in key for key in first if not torch.equal(first[key], second[key]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "sfmoe_small"])
 def test_routers_start_as_the_specification_says(name):
     case = BY_NAME[name]
@@ -167,11 +169,12 @@ class ProbabilityScaledMlp(torch.nn.Module):
         return self.probability(x).to(x.dtype) * F.linear(hidden, self.mlp.fc2.weight, self.mlp.fc2.bias)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gmoe_small_patch16", "sfmoe_small"])
 def test_top_1_equals_the_probability_scaled_feed_forward(name):
     case = BY_NAME[name]
-    dense = randomise(case.build_dense(num_classes=10), std=0.02).eval()
+    dense = randomize(case.build_dense(num_classes=10), std=0.02).eval()
     mixture = case.build(num_classes=10, top_k=1, **overlay(dense.state_dict())).eval()
     scaled = copy.deepcopy(dense)
     for layer_name, layer in mixture_layers(mixture).items():
@@ -187,7 +190,7 @@ def test_top_1_equals_the_probability_scaled_feed_forward(name):
     "options", [{"num_experts": 1, "top_k": 1}, {"num_experts": 3, "top_k": 3}, {"moe_layers": "SSSS"}]
 )
 def test_upcycled_equals_dense_for_other_options_too(family, options):
-    dense = randomise(family.small_dense()).eval()
+    dense = randomize(family.small_dense()).eval()
     mixture = upcycled(family, dense, **options).eval()
     inputs = family.inputs()
     torch.testing.assert_close(mixture(*inputs), dense(inputs[0]), rtol=0, atol=TOLERANCE)
@@ -196,15 +199,15 @@ def test_upcycled_equals_dense_for_other_options_too(family, options):
 @torch.no_grad()
 def test_a_mixture_checkpoint_with_fewer_mixture_layers_is_upcycled_in_the_others():
     case = BY_NAME["gmoe_tiny_patch16"]
-    source = randomise(case.small(moe_layers=[2])).eval()
+    source = randomize(case.small(moe_layers=[2])).eval()
     model = case.small(moe_layers=[0, 2], **overlay(source.state_dict())).eval()
     torch.testing.assert_close(model(case.images()), source(case.images()), rtol=0, atol=TOLERANCE)
     assert torch.equal(model.blocks[2].mlp.router.codes, source.blocks[2].mlp.router.codes)
 
 
 @torch.no_grad()
-def test_upcycling_takes_the_weights_of_a_normalised_feed_forward_along():
+def test_upcycling_takes_the_weights_of_a_normalized_feed_forward_along():
     case = BY_NAME["gmoe_tiny_patch16"]
-    dense = randomise(case.small_dense(scale_mlp_norm=True)).eval()
+    dense = randomize(case.small_dense(scale_mlp_norm=True)).eval()
     mixture = upcycled(case, dense, scale_mlp_norm=True).eval()
     torch.testing.assert_close(mixture(case.images()), dense(case.images()), rtol=0, atol=TOLERANCE)

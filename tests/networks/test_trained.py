@@ -1,13 +1,16 @@
 """Trained networks: the classifier that they come with, the names of its classes, and the run that they lie in."""
 
+import numpy as np
 import pytest
 import timm
 import torch
 
 from tests.saved_run import saved_run
+from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, run_arguments
+from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, takes_metadata
+from timm_moe_dg.storage.run_folder import run_arguments
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -29,7 +32,7 @@ def test_a_saved_network_comes_with_its_classifier_and_names(tmp_path):
     assert run_arguments(source) == {"steps": 5}
     assert run_arguments("test_vit") == {}
     (tmp_path / "args.yaml").write_text("a: [")
-    with pytest.raises(ArgumentError, match=r"args.yaml beside it cannot be read as YAML"):
+    with pytest.raises(ArgumentError, match=r"model=.*args.yaml.*: cannot be read as YAML"):
         run_arguments(source)
 
 
@@ -44,6 +47,15 @@ def test_a_run_that_trained_the_shared_expert_answers_with_it(tmp_path):
         found = load_trained(f"local-dir:{tmp_path / 'best'}")(images, places)
         torch.testing.assert_close(found, saved(images), rtol=0, atol=0)
         assert not torch.equal(found, saved(images, places))
+
+
+def test_metadata_are_for_networks_that_read_them_and_domains_that_have_them(network):
+    moge = timm.create_model("moge_tiny", depth=1, embed_dim=48, num_heads=3, moe_layers=(0,))
+    plain = FolderDomain("photo", ("a",), [], [])
+    placed = FolderDomain("photo", ("a",), [], [], metadata=np.zeros((0, 2)))
+    assert takes_metadata(moge, [placed, placed])
+    assert not takes_metadata(moge, [placed, plain])
+    assert not takes_metadata(network, [placed])
 
 
 def test_names_by_index_are_put_in_order(network):

@@ -89,8 +89,28 @@ def changed(**changes):
         (changed(step=None), "lacks step"),
         (changed(args={"dataset": "PACS"}), r"lacks args\['algorithm'\], args\['test_envs'\]"),
         (changed(env1_in_acc=None), "expected env0_in_acc, env0_out_acc, env1_in_acc"),
+        (changed(env999999999_in_acc=0.5), "expected env0_in_acc, env0_out_acc, env1_in_acc"),
+        (DOMAINBED_ROW.replace('"env1_in_acc": 0.8', '"env1_in_acc": null'), "env1_in_acc=None: is no number"),
+        (DOMAINBED_ROW.replace('"loss": 0.5', '"loss": "high"'), "loss='high': is no number"),
+        (changed(step="300"), "step='300': is no number"),
+        (changed(args=[1]), r"args=\[1\]: is no JSON object"),
+        (json.dumps({**json.loads(DOMAINBED_ROW), "args": None}), "args=None: is no JSON object"),
+        ("[" * 100_000, "nested too deeply"),
     ],
-    ids=["cut off", "list", "no step", "no args", "gap"],
+    ids=[
+        "cut off",
+        "list",
+        "no step",
+        "no args",
+        "gap",
+        "huge key",
+        "null",
+        "text",
+        "step",
+        "list of args",
+        "null args",
+        "deep",
+    ],
 )
 def test_damaged_rows(line, complaint):
     with pytest.raises(RecordError, match=complaint):
@@ -104,4 +124,11 @@ def test_file_round_trip_and_the_line_of_a_damaged_row(tmp_path):
     assert read_records(path) == records
     path.write_text(path.read_text() + DOMAINBED_ROW[:50])
     with pytest.raises(RecordError, match=r"results\.jsonl, line 4: .*may be cut off"):
+        read_records(path)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(RecordError, match=r"results\.jsonl: is not UTF-8 text"):
         read_records(path)

@@ -1,20 +1,25 @@
 """Scores of the "id" and "ood" domains, by hand, and their way through a record."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.protocols import Predictions, Record, role_scores
 
+
+def place(role: str, group: str, name: str) -> FolderDomain:
+    return FolderDomain(name, ("a", "b", "c"), [], [], role=role, group=group)
+
+
 DOMAINS = [
-    SimpleNamespace(role="train", group="all", name="train"),
-    SimpleNamespace(role="id", group="Africa", name="id Africa"),
-    SimpleNamespace(role="id", group="Asia", name="id Asia"),
-    SimpleNamespace(role="id", group="Other", name="id Other"),
-    SimpleNamespace(role="ood", group="Oceania", name="ood Oceania"),
+    place("train", "all", "train"),
+    place("id", "Africa", "id Africa"),
+    place("id", "Asia", "id Asia"),
+    place("id", "Other", "id Other"),
+    place("ood", "Oceania", "ood Oceania"),
 ]
 
 
@@ -39,15 +44,15 @@ def test_scores_by_hand() -> None:
     assert (found["worst_group"], found["worst_accuracy"]) == ("Africa", 0.5)  # Other is no group
     assert found["num_samples"] == {"Africa": 2, "Asia": 3, "Other": 1}
     assert found["group_accuracy"]["Asia"] == pytest.approx(2 / 3)
-    # targets 1 1 2 2 2 2, predictions 1 0 2 2 0 0: class 0 has F1 0, class 1 has 2/3, class 2 has 4/6
-    assert found["f1_macro"] == pytest.approx((0 + 2 / 3 + 2 / 3) / 3)
+    # targets 1 1 2 2 2 2, predictions 1 0 2 2 0 0: class 1 has F1 2/3, class 2 has 4/6, class 0 is no target
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
     assert scores["ood"]["accuracy"] == 1.0
     line = role_line("id", found)
-    assert line.endswith("worst group 0.5000 (Africa), F1-macro 0.4444; images: Africa 2, Asia 3, Other 1")
+    assert line.endswith("worst group 0.5000 (Africa), F1-macro 0.6667; images: Africa 2, Asia 3, Other 1")
 
 
 def test_benchmarks_without_roles_have_no_such_scores() -> None:
-    assert role_scores(predictions(), [SimpleNamespace(name=str(index)) for index in range(5)]) == {}
+    assert role_scores(predictions(), [FolderDomain(str(index), ("a",), [], []) for index in range(5)]) == {}
 
 
 def test_they_survive_the_way_through_a_line_of_json() -> None:

@@ -64,10 +64,21 @@ def test_draws_are_those_of_domainbed(dataset, algorithm, hparams_seed, trial_se
 @pytest.mark.parametrize("name", ["DANN", "CDANN"])
 def test_the_generator_s_rates_are_drawn_under_its_own_names(name):
     method = get_algorithm(name)
-    drawn = draw_hparams("photographs", hparams_seed=7, trial_seed=2, further=method.SEARCH, drawn_as=method.DRAWN_AS)
+    drawn = draw_hparams(
+        "photographs", hparams_seed=7, trial_seed=2, further=method.SEARCH, aliases=method.SEARCH_ALIASES
+    )
     assert drawn["lr"] == 10 ** generator(7, 2, "lr_g").uniform(-5, -3.5)
     assert drawn["weight_decay"] == 10 ** generator(7, 2, "weight_decay_g").uniform(-6, -2)
     assert drawn["lr_d"] == 10 ** generator(7, 2, "lr_d").uniform(-5, -3.5)
+
+
+@pytest.mark.parametrize("name", ["DANN", "CDANN"])
+@pytest.mark.parametrize(("space", "low", "high"), [("photographs", -5, -3.5), ("digits", -4.5, -2.5)])
+def test_the_discriminator_s_rate_is_drawn_from_the_data_set_s_range_under_its_own_name(name, space, low, high):
+    for seed in (1, 5):
+        drawn = draw_hparams(space, hparams_seed=seed, trial_seed=1, further=get_algorithm(name).SEARCH)
+        assert drawn["lr_d"] == 10 ** generator(seed, 1, "lr_d").uniform(low, high)
+        assert drawn["lr"] != drawn["lr_d"]
 
 
 def test_draws_are_plain_numbers():

@@ -4,7 +4,9 @@ Every function trains a network in place on a list of steps; a step is a list of
 Every forward pass adds AUX times the routers' auxiliary loss. Gradients of single samples are taken one at a time.
 """
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +17,11 @@ from tests.algorithms.networks import embed
 from timm_moe_dg import auxiliary_loss
 
 LR, WEIGHT_DECAY, AUX = 1e-3, 1e-4, 0.01
+Network: TypeAlias = Any  # a model; to mypy every attribute of an nn.Module may be a tensor
 Steps = list[list[tuple[Tensor, Tensor]]]
 
 
-def adam(network: nn.Module, lr: float = LR, **options) -> torch.optim.Adam:
+def adam(network: Network, lr: float = LR, **options: Any) -> torch.optim.Adam:
     return torch.optim.Adam(network.parameters(), lr=lr, weight_decay=WEIGHT_DECAY, **options)
 
 
@@ -40,21 +43,21 @@ def sliced(values: Tensor, step: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     return slices
 
 
-def erm(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def erm(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for step in steps:
         x, y = pooled(step)
         descend(optimizer, F.cross_entropy(network(x), y) + AUX * auxiliary_loss(network))
 
 
-def irm(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def irm(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         if number == hparams["irm_penalty_anneal_iters"]:
             optimizer = adam(network)
         weight = hparams["irm_lambda"] if number >= hparams["irm_penalty_anneal_iters"] else 1.0
         logits = network(pooled(step)[0])
-        risk, penalty = 0.0, 0.0
+        risk, penalty = torch.tensor(0.0), torch.tensor(0.0)
         for part, (_, y) in zip(sliced(logits, step), step, strict=True):
             risk = risk + F.cross_entropy(part, y) / len(step)
             # d/dw CE(w * logits) at 1 = sum_c (p_c - y_c) * logit_c, averaged over samples
@@ -63,7 +66,7 @@ def irm(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, risk + weight * penalty + AUX * auxiliary_loss(network))
 
 
-def vrex(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def vrex(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         if number == hparams["vrex_penalty_anneal_iters"]:
@@ -76,7 +79,7 @@ def vrex(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, mean + weight * variance + AUX * auxiliary_loss(network))
 
 
-def group_dro(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def group_dro(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     q = [1.0] * len(steps[0])
     for step in steps:
@@ -88,22 +91,24 @@ def group_dro(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, loss + AUX * auxiliary_loss(network))
 
 
-def mixup(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def mixup(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         torch.manual_seed(number)
         order = torch.randperm(len(step)).tolist()
-        loss = 0.0
+        loss = torch.tensor(0.0)
         for position, index in enumerate(order):
             (xi, yi), (xj, yj) = step[index], step[order[(position + 1) % len(order)]]
             share = torch.distributions.Beta(hparams["mixup_alpha"], hparams["mixup_alpha"]).sample().item()
+            size = min(len(yi), len(yj))
+            xi, yi, xj, yj = xi[:size], yi[:size], xj[:size], yj[:size]
             logits = network(share * xi + (1 - share) * xj)
             loss = loss + share * F.cross_entropy(logits, yi) + (1 - share) * F.cross_entropy(logits, yj)
             loss = loss + AUX * auxiliary_loss(network)
         descend(optimizer, loss / len(step))
 
 
-def mldg(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def mldg(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         torch.manual_seed(number)
@@ -112,8 +117,10 @@ def mldg(network: nn.Module, steps: Steps, hparams: dict) -> None:
         gradients = [torch.zeros_like(parameter) for parameter in network.parameters()]
         for position, index in enumerate(order[: -hparams["n_meta_test"]]):
             inner = deepcopy(network)
-            for (x, y), weight in ((step[index], 1.0), (step[tests[position % len(tests)]], hparams["mldg_beta"])):
-                loss = F.cross_entropy(inner(x), y) + AUX * auxiliary_loss(inner)
+            partner = step[tests[position % len(tests)]]
+            size = min(len(step[index][1]), len(partner[1]))
+            for (x, y), weight in ((step[index], 1.0), (partner, hparams["mldg_beta"])):
+                loss = F.cross_entropy(inner(x[:size]), y[:size]) + AUX * auxiliary_loss(inner)
                 inner.zero_grad()
                 loss.backward()
                 for total, parameter in zip(gradients, inner.parameters(), strict=True):
@@ -124,10 +131,10 @@ def mldg(network: nn.Module, steps: Steps, hparams: dict) -> None:
         optimizer.step()
 
 
-def _aligned(network: nn.Module, steps: Steps, gamma: float, distance) -> None:
+def _aligned(network: Network, steps: Steps, gamma: float, distance: Callable[[Tensor, Tensor], Tensor]) -> None:
     optimizer = adam(network)
     for step in steps:
-        loss, features = 0.0, []
+        loss, features = torch.tensor(0.0), []
         for x, y in step:
             features.append(embed(network, x))
             loss = loss + F.cross_entropy(network.get_classifier()(features[-1]), y) / len(step)
@@ -143,8 +150,10 @@ def coral_distance(x: Tensor, y: Tensor) -> Tensor:
     return means + (torch.cov(x.T) - torch.cov(y.T)).pow(2).sum() / x.shape[1] ** 2
 
 
-def mmd_distance(x: Tensor, y: Tensor, gammas=(1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)) -> Tensor:
-    total = 0.0
+def mmd_distance(
+    x: Tensor, y: Tensor, gammas: Sequence[float] = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+) -> Tensor:
+    total = torch.tensor(0.0)
     for a, b, sign in ((x, x, 1.0), (y, y, 1.0), (x, y, -2.0)):
         for u in a:
             for v in b:
@@ -154,15 +163,17 @@ def mmd_distance(x: Tensor, y: Tensor, gammas=(1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.
     return total
 
 
-def coral(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def coral(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     _aligned(network, steps, hparams["mmd_gamma"], coral_distance)
 
 
-def mmd(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def mmd(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     _aligned(network, steps, hparams["mmd_gamma"], mmd_distance)
 
 
-def _adversarial(network: nn.Module, steps: Steps, hparams: dict, discriminator: nn.Module, embeddings) -> None:
+def _adversarial(
+    network: Network, steps: Steps, hparams: dict[str, Any], discriminator: nn.Module, embeddings: nn.Embedding | None
+) -> None:
     betas = (hparams["beta1"], 0.9)
     generator = adam(network, betas=betas)
     players = [*discriminator.parameters(), *(embeddings.parameters() if embeddings else [])]
@@ -176,7 +187,7 @@ def _adversarial(network: nn.Module, steps: Steps, hparams: dict, discriminator:
         domains = torch.cat([torch.full((len(x),), i) for i, (x, _) in enumerate(step)])
         if embeddings:
             counts = [(y == c).sum() for c in range(embeddings.num_embeddings)]
-            disc_loss = 0.0
+            disc_loss = torch.tensor(0.0)
             for row, domain, c in zip(answer, domains, y, strict=True):
                 weight = 1 / (counts[c] * embeddings.num_embeddings)
                 disc_loss = disc_loss + weight * F.cross_entropy(row[None], domain[None])
@@ -194,15 +205,15 @@ def _adversarial(network: nn.Module, steps: Steps, hparams: dict, discriminator:
             descend(generator, task - hparams["lambda"] * disc_loss + AUX * auxiliary_loss(network))
 
 
-def dann(network: nn.Module, steps: Steps, hparams: dict, algorithm: nn.Module) -> None:
+def dann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any) -> None:
     _adversarial(network, steps, hparams, algorithm.discriminator, None)
 
 
-def cdann(network: nn.Module, steps: Steps, hparams: dict, algorithm: nn.Module) -> None:
+def cdann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any) -> None:
     _adversarial(network, steps, hparams, algorithm.discriminator, algorithm.class_embeddings)
 
 
-def fish(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def fish(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     moments = None
     for step in steps:
         inner = deepcopy(network)
@@ -226,7 +237,7 @@ def sample_gradients(classifier: nn.Linear, features: Tensor, targets: Tensor) -
     return torch.stack(rows)
 
 
-def fishr(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def fishr(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     averages = [0.0] * len(steps[0])
     ema = hparams["ema"]
@@ -244,12 +255,12 @@ def fishr(network: nn.Module, steps: Steps, hparams: dict) -> None:
             smooth = ema * averages[domain] + (1 - ema) * variance
             averages[domain] = smooth.detach()
             corrected.append(smooth / (1 - ema))
-        centre = sum(corrected) / len(corrected)
-        penalty = sum(((variance - centre) ** 2).mean() for variance in corrected) / len(corrected)
+        center = sum(corrected) / len(corrected)
+        penalty = sum(((variance - center) ** 2).mean() for variance in corrected) / len(corrected)
         descend(optimizer, loss + weight * penalty)
 
 
-def rdm(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def rdm(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for number, step in enumerate(steps):
         started = number >= hparams["rdm_penalty_anneal_iters"]
@@ -267,7 +278,7 @@ def rdm(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, loss)
 
 
-def sd(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def sd(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     optimizer = adam(network)
     for step in steps:
         x, y = pooled(step)
@@ -276,7 +287,7 @@ def sd(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, F.cross_entropy(logits, y) + hparams["sd_reg"] * size + AUX * auxiliary_loss(network))
 
 
-def miro(network: nn.Module, steps: Steps, hparams: dict) -> None:
+def miro(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
     twin = deepcopy(network).eval()
     names, channels = zip(*((info["module"], info["num_chs"]) for info in network.feature_info), strict=True)
     bias = float(np.log(np.exp(0.1 - 1e-5) - 1))  # the inverse of softplus
@@ -295,7 +306,7 @@ def miro(network: nn.Module, steps: Steps, hparams: dict) -> None:
         descend(optimizer, loss)
 
 
-def _with_outputs(network: nn.Module, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _with_outputs(network: Network, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, list[Tensor]]:
     outputs = []
     hooks = [
         network.get_submodule(name).register_forward_hook(lambda module, inputs, output: outputs.append(output))

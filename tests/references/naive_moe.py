@@ -11,6 +11,8 @@ from timm_moe_dg.layers.experts import StackedExperts
 def naive_mixture(experts: StackedExperts, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
     """y_t = sum_k w_tk E_{i_tk}(x_t), E_i(x) = W2_i GELU(W1_i x + b1_i) + b2_i, for (T, D) tokens, exact GELU."""
     rows = []
+    assert experts.fc1.bias is not None
+    assert experts.fc2.bias is not None
     for token, indices, weights in zip(x, expert_indices.tolist(), combine_weights, strict=True):
         row = torch.zeros_like(token)
         for expert, weight in zip(indices, weights, strict=True):
@@ -29,7 +31,7 @@ def naive_top_k(scores: list[float], top_k: int) -> list[int]:
 
 
 def naive_drops(expert_indices: list[list[int]], priority: list[float], capacity: int) -> list[list[bool]]:
-    """Batch prioritised routing: all first choices by priority, then all second choices, until an expert is full."""
+    """Batch prioritized routing: all first choices by priority, then all second choices, until an expert is full."""
     order = sorted(range(len(priority)), key=lambda token: (-priority[token], token))
     taken: dict[int, int] = {}
     dropped = [[False] * len(row) for row in expert_indices]

@@ -7,10 +7,10 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.results.columns import Cell
 from timm_moe_dg.results.comparison import compare, difference_text
-from timm_moe_dg.results.paper_figures import FIGURES, FIVE, figures_for
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import NEEDED, Cell, make_tables
+from timm_moe_dg.results.tables import make_tables
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"
 
@@ -65,55 +65,6 @@ def test_names_that_no_table_has_are_listed(pacs):
     tables = make_tables(find_runs([pacs])[0], ["oracle"])
     with pytest.raises(ArgumentError, match=rf"no table has both; the rows are: ERM, {VIT}; ERM, {GMOE}"):
         compare(tables, GMOE, "resnet50", "text")
-
-
-def paper(rule="training_domain_validation", dataset="DomainNet", algorithm="ERM", column="average", **args):
-    args = {"model": GMOE, "pretrained": True, "steps": 15_001, "model_kwargs": {}, **args}
-    return [(f.source, f.value, f.error) for f in figures_for(dataset, rule, args, algorithm, column)]
-
-
-def test_steps_and_options_decide_which_figure_it_is():
-    assert paper(steps=5001) == [("GMoE, Table 9", 44.6, 0.3)]
-    assert paper() == [("GMoE, Table 1", 48.7, 0.2), ("GMoE, Table 9", 48.7, 0.2)]
-    assert paper(model=f"{GMOE}.deit_in1k") == paper()
-    assert paper(model_kwargs={"moe_layers": "every_two", "router": "linear"}) == [("GMoE, Table 13", 46.3, 0.3)]
-    assert paper("leave_one_domain_out_cv", "PACS", steps=5001) == [("GMoE, Table 10", 87.1, 0.3)]
-    assert paper(algorithm="ERM + swad") == [("GMoE, Table 11", 49.6, None)]
-
-
-def test_what_was_not_trained_as_in_a_paper_has_no_figure():
-    assert paper(pretrained=False) == []
-    assert paper(model_kwargs={"num_experts": 4}) == []
-    assert paper("oracle") == []
-    assert paper(steps=300) == []
-
-
-def test_every_figure_is_a_percentage_for_a_rule_that_tables_know():
-    assert {figure.rule for figure in FIGURES} <= set(NEEDED)
-    assert all(0 < figure.value < 100 and (figure.error is None or figure.error < 10) for figure in FIGURES)
-    keys = [
-        (f.source, f.dataset, f.rule, f.algorithm, f.model, f.column, f.trained_on, str(f.options)) for f in FIGURES
-    ]
-    assert len(set(keys)) == len(keys)
-
-
-TABLE_11_AVERAGES = {
-    ("ERM + swad", VIT): 67.4,
-    ("ERM + swad", GMOE): 68.5,
-    ("Fish", VIT): 65.5,
-    ("Fish", GMOE): 67.3,  # 67.1 in print, by mistake
-    ("Fishr", "resnet50"): 64.2,
-    ("Fishr", VIT): 65.6,
-    ("Fishr", GMOE): 66.7,
-}
-
-
-@pytest.mark.parametrize(("algorithm", "model"), TABLE_11_AVERAGES)
-def test_rows_agree_with_the_averages_that_the_paper_prints_beside_them(algorithm, model):
-    """GMoE, Table 11's last column, which is not stored."""
-    cells = [f.value for f in FIGURES if (f.source, f.algorithm, f.model) == ("GMoE, Table 11", algorithm, model)]
-    assert len(cells) == len(FIVE)
-    assert np.mean(cells) == pytest.approx(TABLE_11_AVERAGES[algorithm, model], abs=0.06)
 
 
 def test_single_source_figures_stand_beside_their_domain(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
-from timm_moe_dg.results.runs import NO_MODEL, Row, find_runs
+from timm_moe_dg.results.runs import NO_MODEL, RowKey, find_runs
 from timm_moe_dg.results.tables import make_tables
 
 RULES = ("training_domain_validation", "leave_one_domain_out_cv", "oracle")
@@ -70,7 +70,7 @@ def test_both_readers_make_the_same_table(rule, tmp_path):
     write_sweep(tmp_path, dataset="toy", num_domains=4, levels=8, skip=[((1, 2), 0, 0), ((1, 2), 0, 1), ((3,), 2, 1)])
     (table,) = make_tables(find_runs([tmp_path])[0], [rule])
     ((row, cells),) = table.rows.items()
-    assert row == Row("ERM", "vit")
+    assert row == RowKey("ERM", "vit")
     rows = read_rows(tmp_path)
     gaps = 0
     for domain in range(4):
@@ -110,7 +110,7 @@ def test_folders_of_domainbed_are_read(tmp_path, capsys):
             (folder / "out.txt").write_text("...")
     (table, _) = make_tables(find_runs([tmp_path])[0])
     ((row, cells),) = table.rows.items()
-    assert row == Row("CORAL", NO_MODEL)
+    assert row == RowKey("CORAL", NO_MODEL)
     assert [cell.mean for cell in cells] == [0.5, 0.625, 0.75, 0.875, 0.6875]
     load_tool("collect_results").main([str(tmp_path)])
     assert "CORAL      (not recorded)  50.0 ± 0.0" in capsys.readouterr().out

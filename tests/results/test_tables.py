@@ -10,16 +10,17 @@ from tests.invented import invented_records, write_run, write_sweep
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
+from timm_moe_dg.results.columns import Cell, average
 from timm_moe_dg.results.rendering import cell_text, render
-from timm_moe_dg.results.runs import Row, Run, find_runs
-from timm_moe_dg.results.tables import Cell, average, make_tables
+from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
+from timm_moe_dg.results.tables import make_tables
 
-ROW = Row("ERM", "vit")
+ROW = RowKey("ERM", "vit")
 
 
-def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", **options) -> Run:
+def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", **options) -> FinishedRun:
     (record,) = invented_records(test, at=(0,), num_domains=len(in_acc), **options)
-    return Run(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
+    return FinishedRun(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
 
 
 @pytest.mark.parametrize(("second", "names"), [("ab", "ab"), ("xy", ["domain 0", "domain 1"])])
@@ -122,7 +123,7 @@ def test_single_source_reports_out_splits():
     for seed in range(2):
         for held_out in single_source(4):
             records = invented_records(held_out, num_domains=4, trial_seed=seed)
-            runs.append(Run(f"{held_out}{seed}", records))
+            runs.append(FinishedRun(f"{held_out}{seed}", records))
     tables = make_tables(runs)
     assert [table.rule for table in tables] == ["single_source"] * 4
     for source, table in enumerate(tables):
@@ -151,7 +152,7 @@ def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
     def scored(seed, accuracy):
         scores = {"accuracy": accuracy, "worst_accuracy": accuracy / 2, "f1_macro": nan}
         run = run_of((1, 2), (0.5, nan, nan), (0.5, nan, nan), trial_seed=seed)
-        return Run(run.folder, [replace(run.records[0], roles={"ood": scores, "id": scores})])
+        return FinishedRun(run.folder, [replace(run.records[0], roles={"ood": scores, "id": scores})])
 
     (table,) = make_tables([scored(0, 0.5), scored(1, 0.75)])
     assert table.columns[:2] == ["id accuracy", "id worst group"]

@@ -21,9 +21,15 @@ from typing import Any
 import torch.nn.functional as F
 
 from tests.load_tool import load_tool
-from timm_moe_dg.algorithms import get_algorithm
-from timm_moe_dg.finetuning.interruption import Interruption
-from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning import (
+    Interruption,
+    build_model,
+    find_beginning,
+    join_processes,
+    make_plan,
+    parse_resumable,
+    start,
+)
 from timm_moe_dg.losses import auxiliary_loss
 
 RUN = ("--dataset", "rotated_digits", "--test-domains", *"12345", "--checkpoint-freq", "1000000", "--steps", "1000000")
@@ -31,7 +37,7 @@ RUN = ("--dataset", "rotated_digits", "--test-domains", *"12345", "--checkpoint-
 
 def bare(run: Any, batches: list) -> None:
     """What any training loop has to do."""
-    model, optimizer = run.training.model, run.training.optimizer
+    model, optimizer = run.model.training.model, run.model.training.optimizer
     for ((images, targets),) in batches:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), targets) + 0.01 * auxiliary_loss(model)
@@ -59,17 +65,20 @@ def main() -> None:
     tool = load_tool("finetune")
     words = ["--model", options.model, "--img-size", options.img_size, "-b", options.batch_size, "--cpu-threads", "1"]
     with tempfile.TemporaryDirectory() as folder:
-        args = tool.build_parser().parse_args([*RUN, *words, "--workers", options.workers, "--output", folder])
-        plan = make_plan(args, get_algorithm(args.algorithm))
-        run = tool.assemble(args, plan, tool.start(args))
+        words += ["--workers", options.workers, "--output", folder]
+        plan = make_plan(parse_resumable(tool.build_parser(), [*RUN, *words]))
+        accelerator = join_processes(plan.options)
+        beginning = find_beginning(plan, accelerator)
+        run = start(plan, accelerator, build_model(plan, accelerator), beginning)
+        later = replace(beginning, first_step=2)
         ready = list(islice(run.batches, options.steps))
         endless = iter(run.batches)
         with Interruption() as stop:
             loops = {
                 "bare": lambda: bare(run, ready),
-                "tool": lambda: tool.train(args, replace(run, batches=ready, first_step=2), stop),
+                "tool": lambda: tool.train(replace(run, batches=ready, beginning=later), stop),
                 "tool and loader": lambda: tool.train(
-                    args, replace(run, batches=islice(endless, options.steps), first_step=2), stop
+                    replace(run, batches=islice(endless, options.steps), beginning=later), stop
                 ),
             }
             for loop in loops.values():

@@ -28,6 +28,7 @@ def run(tool, tmp_path, *words):
     return rows, {row["against"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dense_model(tool, tmp_path, capsys):
     rows, by = run(tool, tmp_path, "--model", "gmoe_tiny_patch16", "--mode", "inference", "train", "--batch-size", "2")
     assert [row["mode"] for row in rows] == ["inference"] * 3 + ["train"] * 3
@@ -49,6 +50,7 @@ def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(t
     assert by["moge_tiny"]["gmacs"] > by["FLOP-equivalent"]["gmacs"]
 
 
+@pytest.mark.slow
 def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
     grid = ["--num-experts", "2", "4", "--batch-size", "1", "3", "--mode", "train"]
     rows, _ = run(
@@ -77,6 +79,7 @@ def test_a_model_that_cannot_be_is_named_before_anything_is_measured(tool, words
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_peak_memory_holds_at_least_parameters_gradients_and_both_moments(tmp_path):
     words = ["--model", "gmoe_tiny_patch16", "--mode", "train", "--batch-size", "1", "--memory"]
     command = [sys.executable, str(SCRIPT), *QUICK, *words, "--output", str(tmp_path / "rows.json")]

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def run(tmp_path_factory):
     mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
         logits = [
-            network((torch.tensor(domain.images)[:, None] / 255 - mean) / std).double() for domain in rotated_digits()
+            network((torch.tensor(np.array(domain.images))[:, None] / 255 - mean) / std).double()
+            for domain in rotated_digits()
         ]
     evaluate("--model", f"local-dir:{folder / 'best'}", "--output", folder / "scores")
     return folder, logits
@@ -222,3 +224,11 @@ def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):
     assert (tmp_path / "confusion.csv").read_text() != "mine"
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_without_matplotlib_the_numbers_are_written_and_the_picture_is_not(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import of a missing package meets
+    evaluate("--model", best(run), "--split", "out", "--output", tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"metrics.json", "per_domain.csv", "confusion.csv"}
+    assert "confusion.png is not drawn: drawing needs matplotlib" in caplog.text

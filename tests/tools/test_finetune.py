@@ -17,12 +17,11 @@ from timm.data import create_transform, resolve_model_data_config
 
 from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.algorithms import get_algorithm, get_averaging
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
-from timm_moe_dg.finetuning.plan import settle_hparams
+from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
-from timm_moe_dg.protocols.run_identity import FREE
+from timm_moe_dg.protocols.options import NOT_IDENTITY
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
@@ -78,6 +77,7 @@ def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float
     return sum(int(predicted[row]) == domain.targets[index] for row, index in enumerate(inside)) / len(inside)
 
 
+@pytest.mark.slow
 def test_digits_files_and_records(digits_run):
     run, _ = digits_run
     folders = {"best", "best_oracle"}
@@ -95,6 +95,7 @@ def test_digits_files_and_records(digits_run):
     assert row["epoch"] == pytest.approx(3 * 4 / 240)
 
 
+@pytest.mark.slow
 def test_digits_settings_and_summary(digits_run):
     run, _ = digits_run
     settings = yaml.safe_load((run / "args.yaml").read_text())
@@ -105,6 +106,7 @@ def test_digits_settings_and_summary(digits_run):
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "2", "3"]
 
 
+@pytest.mark.slow
 def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     run, result = digits_run
     selected = training_domain_validation(read_records(run / "results.jsonl"))
@@ -116,6 +118,7 @@ def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     assert "parameters from random initialisation, new classifier" in result.stderr
 
 
+@pytest.mark.slow
 def test_best_reloads_with_the_recorded_accuracy(digits_run):
     run, _ = digits_run
     record = training_domain_validation(read_records(run / "results.jsonl"))
@@ -126,6 +129,7 @@ def test_best_reloads_with_the_recorded_accuracy(digits_run):
     assert config["label_names"] == list("0123456789")
 
 
+@pytest.mark.slow
 def test_settings_repeat_the_run_whatever_the_workers(digits_run, tool, tmp_path):
     run, _ = digits_run
     tool.main(["-c", str(run / "args.yaml"), "--output", str(tmp_path), "--experiment", "again", "--workers", "0"])
@@ -145,17 +149,19 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [*CHANGES, ["--averaging", "swad", "--test-domains", "1"]], ids=" ".join)
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
-        args = parse_resumable(tool.build_parser(), words)
-        plan = tool.make_plan(args, get_algorithm(args.algorithm), get_averaging(args.averaging or "swad"))
-        return json.loads(json.dumps({name: value for name, value in plan.identity().items() if name not in FREE}))
+        plan = tool.make_plan(parse_resumable(tool.build_parser(), words))
+        known = {name: value for name, value in plan.identity().items() if name not in NOT_IDENTITY}
+        return json.loads(json.dumps(known))
 
     run, _ = digits_run
     assert identity("-c", str(run / "args.yaml"), *change) == identity(*DIGITS_RUN, *change)
 
 
+@pytest.mark.slow
 def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
     torch.manual_seed(0)
     kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
@@ -178,6 +184,7 @@ def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
     assert reloaded_accuracy(tmp_path / "runs" / "a", record, domain, 1) == pytest.approx(record.in_acc[1])
 
 
+@pytest.mark.slow
 def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
     torch.manual_seed(0)
     kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
@@ -197,6 +204,7 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
     assert torch.equal(best["norm.weight"], dense.norm.weight)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, tool, tmp_path):
     common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
     common += ["--opt", "sgd", "--lr", "0.05", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
@@ -218,6 +226,7 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, 
     assert one[0].out_loss != one[-1].out_loss
 
 
+@pytest.mark.slow
 def test_a_silent_world_of_one_is_refused(tmp_path):
     result = launch(*DENSE, *QUICK, "--output", tmp_path / "runs", launcher=("--cpu", "--num_processes", "2"))
     assert result.returncode != 0
@@ -290,6 +299,7 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(mistake, tool, tmp_path, m
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
     run, _ = digits_run
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -299,11 +309,14 @@ def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
 
 
 def test_hyper_parameter_seed_draws_and_options_win(tool):
-    parser = tool.build_parser()
-    args = parser.parse_args(["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}'])
+    words = ["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}']
+    options = parse_resumable(tool.build_parser(), words)
     defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
-    hparams = settle_hparams(args, defaults, "photographs")
+    hparams = config_hparams(options, defaults, "photographs")
     assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
     assert hparams["batch_size"] != 32
     names = ("lr", "weight_decay", "batch_size")
-    assert [getattr(args, name) for name in names] == [hparams[name] for name in names]
+    benchmark = get_benchmark("rotated_digits")
+    filled = fill_in(options, benchmark, hparams, benchmark.read(None))
+    assert [getattr(filled, name) for name in names] == [hparams[name] for name in names]
+    assert (options.lr, options.weight_decay, options.batch_size) == (0.5, None, None)

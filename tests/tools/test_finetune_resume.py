@@ -1,6 +1,7 @@
 """Runs that end early go on as if nothing had happened; runs that cannot go on say why."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
+import yaml
 from accelerate.state import AcceleratorState
 from torch import multiprocessing as mp
 
@@ -20,6 +22,7 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ERM
 from timm_moe_dg.storage import checkpoint
 
+FILES = ("tensors.safetensors", "state.json")
 MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=3", "num_heads=3", "moe_layers=(1,)"]
 RANDOM = ["num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "--drop-path", "0.2", "--workers", "1"]
 STEPS = ["--steps", "9", "--checkpoint-freq", "4", "--save-freq", "3", "--batch-size", "4", "--grad-accum-steps", "2"]
@@ -144,6 +147,59 @@ def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_space(whole, unfin
     assert outcome(unfinished) == outcome(whole)
 
 
+def rewrite(path, change):
+    """Changes a checkpoint's state as a release that writes it otherwise would, checksums included."""
+    (path / "state.json").write_text(json.dumps(change(json.loads((path / "state.json").read_text()))))
+    digests = {file: hashlib.sha256((path / file).read_bytes()).hexdigest() for file in FILES}
+    (path / "checksums.json").write_text(json.dumps(digests))
+
+
+def before_formats(run):
+    """Makes of a run what releases before the numbering of formats have written."""
+
+    def older(args):
+        named = {"checkpoint_freq" if name == "eval_freq" else name: value for name, value in args.items()}
+        return {name: value for name, value in named.items() if name not in ("format", "versions")}
+
+    def older_state(stamped):
+        state = dict(stamped["state"]["dict"])
+        state["identity"] = {"dict": list(map(list, older(dict(state["identity"]["dict"])).items()))}
+        return {"dict": list(map(list, state.items()))}
+
+    (run / "args.yaml").write_text(yaml.safe_dump(older(yaml.safe_load((run / "args.yaml").read_text()))))
+    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "args": older(row["args"])}, sort_keys=True) + "\n" for row in rows]
+    (run / "results.jsonl").write_text("".join(lines))
+    for path in (run / "checkpoints").iterdir():
+        rewrite(path, older_state)
+
+
+def test_a_run_from_before_formats_were_numbered_goes_on_bit_for_bit(whole, unfinished, tool, capfd):
+    before_formats(unfinished)
+    text = "".join(path.read_text() for path in unfinished.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml"))
+    assert "eval_freq" not in text
+    assert '"versions"' not in text
+    tool.main(["--resume", str(unfinished)])
+    assert outcome(unfinished) == outcome(whole)
+    assert f"resumed {unfinished} after step 5" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005"])
+def test_another_format_is_refused_by_name_and_nothing_is_touched(unfinished, tool, file):
+    path = unfinished / file
+    if file == "args.yaml":
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "format": 99}))
+    else:
+        rewrite(path, lambda state: {**state, "format": 99})
+    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
+    with pytest.raises(
+        SystemExit, match=rf"finetune.py: FormatError: \w+='.*{file}': has format 99, and this .*"
+    ) as caught:
+        tool.main(["--resume", str(unfinished)])
+    assert "\n" not in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
+
+
 def test_a_loss_that_is_not_a_number_stops_before_anything_is_written(unfinished, tool, monkeypatch):
     original = ERM.update
 
@@ -185,6 +241,7 @@ def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path):
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_step(whole, tmp_path, tool):
     words = [sys.executable, str(TOOLS / "finetune.py"), *RUN, "--output", str(tmp_path), "--experiment", "a"]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}

@@ -1,6 +1,8 @@
 """MoGE from the command line: training with metadata, its options, the baselines, and the pictures of a run."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,8 @@ from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.geo_digits import geo_digits
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
+
+pytestmark = pytest.mark.slow  # every test has a run
 
 SIZE = ["patch_size=16", "depth=2", "embed_dim=24", "num_heads=3"]
 MOGE = ["--model", "moge_tiny", "--model-kwargs", *SIZE, "moe_layers=(0,1)", "metadata_drop=0.0"]
@@ -68,6 +72,18 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     assert findings["groups"] == ["Africa", "Asia", "Europe", "North America", "South America"]
     assert [sum(row) for row in findings["images_by_group_and_domain"]] == [300] * 5
     assert sum(findings["forced_experts"]["num_samples"]) == 1500
+
+
+def test_without_matplotlib_the_numbers_are_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(run / "figures", ignore_errors=True)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
+    assert [path.name for path in (run / "figures").iterdir()] == ["analysis.json"]
+    assert {"nmi", "forced_experts"} <= json.loads((run / "figures" / "analysis.json").read_text()).keys()
+    for name in ("curves", "map", "routing", "forced_experts"):
+        assert f"{name}.png is not drawn: drawing needs matplotlib" in caplog.text
 
 
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.invented import FIVE
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.protocols.planner import plan_runs
-from timm_moe_dg.results.paper_figures import FIGURES, FIVE, figures_for
+from timm_moe_dg.results.paper_figures import FIGURES, figures_for
 
 FILES = sorted((TOOLS / "recipes").glob("*.yaml"))
 RECIPES = [path for path in FILES if "model" in yaml.safe_load(path.read_text())]

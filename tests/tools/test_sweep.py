@@ -17,7 +17,7 @@ def build_parser():
     parser = argparse.ArgumentParser(prog="finetune.py")
     for name in ("config", "dataset", "algorithm", "model", "output", "experiment", "data-dir", "resume", "averaging"):
         parser.add_argument(f"--{name}")
-    for name in ("trial-seed", "hparams-seed", "steps", "checkpoint-freq", "cpu-threads"):
+    for name in ("trial-seed", "hparams-seed", "steps", "eval-freq", "cpu-threads"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("lr", "weight-decay", "batch-size"):
         parser.add_argument(f"--{name}", type=float)
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starts").open("a") as file:
         file.write(args.resume + "\\n")
-    filled = {"steps": 501, "checkpoint_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
+    filled = {"steps": 501, "eval_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
     filled |= {name: value for name, value in vars(args).items() if value is not None}
     (folder / "args.yaml").write_text(json.dumps(filled | {"model_kwargs": dict(args.model_kwargs)}))
     print("threads", args.cpu_threads)
@@ -174,7 +174,7 @@ def test_gpus_take_one_run_each(sweep):
     assert tool.slots(args) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
-def test_a_real_run_is_run_and_recognised(tmp_path, capsys):
+def test_a_real_run_is_run_and_recognized(tmp_path, capsys):
     tool = load_tool("sweep")
     size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]
     words = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--domains", "0", "--trial-seeds", "0"]

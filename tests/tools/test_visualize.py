@@ -17,6 +17,7 @@ from timm_moe_dg.analysis.run_view import open_run, redraw_routers
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
 
 pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow  # every test runs the tool, most a network
 ARGS = {"dataset": "sprites", "data_dir": None, "test_domains": [3], "img_size": 32, "model": "gmoe_tiny_patch16"}
 QUICK = ["--max-images", "16", "--permutations", "19"]
 

@@ -1,9 +1,8 @@
 """DANN and CDANN: features from which a discriminator cannot tell the domain."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
-from .base import Algorithm, Minibatches, Pass, Setup, Training
-from .ranges import SHARE
+from .base import Algorithm, Setup
+from .hparams import SHARE
+from .step import ForwardPass, Minibatches, StepContext
 from .taps import classifier_of, tap_features
 
 
@@ -26,7 +26,8 @@ class Adversarial(Algorithm):
     reverses the gradient within one step.
 
     The network's rate and weight decay are the run's `lr` and `weight_decay`, drawn as the reference draws its
-    `lr_g` and `weight_decay_g`. `lr_d` defaults to the reference's for photographs; its for digits is 1e-3.
+    `lr_g` and `weight_decay_g`. `lr_d` is drawn from the same range as `lr`, another one for digits than for
+    photographs, but has one default, the reference's for photographs; its for digits is 1e-3.
     """
 
     MIN_DOMAINS = 2
@@ -48,7 +49,7 @@ class Adversarial(Algorithm):
     SEARCH = MappingProxyType(
         {
             "lambda": lambda random: 10 ** random.uniform(-2, 2),
-            "lr_d": lambda random: 10 ** random.uniform(-5, -3.5),
+            "lr_d": "lr",
             "weight_decay_d": lambda random: 10 ** random.uniform(-6, -2),
             "d_steps_per_g_step": lambda random: int(2 ** random.uniform(0, 3)),
             "grad_penalty": lambda random: 10 ** random.uniform(-2, 1),
@@ -58,7 +59,7 @@ class Adversarial(Algorithm):
             "mlp_dropout": lambda random: float(random.choice([0.0, 0.1, 0.5])),
         }
     )
-    DRAWN_AS = MappingProxyType({"lr": "lr_g", "weight_decay": "weight_decay_g"})
+    SEARCH_ALIASES = MappingProxyType({"lr": "lr_g", "weight_decay": "weight_decay_g"})
     step: Tensor
 
     def __init__(self, setup: Setup) -> None:
@@ -89,38 +90,38 @@ class Adversarial(Algorithm):
         """Loss of telling the domains (B,) apart by logits (B, M)."""
         return F.cross_entropy(logits, domains)
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns the generator's "loss" and its parts "task_loss", "disc_loss" and the model's own."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
         disc_loss = self._discriminate(self._features.take(), out)
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes a step of the network or one of the discriminator."""
-        self.cut(minibatches, training.grad_accum_steps)
-        self._take_over_betas(training)
+        self.chunk(minibatches, context.grad_accum_steps)
+        self._take_over_betas(context)
         self.step += 1
         turns = int(self.hparams["d_steps_per_g_step"])
         if int(self.step) % (1 + turns) >= turns:
             self._optimizer.zero_grad()
-            losses = super().update(training, minibatches)
+            losses = super().update(context, minibatches)
             self._optimizer.zero_grad()  # the network's turn leaves gradients in the discriminator
             return losses
-        return self._discriminator_step(training, minibatches)
+        return self._discriminator_step(context, minibatches)
 
-    def _discriminator_step(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def _discriminator_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         with torch.no_grad():
-            out = self.run(training.model, minibatches)
+            out = self.forward_domains(context.model, minibatches)
         disc_loss = self._discriminate(self._features.take(), out)
         self._optimizer.zero_grad()
         disc_loss.backward()
-        self.share_gradients(training)
+        self.share_gradients(context)
         self._optimizer.step()
         task_loss, disc_loss = F.cross_entropy(out.logits, out.targets), disc_loss.detach()
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
-    def _discriminate(self, features: Tensor, out: Pass) -> Tensor:
+    def _discriminate(self, features: Tensor, out: ForwardPass) -> Tensor:
         sizes = torch.tensor(out.sizes, device=features.device)
         domains = torch.arange(len(out.sizes), device=features.device).repeat_interleave(sizes)
         seen = self.discriminator_input(features, out.targets)
@@ -133,17 +134,17 @@ class Adversarial(Algorithm):
             loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, seen)
         return loss
 
-    def _take_over_betas(self, training: Training) -> None:
-        for group in training.optimizer.param_groups:
+    def _take_over_betas(self, context: StepContext) -> None:
+        for group in context.optimizer.param_groups:
             if "betas" in group:
                 group["betas"] = (self.hparams["beta1"], 0.9)
 
-    def get_extra_state(self) -> list[dict[str, Any]]:
+    def get_extra_state(self) -> list[dict[str, Tensor]]:
         """The discriminator's moments, parameter by parameter; none before its first step."""
         return [dict(state) for _, state in sorted(self._optimizer.state_dict()["state"].items())]
 
-    def set_extra_state(self, state: Sequence[dict[str, Any]]) -> None:
-        """Goes on from there."""
+    def set_extra_state(self, state: Sequence[Mapping[str, Tensor]]) -> None:
+        """Restores that state."""
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": dict(enumerate(state)), "param_groups": groups})
 

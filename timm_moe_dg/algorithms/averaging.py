@@ -4,22 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .ranges import SHARE, Range, check_ranges
+from .hparams import SHARE, Tunable
 
 
-class Averaging(nn.Module, ABC):
+class Averaging(Tunable, ABC):
     """Averages a network's weights, routers included, while it trains.
 
     A module, so that a resumed run goes on with the averages in its `state_dict`.
-
-    Class attributes:
-        HPARAMS: Hyper-parameters and their defaults.
-        RANGES: Values that they may have, where that is not every number that is at least 0.
 
     Args:
         network: The network that is trained, not wrapped.
@@ -29,13 +24,8 @@ class Averaging(nn.Module, ABC):
         ArgumentError: A hyper-parameter is outside its range.
     """
 
-    HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
-
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
-        super().__init__()
-        self.hparams = {**self.HPARAMS, **hparams}
-        check_ranges(self.hparams, self.RANGES)
+        super().__init__(hparams)
 
     @abstractmethod
     def update(self, network: nn.Module, step: int) -> None:

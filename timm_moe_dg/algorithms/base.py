@@ -1,25 +1,20 @@
-"""What every algorithm is: an objective over one minibatch per training domain, and how a step minimises it."""
+"""What every algorithm is: an objective over one minibatch per training domain, and how a step minimizes it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
 from ..losses import auxiliary_loss, moge_losses
-from .ranges import Range, check_ranges
+from .hparams import Distribution, Tunable
+from .step import ForwardPass, Minibatches, StepContext, detached, full_precision, mean_scalars
 
-# Per training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
-Minibatches = Sequence[tuple[Tensor, ...]]
-Draw = Callable[[np.random.RandomState], float | int]
+ParameterGroup = dict[str, Any]  # torch's: "params", and its optimizers' options of whatever kind
 
 
 @dataclass(frozen=True)
@@ -47,70 +42,7 @@ class Setup:
     supcon_temperature: float = 0.1
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a step is taken with.
-
-    Attributes:
-        model: The network as the launcher wrapped it; forward passes go through it, once or several times a step.
-        optimizer: Steps the network's parameters and those of `Algorithm.parameter_groups`.
-        backward: Computes gradients of a loss, scaled or synchronised as the run needs.
-        reduce: Mean of a tensor over processes.
-        grad_accum_steps: Parts that a step's minibatches are cut into, to save memory.
-        autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    backward: Callable[[Tensor], None] = Tensor.backward
-    reduce: Callable[[Tensor], Tensor] = lambda value: value
-    grad_accum_steps: int = 1
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-    def shared(self, value: Tensor) -> Tensor:
-        """Mean of a statistic over processes, through which this process's own gradient flows.
-
-        The launcher averages gradients over processes, which makes the gradient of a function of the mean exact.
-        """
-        return value + (self.reduce(value.detach()) - value.detach())
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What one forward pass over the images of one or more domains gave.
-
-    Attributes:
-        logits: (N, num_classes), float32 or better.
-        targets: (N,).
-        sizes: Images of each domain, in the order of the minibatches; N in all.
-        own_loss: What the model adds to any objective: the routers' auxiliary loss and MoGE's losses, weighted.
-        parts: Those losses, unweighted, by name.
-    """
-
-    logits: Tensor
-    targets: Tensor
-    sizes: Sequence[int]
-    own_loss: Tensor
-    parts: Mapping[str, Tensor]
-
-    def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Splits (N, ...) values into those of each domain."""
-        return values.split(list(self.sizes))
-
-    def sample_risks(self) -> Tensor:
-        """(N,) cross-entropy of each image."""
-        return F.cross_entropy(self.logits, self.targets, reduction="none")
-
-    def risks(self) -> Tensor:
-        """(M,) mean cross-entropy of each domain."""
-        return torch.stack([risks.mean() for risks in self.by_domain(self.sample_risks())])
-
-    def scalars(self, objective: Tensor, **parts: Tensor) -> dict[str, Tensor]:
-        """Returns "loss", the objective with the model's own losses, then the parts of both."""
-        return {"loss": objective + self.own_loss, **parts, **self.parts}
-
-
-class Algorithm(nn.Module, ABC):
+class Algorithm(Tunable, ABC):
     """A training method.
 
     A module, so that what a method carries from step to step (buffers, discriminators) is in its `state_dict` and a
@@ -120,13 +52,11 @@ class Algorithm(nn.Module, ABC):
     `update`. Every forward pass adds the model's own losses, computed on that pass; where a step makes several passes,
     their mean counts.
 
-    Class attributes:
-        HPARAMS: The method's hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
-        RANGES: Values that they may have, where that is not every number that is at least 0.
-        SEARCH: Ranges from which a random search draws them, DomainBed's.
-        DRAWN_AS: Names under which DomainBed draws hyper-parameters that it calls otherwise for this method.
+    Class attributes, beside those of `Tunable`:
+        SEARCH: Distributions from which a random search draws hyper-parameters, DomainBed's.
+        SEARCH_ALIASES: DomainBed's name used to seed each draw, where it calls a hyper-parameter otherwise.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
-        SETS_RATE: Whether the method changes the learning rate itself, which a schedule would undo.
+        OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
     Raises:
@@ -134,50 +64,44 @@ class Algorithm(nn.Module, ABC):
         ProtocolError: There are too few training domains.
     """
 
-    HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
-    SEARCH: ClassVar[Mapping[str, Draw]] = MappingProxyType({})
-    DRAWN_AS: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    SEARCH: ClassVar[Mapping[str, Distribution]] = MappingProxyType({})
+    SEARCH_ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
-    SETS_RATE: ClassVar[bool] = False
+    OVERRIDES_LR: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__()
+        super().__init__(setup.hparams)
         if setup.num_domains < self.MIN_DOMAINS:
-            name = type(self).__name__
-            raise ProtocolError.of(
-                "algorithm", name, f"needs {self.MIN_DOMAINS} training domains and was given {setup.num_domains}"
-            )
+            remedy = f"needs {self.MIN_DOMAINS} training domains and was given {setup.num_domains}"
+            raise ProtocolError.of("algorithm", type(self).__name__, remedy)
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
-        self.hparams = {**self.HPARAMS, **setup.hparams}
-        check_ranges(self.hparams, self.RANGES)
         self.aux_coef = setup.aux_coef
         self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
         self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Computes what is to be minimised.
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Computes what is to be minimized.
 
         Args:
-            training: Its model maps images (B, 3, H, W) to logits (B, num_classes).
+            context: Its model maps images (B, 3, H, W) to logits (B, num_classes).
             minibatches: Images and targets of each training domain.
 
         Returns:
-            Scalars: "loss", which is minimised, and its parts for the records.
+            Scalars: "loss", which is minimized, and its parts for the records.
         """
 
-    def parameter_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, lr: float, weight_decay: float) -> list[ParameterGroup]:
         """Returns further groups for the run's optimizer, with their own rates; none for most methods."""
         return []
 
-    def update(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step on the objective; methods with inner loops or a second optimizer replace this.
 
         Args:
-            training: The model and what steps it.
+            context: The model and what steps it.
             minibatches: Images and targets of each training domain.
 
         Returns:
@@ -186,25 +110,25 @@ class Algorithm(nn.Module, ABC):
         Raises:
             ArgumentError: The method does not accumulate, or a minibatch is too small to be cut.
         """
-        parts = self.cut(minibatches, training.grad_accum_steps)
-        training.optimizer.zero_grad()
+        parts = self.chunk(minibatches, context.grad_accum_steps)
+        context.optimizer.zero_grad()
         scalars = []
         for position, part in enumerate(parts, start=1):
-            with _synchronised(training.model, last=position == len(parts)):
-                losses = self.objective(training, part)
-                training.backward(losses["loss"] / len(parts))
-            scalars.append({name: value.detach() for name, value in losses.items()})
-        self.share_gradients(training)
-        training.optimizer.step()
+            with context.synchronized(last=position == len(parts)):
+                losses = self.objective(context, part)
+                context.backward(losses["loss"] / len(parts))
+            scalars.append(detached(losses))
+        self.share_gradients(context)
+        context.optimizer.step()
         return mean_scalars(scalars)
 
-    def share_gradients(self, training: Training) -> None:
+    def share_gradients(self, context: StepContext) -> None:
         """Averages over processes the gradients of the method's own parameters, which no launcher wraps."""
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad = training.reduce(parameter.grad)
+                parameter.grad = context.reduce(parameter.grad)
 
-    def cut(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
+    def chunk(self, minibatches: Minibatches, parts: int) -> list[Minibatches]:
         """Cuts every domain's minibatch into equal parts; each part has all domains."""
         if parts == 1:
             return [minibatches]
@@ -217,7 +141,7 @@ class Algorithm(nn.Module, ABC):
         cuts = [zip(*(column.chunk(parts) for column in minibatch), strict=True) for minibatch in minibatches]
         return [list(part) for part in zip(*cuts, strict=True)]
 
-    def run(self, model: nn.Module, minibatches: Minibatches) -> Pass:
+    def forward_domains(self, model: nn.Module, minibatches: Minibatches) -> ForwardPass:
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
@@ -227,25 +151,4 @@ class Algorithm(nn.Module, ABC):
         for name, loss in special.items():
             own_loss = own_loss + self.specialization_coefs[name] * loss
         sizes = [len(minibatch[1]) for minibatch in minibatches]
-        return Pass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})
-
-
-def full_precision(values: Tensor) -> Tensor:
-    """Lifts half-precision values, as autocast gives them, to float32; statistics of them need it."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def mean_scalars(scalars: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Averages scalars of the same names over passes or parts of a step."""
-    return {name: torch.stack([values[name] for values in scalars]).mean() for name in scalars[0]}
-
-
-def restart(optimizer: Optimizer) -> None:
-    """Forgets an optimizer's moments, also through a launcher's wrapper; rates and groups stay."""
-    optimizer.state.clear()
-
-
-def _synchronised(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Lets a distributed model exchange gradients in the last part of a step only."""
-    no_sync: Any = getattr(model, "no_sync", nullcontext)
-    return nullcontext() if last else no_sync()
+        return ForwardPass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})

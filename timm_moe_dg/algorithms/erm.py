@@ -1,9 +1,10 @@
-"""Empirical risk minimisation (Vapnik, 1998): the domains are pooled and their labels ignored."""
+"""Empirical risk minimization (Vapnik, 1998): the domains are pooled and their labels ignored."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Algorithm, Minibatches, Training
+from .base import Algorithm
+from .step import Minibatches, StepContext
 
 
 class ERM(Algorithm):
@@ -12,8 +13,8 @@ class ERM(Algorithm):
     The mean is over images, so a domain with more images in the step weighs more; it is not the mean of domain means.
     """
 
-    def objective(self, training: Training, minibatches: Minibatches) -> dict[str, Tensor]:
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss", the weighted sum of "task_loss", "aux_loss" and MoGE's "cka_loss" and "supcon_loss"."""
-        out = self.run(training.model, minibatches)
+        out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
         return out.scalars(task_loss, task_loss=task_loss)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,31 @@ from torch import Tensor, nn
 from .averaging import Averaging, copy_buffers, frozen_copy, move
 
 _logger = logging.getLogger(__name__)
+
+
+class SegmentState(TypedDict):
+    """What a checkpoint keeps of a `Segment`."""
+
+    weights: list[Tensor]
+    count: int
+
+
+class WaitingState(SegmentState):
+    """The same with the validation loss at its end."""
+
+    loss: float
+
+
+class SWADState(TypedDict):
+    """What a checkpoint keeps of `SWAD`."""
+
+    average: SegmentState
+    since: SegmentState
+    waiting: list[WaitingState]
+    lowest: float | None
+    threshold: float | None
+    start: int
+    ended: bool
 
 
 class Segment:
@@ -35,7 +60,7 @@ class Segment:
         """A segment that is added to without changing this one."""
         return Segment([weight.clone() for weight in self.weights], self.count)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SegmentState:
         """Tensors and a number, for a checkpoint."""
         return {"weights": self.weights, "count": self.count}
 
@@ -134,7 +159,7 @@ class SWAD(Averaging):
             total.add(segment)
         return filled(self._copy[0], self._network[0], total)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> SWADState:
         """Segments as lists of tensors, and numbers."""
         return {
             "average": self._average.state(),
@@ -146,15 +171,15 @@ class SWAD(Averaging):
             "ended": self._ended,
         }
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self._average, self._since = (read(state[name], self._network[0]) for name in ("average", "since"))
+    def set_extra_state(self, state: SWADState) -> None:
+        """Restores that state."""
+        self._average, self._since = (read(part, self._network[0]) for part in (state["average"], state["since"]))
         self._waiting = [(item["loss"], read(item, self._network[0])) for item in state["waiting"]]
         self._lowest, self._threshold = state["lowest"], state["threshold"]
         self._start, self._ended = state["start"], state["ended"]
 
 
-def read(state: Mapping[str, Any], network: nn.Module) -> Segment:
+def read(state: SegmentState, network: nn.Module) -> Segment:
     """The segment of a state, on the network's device."""
     device = next(network.parameters()).device
     return Segment([weight.to(device) for weight in state["weights"]], state["count"])

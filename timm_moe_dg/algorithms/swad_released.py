@@ -2,15 +2,33 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from torch import nn
 
 from .averaging import Averaging, frozen_copy
-from .swad import SWAD, Segment, filled, read, weights_of
+from .swad import SWAD, Segment, SegmentState, filled, read, weights_of
 
 _logger = logging.getLogger(__name__)
 Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights of the steps up to it
+
+
+class EvaluationState(SegmentState):
+    """What a checkpoint keeps of an `Evaluation`."""
+
+    step: int
+    loss: float
+
+
+class ReleasedSWADState(TypedDict):
+    """What a checkpoint keeps of `ReleasedSWAD`."""
+
+    since: SegmentState
+    average: SegmentState
+    recent: list[EvaluationState]
+    converged: int | None
+    threshold: float
+    ended: bool
 
 
 class ReleasedSWAD(Averaging):
@@ -35,16 +53,16 @@ class ReleasedSWAD(Averaging):
         self._recent: list[Evaluation] = []
         self._converged: int | None = None
         self._threshold = 0.0
-        self._dead = False
+        self._ended = False
 
     def update(self, network: nn.Module, step: int) -> None:
         """Collects the weights."""
-        if not self._dead:
+        if not self._ended:
             self._since.add(weights_of(network))
 
     def evaluated(self, step: int, validation_loss: float) -> None:
         """Looks for convergence, then lets the oldest segment of the queue in or ends the valley."""
-        if self._dead:
+        if self._ended:
             return
         self._recent.append((step, validation_loss, self._since))
         self._recent = self._recent[-max(self._patience, self._tolerance) :]
@@ -54,7 +72,7 @@ class ReleasedSWAD(Averaging):
             self._look_for_convergence(queue)
         elif queue[0][0] >= self._converged:
             if _lowest(queue) > self._threshold:
-                self._dead = True
+                self._ended = True
             else:
                 self._let_in(queue[0])
 
@@ -83,12 +101,12 @@ class ReleasedSWAD(Averaging):
             _logger.warning("SWAD: the validation loss has not settled; averaging the last segment")
             return filled(self._copy[0], self._network[0], self._recent[-1][2])
         total = self._average.copy()
-        queue = [] if self._dead else self._recent[-self._tolerance :][1:]
+        queue = [] if self._ended else self._recent[-self._tolerance :][1:]
         while queue and _lowest(queue) <= self._threshold:
             total.add(Segment(queue.pop(0)[2].weights, 1))
         return filled(self._copy[0], self._network[0], total)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> ReleasedSWADState:
         """Segments as lists of tensors, and numbers."""
         return {
             "since": self._since.state(),
@@ -96,14 +114,14 @@ class ReleasedSWAD(Averaging):
             "recent": [{"step": step, "loss": loss, **segment.state()} for step, loss, segment in self._recent],
             "converged": self._converged,
             "threshold": self._threshold,
-            "dead": self._dead,
+            "ended": self._ended,
         }
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self._since, self._average = (read(state[name], self._network[0]) for name in ("since", "average"))
+    def set_extra_state(self, state: ReleasedSWADState) -> None:
+        """Restores that state."""
+        self._since, self._average = (read(part, self._network[0]) for part in (state["since"], state["average"]))
         self._recent = [(item["step"], item["loss"], read(item, self._network[0])) for item in state["recent"]]
-        self._converged, self._threshold, self._dead = state["converged"], state["threshold"], state["dead"]
+        self._converged, self._threshold, self._ended = state["converged"], state["threshold"], state["ended"]
 
 
 def _lowest(evaluations: list[Evaluation]) -> float:

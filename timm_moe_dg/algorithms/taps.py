@@ -4,12 +4,10 @@ Hooks sit on the modules themselves, so they also see forward passes of a wrappe
 is in training mode only: an evaluation, or that of an averaged copy of the network, leaves nothing behind.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from .base import full_precision
+from .step import full_precision
 
 
 class Tap:
@@ -53,8 +51,7 @@ def classifier_of(network: nn.Module, method: str) -> nn.Linear:
     Raises:
         ArgumentError: It is not one linear layer.
     """
-    get_classifier: Any = getattr(network, "get_classifier", lambda: None)
-    classifier = get_classifier()
+    classifier = getattr(network, "get_classifier", lambda: None)()
     if not isinstance(classifier, nn.Linear):
         remedy = f"{method} needs a linear classifier and this is {type(classifier).__name__}; take another model"
         raise ArgumentError.of("model", type(network).__name__, remedy)

@@ -1,36 +1,80 @@
-"""The learning curves of a run, as a picture."""
+"""The learning curves of a run: losses and accuracies over its evaluations, as numbers and as a picture."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import MissingDependencyError
 from ..protocols import Record, reported_accuracy, validation_accuracy
-from .plots import plot_curves
+from .canvas import DPI, new_figure, optional_picture
 
 FILE = "learning_curves.png"
-_logger = logging.getLogger(__name__)
 
 
-def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], folder: Path) -> None:
-    """Draws learning_curves.png, or says that matplotlib is missing.
+def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], folder: Path, file: str = FILE) -> None:
+    """Draws the curves of a run, or says why they cannot be drawn.
 
     Args:
         records: Of one run; a final average has no place on the curves.
         domains: Names of the domains.
         folder: Where the picture goes.
+        file: Its name.
+    """
+    with optional_picture(folder / file) as path:
+        plot_learning_curves(records, domains, path)
+
+
+def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
+    """Draws the curves of a run.
+
+    Args:
+        records: Of one run; a final average has no place on the curves.
+        domains: Names of the domains.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
     """
     trained = [record for record in records if not record.averaged]
-    try:
-        plot_curves([record.step for record in trained], learning_curves(trained, domains), folder / FILE)
-    except MissingDependencyError as error:
-        _logger.info(f"{FILE} is not drawn: {error}")
+    plot_curves([record.step for record in trained], learning_curves(trained, domains), path)
 
 
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
-    """Returns the losses, the two accuracies that matter, and each domain's on its out-split, one value per record."""
+    """Returns one value per record of each loss and score.
+
+    These are the losses, the two accuracies that matter, each domain's on its out-split, and where the benchmark sets
+    domains apart, accuracy and worst group of each role.
+
+    Args:
+        records: Of one run, at least one.
+        domains: Names of the domains.
+    """
     curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
     curves["training-domain validation"] = [validation_accuracy(record) for record in records]
     curves["test domain (in)"] = [reported_accuracy(record) for record in records]
-    out = {f"{name} (out)": [record.out_acc[at] for record in records] for at, name in enumerate(domains)}
-    return curves | out
+    curves |= {f"{name} (out)": [record.out_acc[at] for record in records] for at, name in enumerate(domains)}
+    for role in records[0].roles:
+        for score in ("accuracy", "worst_accuracy"):
+            curves[f"{role} {score.replace('_', ' ')}"] = [record.roles[role][score] for record in records]
+    return curves
+
+
+def plot_curves(steps: Sequence[int], curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draws each loss or score over the training steps, one panel each, four in a row.
+
+    Args:
+        steps: Steps of the evaluations.
+        curves: Name -> one value per evaluation.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    columns = min(4, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = new_figure(3.0 * columns, 2.4 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for (name, values), axes in zip(curves.items(), panels, strict=False):
+        axes.plot(steps, values, marker="o", markersize=3)
+        axes.set(title=name, xlabel="step")
+    for axes in figure.axes[len(curves) :]:
+        axes.remove()
+    figure.savefig(path, dpi=DPI)

@@ -11,9 +11,11 @@ from torch import Tensor
 from ..data import EvaluationImages, PlacesDomain, Split, evaluation_loader
 from ..errors import ArgumentError
 from ..metrics import normalized_mutual_information
+from ..storage.json_text import json_text
+from .canvas import optional_picture
 from .domains import domain_map, domains_at, geo_layers
+from .expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .experts import expert_usage, forced_expert_matrix
-from .plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .run_view import RunView
 
 FILE = "analysis.json"
@@ -21,7 +23,7 @@ FILE = "analysis.json"
 
 def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
     """Whether a run is of a MoGE model on data whose images have places."""
-    return hasattr(view.model, "set_expert_mode") and any(_is_analysed(each, role) for each in view.domains(data_dir))
+    return hasattr(view.model, "set_expert_mode") and bool(_with_places(view, data_dir, role))
 
 
 def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, Any]:
@@ -40,15 +42,17 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     Raises:
         ArgumentError: The model has no metadata-routed experts, or no image has a place.
     """
-    domains = _analysed(view, data_dir, role)
+    domains = _analyzed(view, data_dir, role)
     places = {domain.group: _inside(domain) for domain in domains}
     metadata = torch.cat(list(places.values()))
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     found = domains_at(view.model, metadata)
     if metadata.is_floating_point():
-        plot_domain_map(domain_map(view.model, map_step), figures / "map.png", places)
+        with optional_picture(figures / "map.png") as path:
+            plot_domain_map(domain_map(view.model, map_step), path, places)
     usage = expert_usage(view.model, metadata)
-    plot_expert_usage(usage, figures / "routing.png")
+    with optional_picture(figures / "routing.png") as path:
+        plot_expert_usage(usage, path)
     counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
     counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
     numbers = {
@@ -74,21 +78,22 @@ def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -
     Raises:
         ArgumentError: The model has no metadata-routed experts, or no image has a place.
     """
-    matrix = forced_expert_matrix(view.model, _batches(view, _analysed(view, data_dir, role)))
-    plot_expert_matrix(matrix, figures / "forced_experts.png")
+    matrix = forced_expert_matrix(view.model, _batches(view, _analyzed(view, data_dir, role)))
+    with optional_picture(figures / "forced_experts.png") as path:
+        plot_expert_matrix(matrix, path)
     _add(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
 
 
-def _analysed(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+def _analyzed(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
     geo_layers(view.model)  # or an error that says so
-    domains: Any = [domain for domain in view.domains(data_dir) if _is_analysed(domain, role)]
+    domains = _with_places(view, data_dir, role)
     if not domains:
         raise ArgumentError.of("role", role, f"no image of {view.args['dataset']} has this role and a place")
     return domains
 
 
-def _is_analysed(domain: Any, role: str) -> bool:
-    return isinstance(domain, PlacesDomain) and domain.role == role
+def _with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+    return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
 
 
 def _inside(domain: PlacesDomain) -> Tensor:
@@ -113,4 +118,4 @@ def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[Any]:
 def _add(path: Path, numbers: dict[str, Any]) -> None:
     """Adds numbers to those of the other commands."""
     known = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(known | numbers, indent=2) + "\n")
+    path.write_text(json_text(known | numbers, indent=2))

@@ -14,8 +14,8 @@ class DomainMap(NamedTuple):
     """Discovered domains on a grid.
 
     Attributes:
-        longitude: (W,) degrees, centres of the cells.
-        latitude: (H,) degrees, centres of the cells, south to north.
+        longitude: (W,) degrees, centers of the cells.
+        latitude: (H,) degrees, centers of the cells, south to north.
         experts: (H, W) int64, the discovered domain of each cell.
         num_experts: E.
     """

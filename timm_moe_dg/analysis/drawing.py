@@ -1,4 +1,4 @@
-"""What pictures of this room share: figures, panels of images, names that fit. Needs matplotlib, when it is called."""
+"""What pictures of images share: panels, names that fit, small files."""
 
 import io
 from collections.abc import Sequence
@@ -9,24 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import MissingDependencyError
+from .canvas import new_figure
 
-DPI = 120
+DPI = 120  # a third less than of other pictures: photographs make files large
 SIDE = 1.45  # inches, of an image in a grid
 LONGEST = 60  # letters of a name that are shown
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure of so many inches, laid out so that nothing overlaps.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError.of("drawing", "matplotlib", "plots") from error
-    return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
 
 
 def image_grid(rows: Sequence[str], columns: Sequence[str], extra: float = 0.0) -> tuple[Any, np.ndarray]:
@@ -65,5 +52,5 @@ def fitted(name: str, width: int) -> str:
 def write_figure(figure: Any, path: Path) -> None:
     """Writes a picture in 256 colors, which makes it a third as large."""
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    figure.savefig(file, format="png", dpi=DPI)
     Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)

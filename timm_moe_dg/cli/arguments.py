@@ -15,7 +15,10 @@ from ..errors import ArgumentError
 
 
 def parse_arguments(
-    parser: argparse.ArgumentParser, argv: Sequence[str], settings: Path | None = None
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    saved: Path | None = None,
+    read: Callable[[str, str], Mapping[str, Any]] | None = None,
 ) -> argparse.Namespace:
     """Parses a command line whose options may be spelt with hyphens or underscores.
 
@@ -25,7 +28,8 @@ def parse_arguments(
     Args:
         parser: Has a `--config` option.
         argv: The command line, without the program's name.
-        settings: A file like that of `--config`, which both win over.
+        saved: A file like that of `--config`, of the run that `--resume` names; both win over it.
+        read: Reads such a file; given the path, and the name of the argument for errors. By default `read_yaml`.
 
     Raises:
         ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
@@ -34,20 +38,14 @@ def parse_arguments(
     finder = argparse.ArgumentParser(add_help=False)  # `parser` would ask for what the file is to supply
     finder.add_argument("-c", "--config")
     known, _ = finder.parse_known_args(argv)
-    files = [str(path) for path in (settings, known.config) if path is not None]
-    return parser.parse_args([*(word for path in files for word in config_words(parser, path)), *argv])
+    files = {"resume": saved, "config": known.config}  # argument -> path
+    found = [(name, str(path)) for name, path in files.items() if path is not None]
+    tables = [(name, path, (read or read_yaml)(path, name)) for name, path in found]
+    words = [word for name, path, table in tables for word in table_words(parser, table, name, path)]
+    return parser.parse_args([*words, *argv])
 
 
-def config_words(parser: argparse.ArgumentParser, path: str) -> list[str]:
-    """Turns a YAML file of option names and values into words of a command line."""
-    table = read_table(path, "config")
-    # A run's args.yaml says how it was started, and what was filled in, which another seed or data set fills in anew
-    for name in ("config", "resume", *table.pop("filled_in", ())):
-        table.pop(name, None)
-    return table_words(parser, table, "config", path)
-
-
-def read_table(path: str, argument: str) -> dict[str, Any]:
+def read_yaml(path: str, argument: str) -> dict[str, Any]:
     """Reads a YAML file of names and values.
 
     Args:
@@ -80,6 +78,8 @@ def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argum
     """
     # Reversed, so that of several ways to set a value the first in --help counts
     options = {action.dest: action for action in reversed(parser._actions) if action.option_strings}
+    others = {spelling: action for action in options.values() for spelling in action.option_strings}
+    options = {spelling.lstrip("-").replace("-", "_"): action for spelling, action in others.items()} | options
     words: list[str] = []
     for key, value in table.items():
         action = options.get(str(key).replace("-", "_"))
@@ -116,12 +116,12 @@ def positive_int(text: str) -> int:
     return _whole(text, 1, "a whole number above zero")
 
 
-def whole_number(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """Reads a whole number, 0 included."""
     return _whole(text, 0, "a whole number of 0 or more")
 
 
-def several(text: str) -> int:
+def int_from_2(text: str) -> int:
     """Reads a whole number of at least 2, the fewest values that have quartiles."""
     return _whole(text, 2, "a whole number of 2 or more")
 
@@ -147,12 +147,12 @@ def non_negative(text: str) -> float:
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """Reads a number from 0 up to, but without, 1."""
     return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 
-def ratio(text: str) -> float:
+def fraction_to_1(text: str) -> float:
     """Reads a number above 0, at most 1."""
     return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 
@@ -210,5 +210,5 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
     add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
-    pairs = "further model arguments, such as num_experts=4 moe_layers=(8,10)"
+    pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)

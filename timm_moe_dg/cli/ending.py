@@ -5,13 +5,21 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import MoeDgError
 
 BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
 
 
-def tool(main: Callable[[Sequence[str]], object]) -> Callable[[Sequence[str] | None], None]:
+class Program(Protocol):
+    """A program's `main`."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> None:
+        """Runs it on a command line, by default the process's own."""
+
+
+def tool(main: Callable[[Sequence[str]], object]) -> Program:
     """Turns a function of a command line into a program's `main`, which may be called without one.
 
     A mistake ends with one line that names the program, and exit status 1; a reader that goes away (`| head`) and

@@ -1,7 +1,7 @@
 """Domains of images: the benchmarks' table, splits, transforms and loaders."""
 
-from .benchmarks.table import BENCHMARKS, Benchmark, get_benchmark
-from .domains import Domain
+from .benchmarks import BENCHMARKS, Benchmark, get_benchmark, register_benchmark
+from .domains import UNGROUPED, Domain, Split
 from .loaders import (
     AugmentedValidation,
     EvaluationImages,
@@ -11,14 +11,14 @@ from .loaders import (
     training_loader,
 )
 from .readable import drop_unreadable
-from .readers.folders import FolderDomain, read_folder
-from .readers.places import Places, PlacesDomain
-from .splits import Split, evaluation_only, seed_hash, split_domain, split_domains, training_domains
+from .readers import FolderDomain, Places, PlacesDomain, SpritesDomain, read_folder
+from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 
 __all__ = [
     "AUGMENTATIONS",
     "BENCHMARKS",
+    "UNGROUPED",
     "AugmentedValidation",
     "Benchmark",
     "Domain",
@@ -27,6 +27,7 @@ __all__ = [
     "Places",
     "PlacesDomain",
     "Split",
+    "SpritesDomain",
     "StepSampler",
     "TrainingDraws",
     "drop_unreadable",
@@ -35,6 +36,7 @@ __all__ = [
     "evaluation_transform",
     "get_benchmark",
     "read_folder",
+    "register_benchmark",
     "seed_hash",
     "split_domain",
     "split_domains",

@@ -1,4 +1,4 @@
-"""Colour jitter of float images: torchvision's distribution and definitions, written for the speed of a loader.
+"""Color jitter of float images: torchvision's distribution and definitions, written for the speed of a loader.
 
 Images are (3, height, width) floats in 0..1. Every function returns a new image. Factors and their random order are
 drawn by torchvision itself; only the arithmetic differs: PIL rounds to 256 levels after each of the four adjustments
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 RED, GREEN, BLUE = 0.2989, 0.587, 0.114  # luma (ITU-R BT.601), as torchvision weighs it
-SMALLEST = 1e-12  # divides the zero differences of a grey pixel
+SMALLEST = 1e-12  # divides the zero differences of a gray pixel
 
 
 class ColorJitter(v2.ColorJitter):
@@ -32,17 +32,17 @@ def brightness(image: Tensor, factor: float) -> Tensor:
 
 
 def contrast(image: Tensor, factor: float) -> Tensor:
-    """Blends with the image's mean grey; a factor of 1 changes nothing, 0 is that grey."""
+    """Blends with the image's mean gray; a factor of 1 changes nothing, 0 is that gray."""
     return image.mul(factor).add_(_luma(image).mean(), alpha=1 - factor).clamp_(0, 1)
 
 
 def saturation(image: Tensor, factor: float) -> Tensor:
-    """Blends with each pixel's grey; a factor of 1 changes nothing, 0 is a grey image."""
+    """Blends with each pixel's gray; a factor of 1 changes nothing, 0 is a gray image."""
     return image.mul(factor).add_(_luma(image), alpha=1 - factor).clamp_(0, 1)
 
 
 def hue(image: Tensor, shift: float) -> Tensor:
-    """Turns every pixel's hue, by -0.5 to 0.5 of the colour circle; largest and smallest channel values stay.
+    """Turns every pixel's hue, by -0.5 to 0.5 of the color circle; largest and smallest channel values stay.
 
     With the hue h in sixths of the circle, 0 at red, a channel is `low + (high - low) * weight`, where the weight is a
     trapezium in h: |h - 3| - 1 for red, 2 - |h - 2| for green and 2 - |h - 4| for blue, cut off at 0 and 1.

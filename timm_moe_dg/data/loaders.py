@@ -9,11 +9,11 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ from .domains import Domain
 from .splits import Split
 from .transforms import Transform
 
-Draw = tuple[int, int]  # (domain, number of the draw)
-Minibatch = tuple[Tensor, ...]  # images (B, 3, H, W), targets (B,), and the images' metadata if asked for
+DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
+TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (3, H, W), target, metadata if asked for
+EvaluationSample: TypeAlias = tuple[Tensor, int, int, *tuple[Tensor, ...]]  # image, target, group, and metadata
+Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, 3, H, W), targets (B,), and the images' metadata if asked for
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class TrainingDraws(Dataset):
         pairs = zip(self.domains, self.splits, strict=True)
         return [_by_class(np.asarray(domain.targets), split.inside) for domain, split in pairs]
 
-    def __getitem__(self, draw: Draw) -> tuple[Any, ...]:
+    def __getitem__(self, draw: DrawIndex) -> TrainingSample:
         domain, number = draw
         random = np.random.default_rng((self.seed, domain, number))
         pools = self._pools[domain]
@@ -66,11 +68,12 @@ class TrainingDraws(Dataset):
         index = int(random.choice(pool))
         with seeded_torch(int(random.integers(2**63))):
             image = self.transform(self.domains[domain].image(index))
-        return image, self.domains[domain].targets[index], *_metadata(self, domain, index)
+        metadata = _metadata(self.domains[domain], index) if self.with_metadata else ()
+        return image, self.domains[domain].targets[index], *metadata
 
 
 @dataclass(frozen=True)
-class StepSampler(Sampler[list[Draw]]):
+class StepSampler(Sampler[list[DrawIndex]]):
     """Lists the draws of one step after the other, without end.
 
     Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of every domain, dealt out to the processes in turn.
@@ -89,7 +92,7 @@ class StepSampler(Sampler[list[Draw]]):
     process: int = 0
     num_processes: int = 1
 
-    def __iter__(self) -> Iterator[list[Draw]]:
+    def __iter__(self) -> Iterator[list[DrawIndex]]:
         for step in itertools.count(self.first_step):
             draws = range(step * self.batch_size + self.process, (step + 1) * self.batch_size, self.num_processes)
             yield [(domain, number) for domain in self.domains for number in draws]
@@ -180,10 +183,10 @@ class EvaluationImages(Dataset):
     def __len__(self) -> int:
         return len(self.positions)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index: int) -> EvaluationSample:
         position, group = int(self.positions[index]), int(self.groups[index])
         domain = self.domains[group // 2]
-        metadata = _metadata(self, group // 2, position)
+        metadata = _metadata(domain, position) if self.with_metadata else ()
         image = domain.image(position)
         if self.augmented is not None and self.augmented.covers(group):
             view = self.augmented(image, group // 2, position)
@@ -210,20 +213,27 @@ def seeded_torch(seed: int) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _metadata(images: TrainingDraws | EvaluationImages, domain: int, index: int) -> list[Tensor]:
-    if not images.with_metadata:
-        return []
-    places: Any = images.domains[domain]  # a domain with metadata, such as PlacesDomain
-    return [torch.as_tensor(places.metadata[index])]
+def _metadata(domain: Domain, index: int) -> tuple[Tensor]:
+    if domain.metadata is None:
+        raise ProtocolError.of("with_metadata", True, f"domain {domain.name!r} has no metadata; leave it out")
+    return (torch.as_tensor(domain.metadata[index]),)
 
 
-def _collate_by_domain(samples: Sequence[tuple[Any, ...]], num_domains: int) -> list[Minibatch]:
+def _collate_by_domain(samples: Sequence[TrainingSample], num_domains: int) -> list[Minibatch]:
     images, targets, *metadata = zip(*samples, strict=True)
     columns = [torch.stack(images), torch.tensor(targets), *map(torch.stack, metadata)]
     return list(zip(*(column.chunk(num_domains) for column in columns), strict=True))
 
 
-def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
+class _WorkerOptions(TypedDict):
+    num_workers: int
+    pin_memory: bool
+    persistent_workers: bool
+    generator: torch.Generator
+    worker_init_fn: Callable[[int], None]
+
+
+def _worker_options(workers: int, pin_memory: bool) -> _WorkerOptions:
     """Common options; the generator of its own keeps a loader's start from advancing torch's global one."""
     return {
         "num_workers": workers,
@@ -235,10 +245,10 @@ def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
 
 
 def _outlive_sigterm(worker: int) -> None:
-    """Leaves it to the main process when to end: schedulers send the signal to workers too, and theirs comes first.
+    """Workers ignore SIGTERM unless their parent sends it.
 
-    From the main process itself the signal still ends the worker; it sends it to workers that it cannot reach
-    otherwise, and would wait for them without end. Where Python does not say who sent it (macOS), nothing is changed.
+    Schedulers send the signal to all processes of a job, and when to end is the main process's to say; its own signal
+    still ends a worker. Where Python does not say who sent a signal (macOS), nothing is changed.
     """
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

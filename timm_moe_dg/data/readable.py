@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from ..errors import DataError, ImageReadError
 from .domains import Domain
@@ -39,7 +38,7 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
         bad = {position: answer for position, answer in enumerate(answers) if answer}
         if len(bad) == len(domain):
             raise DataError(f"domain={domain.name!r}: none of its {len(domain)} images can be read; {answers[0]}")
-        kept.append(_without(domain, bad))
+        kept.append(domain.without(bad) if bad else domain)
         complaints += bad.values()
     _report(complaints)
     return kept, complaints
@@ -51,11 +50,6 @@ def _complaint(domain: Domain, position: int) -> str | None:
     except ImageReadError as error:
         return str(error)
     return None
-
-
-def _without(domain: Any, bad: dict[int, str]) -> Domain:
-    """Domains that can be unreadable, those of files, know how to do `without`."""
-    return domain.without(bad) if bad else domain
 
 
 def _report(complaints: Sequence[str]) -> None:

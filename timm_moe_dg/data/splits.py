@@ -5,12 +5,11 @@ Seeds and splits are DomainBed's, number for number, so that results of both can
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import ProtocolError
-from .domains import Domain
+from .domains import Domain, Split
 
 SEED_RANGE = 2**31
 
@@ -19,19 +18,6 @@ def seed_hash(*parts: object) -> int:
     """Derives a seed from anything with a stable `str`: MD5 of the tuple's text, modulo 2**31 (DomainBed's rule)."""
     digest = hashlib.md5(str(parts).encode(), usedforsecurity=False).hexdigest()
     return int(digest, 16) % SEED_RANGE
-
-
-@dataclass(frozen=True)
-class Split:
-    """Positions of one domain's images.
-
-    Attributes:
-        inside: The "in" part; training draws from it, and a test domain's accuracy is reported on it.
-        outside: The "out" part, for validation.
-    """
-
-    inside: np.ndarray
-    outside: np.ndarray
 
 
 def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: float = 0.2) -> Split:
@@ -66,8 +52,7 @@ def split_domains(
     if not 0 < holdout_fraction < 1:
         raise ProtocolError.of("holdout_fraction", holdout_fraction, "give a share between 0 and 1, such as 0.2")
     splits = [
-        getattr(domain, "split", None)
-        or split_domain(len(domain), position, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
+        domain.split or split_domain(len(domain), position, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
         for position, domain in enumerate(domains)
     ]
     for position in training:
@@ -83,7 +68,7 @@ def split_domains(
 
 def evaluation_only(domains: Sequence[Domain]) -> list[int]:
     """Returns the positions of the domains that the benchmark sets apart for testing, by their `role`; often none."""
-    return [position for position, domain in enumerate(domains) if getattr(domain, "role", "train") != "train"]
+    return [position for position, domain in enumerate(domains) if domain.role != "train"]
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int], set_apart: Sequence[int] = ()) -> list[int]:

@@ -16,7 +16,7 @@ Transform: TypeAlias = Callable[[Image.Image], Tensor]
 
 
 def _photograph_augmentation(size: tuple[int, int]) -> list[Callable]:
-    """DomainBed's: crop of 70 to 100% of the area, mirror, colour jitter, grey one time in ten.
+    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten.
 
     The draws are torchvision's; the pixels differ from those of its PIL transforms by rounding alone (one level in the
     crop; see `color`), and take less than half the time.
@@ -32,12 +32,12 @@ def _photograph_augmentation(size: tuple[int, int]) -> list[Callable]:
 
 
 def _digit_augmentation(size: tuple[int, int]) -> list[Callable]:
-    """The crop alone: a mirrored digit is another sign, and ink has no colour."""
+    """The crop alone: a mirrored digit is another sign, and ink has no color."""
     return [v2.RandomResizedCrop(size, scale=(0.7, 1.0))]
 
 
 def _no_augmentation(size: tuple[int, int]) -> list[Callable]:
-    """The whole image, as in evaluation; DomainBed's coloured and rotated digits are not augmented."""
+    """The whole image, as in evaluation; DomainBed's colored and rotated digits are not augmented."""
     return [v2.Resize(size)]
 
 

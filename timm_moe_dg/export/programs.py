@@ -5,8 +5,6 @@ normalised, and the metadata of a model that reads any; NaN, or a negative locat
 """
 
 import importlib
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -218,29 +216,6 @@ def preprocessing(model: Any, config: Mapping[str, Any], classes: Sequence[str])
         "output": f"logits, float32 (batch, {len(classes)})",
         "classes": list(classes),
     }
-
-
-@torch.inference_mode()
-def interleaved_seconds(
-    programs: Mapping[str, Program], inputs: Inputs, rounds: int, warmup: int = 2
-) -> dict[str, list[float]]:
-    """Times programs in turn, A B C A B C, so that what else the machine does hits all alike.
-
-    Returns:
-        Name -> seconds of one call, one entry per round.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(warmup + rounds):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            program(*inputs)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: values[warmup:] for name, values in seconds.items()}
-
-
-def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
-    """Median over rounds of the time over the reference's in the same round."""
-    return statistics.median(one / other for one, other in zip(seconds, reference, strict=True))
 
 
 def _required(*packages: str) -> list[Any]:

@@ -1,13 +1,17 @@
-"""What was asked for against what came of it: processes, precision, CPU threads and messages."""
+"""Checks that launch settings took effect: processes, precision, CPU threads and messages."""
 
 import logging
 import os
 from collections.abc import Mapping
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
 
 from ..errors import ArgumentError
+from ..protocols.options import RunOptions
+
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -15,8 +19,26 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # as accelerate calls them
 
 
+def join_processes(options: RunOptions) -> Accelerator:
+    """Joins the other processes and says what the run has to work with.
+
+    Raises:
+        ArgumentError: That is not what it was launched with; see `check_launch`.
+    """
+    accelerator = Accelerator(mixed_precision=PRECISIONS[options.amp_dtype] if options.amp_dtype else None)
+    check_launch(accelerator)
+    if accelerator.device.type == "cpu":
+        share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(options.cpu_threads or max(1, share))
+    accelerator.print(
+        f"processes {accelerator.num_processes}, device {accelerator.device}, threads {torch.get_num_threads()}, "
+        f"mixed precision {accelerator.mixed_precision}, seed {options.seed}"
+    )
+    return accelerator
+
+
 def check_launch(accelerator: Accelerator) -> None:
-    """Makes sure that a run has what it was launched with, and nothing that changes its numbers unseen.
+    """Checks that launch settings took effect.
 
     Raises:
         ArgumentError: It has not; see the other checks.
@@ -84,7 +106,10 @@ def check_distribution(distributed_type: str, gradient_accumulation_steps: int) 
 
 
 def set_up_logging() -> None:
-    """Shows the package's messages once, from the main process; its place is known before the others are joined."""
+    """Shows the package's messages once, from the main process.
+
+    Rank comes from the environment; the process group does not exist yet.
+    """
     logging.basicConfig(format="%(message)s")
     level = logging.ERROR if get_int_from_env(_RANKS, 0) else logging.INFO
     logging.getLogger("timm_moe_dg").setLevel(level)

@@ -1,6 +1,5 @@
 """The loaders of a run: what its network is fed with, in training and in evaluation."""
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +15,11 @@ from ..data import (
     training_loader,
     training_transform,
 )
-from .plan import Plan
+from .plan import RunPlan
 
 
 def build_loaders(
-    args: argparse.Namespace,
-    plan: Plan,
+    plan: RunPlan,
     config: Mapping[str, Any],
     *,
     with_metadata: bool,
@@ -33,8 +31,7 @@ def build_loaders(
     """Builds both loaders.
 
     Args:
-        args: Of tools/finetune.py.
-        plan: Its domains and splits.
+        plan: The run's; its options are filled in.
         config: The network's data configuration, see `data_config`.
         with_metadata: Whether the network is given the images' metadata.
         first_step: Where training begins.
@@ -45,12 +42,13 @@ def build_loaders(
     Returns:
         The endless training loader, already this process's share, and the evaluation loader of everything.
     """
+    options = plan.options
     view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
-    options = {"workers": args.workers, "pin_memory": pin_memory}
+    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
     augmented = training_transform(plan.benchmark.augmentation, **view)
-    draws = TrainingDraws(plan.domains, plan.splits, augmented, args.seed, with_metadata, args.class_balanced)
-    sampler = StepSampler(plan.training, args.batch_size, first_step, process, num_processes)
-    validation = AugmentedValidation(augmented, plan.training, args.seed) if args.val_augment else None
+    draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
+    sampler = StepSampler(plan.training, options.batch_size, first_step, process, num_processes)
+    validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), with_metadata, validation)
-    evaluation = evaluation_loader(images, batch_size=args.validation_batch_size, **options)
-    return training_loader(draws, sampler, **options), evaluation
+    evaluation = evaluation_loader(images, batch_size=options.validation_batch_size, **loading)
+    return training_loader(draws, sampler, **loading), evaluation

@@ -35,7 +35,7 @@ def build_optimizer(
     weight_decay: float,
     momentum: float = 0.9,
     layer_decay: float | None = None,
-    further: Sequence[Mapping[str, Any]] = (),
+    extra_groups: Sequence[Mapping[str, Any]] = (),
 ) -> Optimizer:
     """Builds an optimizer of the network's parameters, in one group as DomainBed does.
 
@@ -48,7 +48,7 @@ def build_optimizer(
         weight_decay: Of all parameters alike; with `layer_decay`, not of biases and norms, timm's rule.
         momentum: For optimizers that have it.
         layer_decay: Rate of a layer over that of the one above it; None for the same rate everywhere.
-        further: Groups of parameters that belong to the algorithm.
+        extra_groups: Groups of parameters that belong to the algorithm.
 
     Raises:
         ArgumentError: The optimizer does not take these settings.
@@ -60,7 +60,7 @@ def build_optimizer(
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
-    for group in further:
+    for group in extra_groups:
         optimizer.add_param_group(dict(group))
     return optimizer
 

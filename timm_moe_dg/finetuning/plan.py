@@ -1,8 +1,7 @@
-"""All about a run that is settled, and checked, before there is a model."""
+"""All about a run that is decided, and checked, before there is a model."""
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Any
 
 from timm.models import safe_model_name
 
+from ..algorithms import Algorithm, get_algorithm, get_averaging
 from ..data import (
     Benchmark,
     Domain,
@@ -22,19 +22,22 @@ from ..data import (
     training_domains,
 )
 from ..errors import ArgumentError
-from ..protocols.run_identity import FILLED_IN
-from ..protocols.search_space import draw_hparams, resolve_hparams
+from ..protocols.formats import stamp
+from ..protocols.options import FILLED_IN, RunOptions, having
+from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
+from .progress import TRACKERS, check_trackers
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run is made of.
 
     Attributes:
+        options: As given, with everything filled in that was left open.
         benchmark: Its row.
         hparams: The hyper-parameters, resolved.
         domains: All domains of the benchmark.
@@ -44,8 +47,9 @@ class Plan:
         record_args: Arguments as the records keep them.
     """
 
+    options: RunOptions
     benchmark: Benchmark
-    hparams: Mapping[str, float]
+    hparams: Hparams
     domains: Sequence[Domain]
     training: Sequence[int]
     splits: Sequence[Split]
@@ -62,7 +66,7 @@ class Plan:
         """Names of the classes."""
         return self.domains[0].classes
 
-    def identity(self, **launched: Any) -> dict[str, Any]:
+    def identity(self, **launched: object) -> dict[str, Any]:
         """Returns all that the numbers of a run follow from; a resumed run has to have the same.
 
         Args:
@@ -72,90 +76,103 @@ class Plan:
         return {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
 
 
-def make_plan(args: argparse.Namespace, method: Any, averaging: Any = None) -> Plan:
-    """Reads the data, checks the command line against it, and fills in, in place, what was left to the benchmark.
-
-    Args:
-        args: Of tools/finetune.py.
-        method: The class of the algorithm, which has HPARAMS, SEARCH, DRAWN_AS and SETS_RATE.
-        averaging: The class of the weight averaging, which has HPARAMS, if there is any.
+def make_plan(options: RunOptions) -> RunPlan:
+    """Reads the data, checks the options against it, and fills in what was left open.
 
     Raises:
         ArgumentError: An option has a value that cannot work.
         DataError: The data cannot be used.
+        MissingDependencyError: A tracker is not installed.
         ProtocolError: Domains or splits leave nothing to train on or to evaluate.
     """
-    args.filled_in = [name for name in FILLED_IN if vars(args).get(name) is None]
-    benchmark = get_benchmark(args.dataset)
-    check_optimizer(args.opt)
-    _check_rate(args, method)
+    method = get_algorithm(options.algorithm)
+    averaging = get_averaging(options.averaging) if options.averaging else None
+    benchmark = get_benchmark(options.dataset)
+    check_optimizer(options.opt)
+    check_trackers(wanted_trackers(options))
+    _check_rate(options, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
-    defaults |= benchmark.swad_hparams if _follows_swad(args) else {}
-    hparams = settle_hparams(args, defaults, benchmark.search_space, method.SEARCH, method.DRAWN_AS)
-    domains = _readable(args, benchmark.read(args.data_dir))
-    if args.test_domains is None:
-        args.test_domains = evaluation_only(domains) or [0]
-    settle_options(args, benchmark)
-    args.num_classes = args.num_classes or len(domains[0].classes)
-    if args.num_classes < len(domains[0].classes):
-        raise ArgumentError.of("num_classes", args.num_classes, f"the data has {len(domains[0].classes)} classes")
-    training = training_domains([domain.name for domain in domains], args.test_domains, evaluation_only(domains))
-    splits = split_domains(domains, training, trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
-    folder = RunFolder(Path(args.output, args.experiment), vars(args), resume=args.resume is not None)
+    defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
+    hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
+    domains = benchmark.read(options.data_dir)
+    if options.skip_unreadable:
+        domains, _ = drop_unreadable(domains, options.workers)
+    filled = fill_in(options, benchmark, hparams, domains)
     names = [domain.name for domain in domains]
-    record_args = {**vars(args), "test_envs": args.test_domains, "domains": names}
-    return Plan(benchmark, hparams, domains, training, splits, folder, record_args)
+    training = training_domains(names, filled.test_domains, evaluation_only(domains))
+    splits = split_domains(domains, training, trial_seed=filled.trial_seed, holdout_fraction=filled.holdout_fraction)
+    args = {**vars(filled), **stamp()}
+    folder = RunFolder(Path(filled.output, filled.experiment), args, resume=filled.resume is not None)
+    record_args = {**args, "test_envs": filled.test_domains, "domains": names}
+    return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
 
 
-def settle_hparams(
-    args: argparse.Namespace,
+def config_hparams(
+    options: RunOptions,
     defaults: Mapping[str, float],
     search_space: str,
-    further: Mapping[str, Any] = _NOTHING,
-    drawn_as: Mapping[str, str] = _NOTHING,
-) -> dict[str, float]:
+    extra: Mapping[str, Distribution | str] = MappingProxyType({}),
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> Hparams:
     """Merges defaults, random draw, --hparams and the options that name a hyper-parameter; the last of them wins.
 
     Args:
-        args: Its `lr`, `weight_decay` and `batch_size` are filled in.
+        options: Of the run.
         defaults: Every hyper-parameter there is.
         search_space: The benchmark's.
-        further: What is drawn besides.
-        drawn_as: Other names under which something is drawn.
+        extra: What is drawn besides.
+        aliases: Other names under which something is drawn.
     """
-    seeds = {"hparams_seed": args.hparams_seed, "trial_seed": args.trial_seed}
-    drawn = draw_hparams(search_space, **seeds, further=further, drawn_as=drawn_as) if args.hparams_seed else {}
-    direct = {name: vars(args)[name] for name in defaults if vars(args).get(name) is not None}
-    hparams = resolve_hparams(defaults, drawn, {**args.hparams, **direct})
-    args.lr, args.weight_decay, args.batch_size = (hparams[name] for name in ("lr", "weight_decay", "batch_size"))
-    return hparams
+    seeds = {"hparams_seed": options.hparams_seed, "trial_seed": options.trial_seed}
+    drawn = draw_hparams(search_space, **seeds, further=extra, aliases=aliases) if options.hparams_seed else {}
+    direct = {name: vars(options)[name] for name in defaults if vars(options).get(name) is not None}
+    return resolve_hparams(defaults, drawn, {**options.hparams, **direct})
 
 
-def settle_options(args: argparse.Namespace, benchmark: Benchmark) -> None:
-    """Fills in the options whose default depends on others."""
-    args.model_kwargs = dict(args.model_kwargs)
-    args.steps = args.steps or benchmark.steps
-    frequency = benchmark.swad_checkpoint_freq if _follows_swad(args) else benchmark.checkpoint_freq
-    args.checkpoint_freq = args.checkpoint_freq or frequency
-    args.img_size = args.img_size or benchmark.image_size
-    if args.seed is None:
-        args.seed = seed_hash(args.dataset, args.algorithm, args.test_domains, args.hparams_seed, args.trial_seed)
-    if args.experiment is None:
-        args.experiment = f"{datetime.now():%Y%m%d-%H%M%S}-{args.dataset}-{safe_model_name(args.model)}"
+def fill_in(
+    options: RunOptions, benchmark: Benchmark, hparams: Mapping[str, float], domains: Sequence[Domain]
+) -> RunOptions:
+    """Returns the options with those filled in that follow from benchmark, hyper-parameters, data and seeds.
+
+    Raises:
+        ArgumentError: The classifier is smaller than the data needs.
+    """
+    given = vars(options)
+    classes = len(domains[0].classes)
+    test_domains = evaluation_only(domains) or [0] if options.test_domains is None else list(options.test_domains)
+    identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
+    found: dict[str, Any] = {
+        **{name: hparams[name] for name in _RATES},
+        "test_domains": test_domains,
+        "steps": benchmark.steps,
+        "eval_freq": benchmark.swad_checkpoint_freq if _follows_swad(options) else benchmark.checkpoint_freq,
+        "img_size": benchmark.image_size,
+        "num_classes": classes,
+        "seed": seed_hash(*identity),
+        "experiment": "-".join(
+            [f"{datetime.now():%Y%m%d-%H%M%S}", *map(safe_model_name, (options.dataset, options.model))]
+        ),
+    }
+    open_ = [name for name in having(FILLED_IN) if given[name] is None]
+    filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
+    if filled.num_classes < classes:
+        raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
+    return filled
 
 
-def _check_rate(args: argparse.Namespace, method: Any) -> None:
+def wanted_trackers(options: RunOptions) -> list[str]:
+    """Names of the trackers that the options switch on."""
+    return [name for name in TRACKERS if vars(options)[f"log_{name}"]]
+
+
+def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
     """Leaves the learning rate to one of the options and the algorithm."""
-    for name in ("sched", "warmup_steps", "layer_decay") if method.SETS_RATE else ():
-        if vars(args)[name]:
-            remedy = f"{args.algorithm} sets the learning rate itself, which this would undo; leave it out"
-            raise ArgumentError.of(name, vars(args)[name], remedy)
+    for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
+        if vars(options)[name]:
+            remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
+            raise ArgumentError.of(name, vars(options)[name], remedy)
 
 
-def _follows_swad(args: argparse.Namespace) -> bool:
+def _follows_swad(options: RunOptions) -> bool:
     """Whether weights are averaged as SWAD does, for which the benchmarks have settings of their own."""
-    return (args.averaging or "").startswith("swad")
-
-
-def _readable(args: argparse.Namespace, domains: Sequence[Domain]) -> Sequence[Domain]:
-    return drop_unreadable(domains, args.workers)[0] if args.skip_unreadable else domains
+    return (options.averaging or "").startswith("swad")

@@ -1,14 +1,28 @@
-"""What a run shows while it goes: the losses between two evaluations, and the table of domains."""
+"""What a run shows while it goes: losses between evaluations, the table of domains, TensorBoard, Weights & Biases."""
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
 
 import torch
+import yaml
 from torch import Tensor
 
+from ..errors import MissingDependencyError
 from ..protocols.records import Record
 from ..protocols.selection import reported_accuracy, validation_accuracy
+
+TRACKERS = ("tensorboard", "wandb")
+
+
+class MeterState(TypedDict):
+    """What a resumed run goes on counting from."""
+
+    steps: int
+    sums: dict[str, Tensor]
+    seconds: float
 
 
 class StepMeter:
@@ -45,11 +59,11 @@ class StepMeter:
         """Forgets everything; call it when training goes on after an evaluation."""
         self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MeterState:
         """Returns what a resumed run goes on counting from."""
         return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: MeterState) -> None:
         """Goes on counting from there."""
         self._steps = state["steps"]
         self._sums: dict[str, Tensor] = dict(state["sums"])
@@ -91,3 +105,75 @@ def summary(record: Record) -> str:
         f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}, "
         f"test domain (in acc) {reported_accuracy(record):.4f}"
     )
+
+
+class Tracker(Protocol):
+    """What accelerate's trackers have in common."""
+
+    def log(self, values: dict[str, float], step: int | None) -> None:
+        """Logs values."""
+
+    def finish(self) -> None:
+        """Writes what is pending."""
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Makes sure that trackers are installed.
+
+    Raises:
+        MissingDependencyError: One is not.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingDependencyError.of(f"--log-{name}", name, "tracking")
+
+
+class Trackers:
+    """TensorBoard and Weights & Biases beside results.jsonl, through accelerate; their files go into the run folder.
+
+    Args:
+        names: Which of `TRACKERS`.
+        folder: The run folder.
+        args: The run's arguments.
+        first_step: Where the run goes on; what an earlier process logged from there on is superseded.
+
+    Raises:
+        MissingDependencyError: A tracker's package is not installed.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path, args: Mapping[str, Any], first_step: int = 0) -> None:
+        check_trackers(names)
+        self.names = names
+        self.folder = folder
+        self.args = args
+        self.first_step = first_step
+        self._started: list[Tracker] = []
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Logs values; the first call needs the run folder to be there."""
+        if self.names and not self._started:
+            self._started = [getattr(self, f"_start_{name}")() for name in self.names]
+        for tracker in self._started:
+            tracker.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        """Writes what is pending."""
+        for tracker in self._started:
+            tracker.finish()
+
+    def _start_tensorboard(self) -> Tracker:
+        from accelerate.tracking import TensorBoardTracker
+
+        tracker = TensorBoardTracker("tensorboard", self.folder, purge_step=self.first_step)
+        tracker.start()
+        tracker.writer.add_text("args", f"```yaml\n{yaml.safe_dump(dict(self.args))}```")  # its own form takes no lists
+        return tracker
+
+    def _start_wandb(self) -> Tracker:
+        from accelerate.tracking import WandBTracker
+
+        options = {"name": self.folder.name, "id": self.folder.name, "resume": "allow", "dir": str(self.folder)}
+        tracker = WandBTracker("timm_moe_dg", **options)
+        tracker.start()
+        tracker.store_init_configuration(dict(self.args))
+        return tracker

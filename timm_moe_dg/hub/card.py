@@ -1,6 +1,5 @@
 """Model cards: templates of hub_cards/, facts that nobody can measure, and numbers that come from records alone."""
 
-import json
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -14,15 +13,16 @@ from torch import nn
 from ..data import BENCHMARKS
 from ..networks.trained import label_names
 from ..protocols import reported_accuracy
+from .config import read_config, write_config
 from .origin import DomainResult, Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
 
 
 def write_card(
-    folder: Path, network: nn.Module, repo_id: str, origin: Origin, cards: Path, licence: str | None = None
+    folder: Path, network: nn.Module, repo_id: str, origin: Origin, cards: Path, license: str | None = None
 ) -> ModelCard:
-    """Writes README.md into a folder that holds a model, and the licence into its config.json.
+    """Writes README.md into a folder that holds a model, and the license into its config.json.
 
     Args:
         folder: With config.json, model.safetensors, and PNG figures at will.
@@ -30,24 +30,24 @@ def write_card(
         repo_id: OWNER/NAME of the repository that it will lie in.
         origin: Where the weights come from.
         cards: The folder of templates and facts.
-        licence: Of the weights, as the Hub abbreviates it; None for that of the published weights they began as, or
+        license: Of the weights, as the Hub abbreviates it; None for that of the published weights they began as, or
             "unknown" where they began as anything else.
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
-    licence = licence or _inherited_licence(config, origin)
-    config["pretrained_cfg"]["license"] = licence  # for the cards of those who go on from these weights
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    data = card_data(repo_id, origin, licence, facts["family"]["tags"])
-    model = {**_model_facts(folder, config, network), "repo_id": repo_id, "licence": licence}
+    license = license or _inherited_license(config, origin)
+    config["pretrained_cfg"]["license"] = license  # for the cards of those who go on from these weights
+    write_config(folder, config)
+    data = card_data(repo_id, origin, license, facts["family"]["tags"])
+    model = {**_model_facts(folder, config, network), "repo_id": repo_id, "license": license}
     page = _render(cards, facts, origin, model)
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{page}")
     card.save(folder / "README.md")
     return card
 
 
-def _inherited_licence(config: Mapping[str, Any], origin: Origin) -> str:
-    """The licence that a model's registered weights have, if the run's own began as published ones."""
+def _inherited_license(config: Mapping[str, Any], origin: Origin) -> str:
+    """The license that a model's registered weights have, if the run's own began as published ones."""
     known = config["pretrained_cfg"].get("license") if origin.base_model else None
     return known or "unknown"
 
@@ -65,11 +65,11 @@ def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
     }
 
 
-def card_data(repo_id: str, origin: Origin, licence: str, tags: list[str]) -> ModelCardData:
+def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> ModelCardData:
     """Builds a card's metadata, as the Hub defines it."""
     dataset = origin.args["dataset"] if origin.records else ""
     return ModelCardData(
-        license=licence,
+        license=license,
         library_name="timm",
         pipeline_tag="image-classification",
         tags=[*_TAGS, *tags],

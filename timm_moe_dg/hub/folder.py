@@ -11,8 +11,9 @@ from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
 from ..networks.build import save_network
-from ..networks.trained import label_names, load_trained
+from ..networks.trained import CONFIG, label_names, load_trained
 from ..protocols import read_records
+from .config import WEIGHTS, read_config
 from .origin import Origin, origin_of_run, without_local_paths
 
 _SATCLIP = "satclip:"
@@ -33,15 +34,13 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
         RecordError: results.jsonl is damaged.
     """
     needed = [
-        name
-        for name in ("done", "results.jsonl", "best/config.json", "best/model.safetensors")
-        if not (run / name).is_file()
+        name for name in ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}") if not (run / name).is_file()
     ]
     if needed:
         remedy = f"is no finished run: it lacks {', '.join(needed)}; give the folder that tools/finetune.py wrote"
         raise ArgumentError.of("run", str(run), remedy)
     origin = origin_of_run(read_records(run / "results.jsonl"))
-    for path in (run / "best/config.json", run / "best/model.safetensors", *sorted(run.glob("*.png"))):
+    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *sorted(run.glob("*.png"))):
         shutil.copyfile(path, folder / path.name)
     rows = map(json.loads, (run / "results.jsonl").read_text().splitlines())
     lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
@@ -66,11 +65,11 @@ def load_folder(folder: Path) -> nn.Module:
         CheckpointError: The weights do not fit the configuration, class names included, or need a file of this machine.
     """
     network: Any = load_trained(f"local-dir:{folder}")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     names = config.get("label_names") or ()
     if names and len(names) != network.num_classes:
         raise CheckpointError(
-            f"label_names={len(names)} names in config.json, but the classifier has {network.num_classes} classes; "
+            f"label_names={len(names)} names in {CONFIG}, but the classifier has {network.num_classes} classes; "
             "give the names of the classes that these weights were trained for"
         )
     encoder = str(config.get("model_args", {}).get("metadata_encoder", ""))

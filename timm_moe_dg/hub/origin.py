@@ -11,9 +11,9 @@ import timm
 from timm.models import parse_model_name
 
 from ..cli.arguments import option_words
-from ..data import BENCHMARKS
 from ..protocols import Record, training_domain_validation
-from ..protocols.run_identity import FREE
+from ..protocols.options import NOT_IDENTITY
+from ..results.runs import domain_names
 
 
 class DomainResult(NamedTuple):
@@ -61,7 +61,7 @@ class Origin:
     def domain_results(self) -> list[DomainResult]:
         """Returns what the selected evaluation measured, one row a domain."""
         record = self.selected
-        names = domain_names(record)
+        names = domain_names([record])
         held_out = [position in record.test_domains for position in range(len(names))]
         return [DomainResult(*row) for row in zip(names, held_out, record.in_acc, record.out_acc, strict=True)]
 
@@ -72,7 +72,7 @@ def origin_of_run(records: Sequence[Record]) -> Origin:
     if args.get("initial_checkpoint"):
         return Origin(f"the file `{os.path.basename(args['initial_checkpoint'])}`", records=records)
     if not args.get("pretrained"):
-        return Origin("random initialisation", records=records)
+        return Origin("random initialization", records=records)
     base_model = published_source(args["model"])
     start = hub_link(base_model) if base_model else "a network of an earlier run"
     return Origin(start, base_model, records=records)
@@ -92,22 +92,14 @@ def hub_link(repository: str) -> str:
     return f"[{repository}](https://huggingface.co/{repository})"
 
 
-def domain_names(record: Record) -> list[str]:
-    """Returns the names of a record's domains: from the run, or the benchmark, or else their positions."""
-    number = len(record.in_acc)
-    benchmark = BENCHMARKS.get(record.args["dataset"])
-    known = record.args.get("domains") or (benchmark.domains if benchmark else ())
-    return list(known) if len(known) == number else [f"domain {position}" for position in range(number)]
-
-
 def training_command(args: Mapping[str, Any], width: int = 100) -> str:
-    """Writes the command that repeats a run, every option spelt out, broken into lines that a shell joins.
+    """Writes the command that repeats a run, every option spelled out, broken into lines that a shell joins.
 
     Args:
         args: The run's options; a folder of images is given as DATA.
         width: Length at which a line ends.
     """
-    unsaid = FREE - {"data_dir"} | {"test_envs", "domains"}
+    unsaid = NOT_IDENTITY - {"data_dir"} | {"test_envs", "domains"}
     given = {name: value for name, value in args.items() if name not in unsaid and value not in (None, [], {})}
     known = without_local_paths(given) | ({"data_dir": "DATA"} if "data_dir" in given else {})
     groups = [

@@ -4,11 +4,9 @@ huggingface_hub does the work, its progress bars and its retries included. Files
 not sent again, and where nothing differs there is no commit.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelInfo, constants
 from huggingface_hub.errors import (
@@ -21,6 +19,8 @@ from huggingface_hub.errors import (
 )
 
 from ..errors import ArgumentError, HubError, MoeDgError
+from ..networks.trained import CONFIG
+from .config import read_config
 
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
 
@@ -62,7 +62,7 @@ def push_folder(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
-    architecture = json.loads((folder / "config.json").read_text())["architecture"]
+    architecture = read_config(folder)["architecture"]
     with _explained(repo_id, _unfinished(repo_id, is_new=before is None)):
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -86,20 +86,20 @@ def _check_visibility(info: ModelInfo, repo_id: str, private: bool) -> None:
 
 def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
     try:
-        theirs = _read_model(Path(api.hf_hub_download(repo_id, "config.json", revision=revision)))
+        theirs = _read_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)).parent)
     except LocalEntryNotFoundError:  # the connection broke: nobody knows what is there
         raise
     except (EntryNotFoundError, RevisionNotFoundError):
         return
-    ours = _read_model(folder / "config.json")
+    ours = _read_model(folder)
     different = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]
     if different:
         remedy = f"holds another model ({'; '.join(different)}); give another repository, or --replace-model"
         raise ArgumentError.of("repo_id", repo_id, remedy)
 
 
-def _read_model(config: Path) -> dict[str, Any]:
-    table = json.loads(config.read_text())
+def _read_model(folder: Path) -> dict[str, object]:
+    table = read_config(folder)
     return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
 
 

@@ -51,7 +51,7 @@ def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_facto
 
 
 def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, capacity: int) -> Tensor:
-    """Batch prioritised routing: which assignments find their expert full.
+    """Batch prioritized routing: which assignments find their expert full.
 
     First choices of all items are placed before second choices; within a choice, items with a larger `priority` come
     first, and the earlier item wins a tie (V-MoE, section 3.4 of Riquelme et al., 2021).

@@ -8,6 +8,7 @@ Axes: T items, A assignments, D features, H hidden features, E experts, K expert
 
 import functools
 import warnings
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +17,12 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from .dispatch import sort_assignments
-from .initialisation import OwnInitialisation
+from .own_parameters import OwnParameters
+from .precision import portable_path, values_hidden
 from .sorted_experts import Operands, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def portable_path() -> bool:
-    """Whether only torch's own steps will do: a program is recorded (export, trace, compile) or torch.func at work."""
-    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
-    return recorded or torch._C._are_functorch_transforms_active()
 
 
 @functools.cache
@@ -49,14 +45,21 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
 
     Returns:
         Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'loop' (expert by expert:
-        other activations than GELU, normalised hidden features, devices and types without tests), or None before the
-        first eager forward. Exported, traced and compiled programs always hold the loop, and torch.func takes it.
+        other activations than GELU, normalized hidden features, devices and types without tests), or None before the
+        first eager forward. Exported, traced and compiled programs always hold the loop, and torch.func takes it; on
+        the meta device and inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
 
-class StackedLinear(OwnInitialisation, nn.Module):
-    """E linear maps, weight (E, out_features, in_features) and bias (E, out_features)."""
+class StackedLinear(OwnParameters):
+    """E linear maps, weight (E, out_features, in_features) and bias (E, out_features).
+
+    Its forward hands out the weights and multiplies nothing, since each dispatch does that in its own way. Whoever
+    computes with them calls it, so that adapters, offloading and sharding find the forward they wrap.
+    """
+
+    undecayed = ("bias",)
 
     def __init__(
         self,
@@ -79,25 +82,28 @@ class StackedLinear(OwnInitialisation, nn.Module):
             nn.init.zeros_(self.bias)
 
     def load_linear(self, linear: nn.Linear) -> None:
-        """Makes every expert a copy of a dense layer."""
-        with torch.no_grad():
-            self.weight.copy_(linear.weight)
-            if self.bias is not None:
-                self.bias.copy_(linear.bias)
+        """Makes every expert a copy of a dense layer, trained or frozen as that is."""
+        for own, source in ((self.weight, linear.weight), (self.bias, linear.bias)):
+            if own is not None:
+                with torch.no_grad():
+                    own.copy_(source)
+                own.requires_grad_(source.requires_grad)
 
-    def forward_all(self, x: Tensor) -> Tensor:
-        """(T, in_features) or (E, T, in_features) through every expert -> (E, T, out_features)."""
-        outputs = x @ self.weight.transpose(1, 2)
-        return outputs if self.bias is None else outputs + self.bias.unsqueeze(1)
-
-    def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
         """Weight and bias in a type."""
-        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
-
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        """(..., in_features) through one expert -> (..., out_features)."""
         bias = self.bias
-        return F.linear(x, self.weight[expert], None if bias is None else bias[expert])
+        return self.weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], expert: int) -> Tensor:  # noqa: UP045 (TorchScript)
+    """(..., in_features) through one expert -> (..., out_features)."""
+    return F.linear(x, weight[expert], None if bias is None else bias[expert])
+
+
+def _linear_all(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(T, in_features) or (E, T, in_features) through every expert -> (E, T, out_features)."""
+    outputs = x @ weight.transpose(1, 2)
+    return outputs if bias is None else outputs + bias.unsqueeze(1)
 
 
 class StackedExperts(nn.Module):
@@ -108,7 +114,7 @@ class StackedExperts(nn.Module):
         in_features: D.
         hidden_features: H.
         act_layer: Activation between the layers.
-        norm_layer: Normalisation of the hidden features, one for all experts; None for none.
+        norm_layer: Normalization of the hidden features, one for all experts; None for none.
         bias: Whether the layers have biases; a pair sets them apart.
         hidden_drop: Dropout rate of the hidden activations.
         device: Where the parameters are made.
@@ -148,8 +154,10 @@ class StackedExperts(nn.Module):
         Returns:
             (T, ..., D); zeros for an item that went nowhere.
         """
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the body of this very test only)
-            if not portable_path():
+        if not torch.jit.is_scripting():
+            if values_hidden(x):
+                return self.forward_masked(x, expert_indices, combine_weights)
+            elif not portable_path():  # noqa: RET505 (likewise)
                 self.path = "sorted" if self._can_sort(x) else "loop"
                 if self.path == "sorted":
                     return self.forward_sorted(x, expert_indices, combine_weights)
@@ -157,36 +165,52 @@ class StackedExperts(nn.Module):
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
+        weight1, bias1 = self.fc1(x.dtype)
+        weight2, bias2 = self.fc2(x.dtype)
         combined = torch.zeros_like(x)
         for expert in range(self.num_experts):
             found = (expert_indices == expert).nonzero()
             items, choice = found[:, 0], found[:, 1]
-            hidden = self.norm(self.drop(self.act(self.fc1(x[items], expert))))
-            outputs = self.fc2(hidden, expert)
+            hidden = self.norm(self.drop(self.act(_linear(x[items], weight1, bias1, expert))))
+            outputs = _linear(hidden, weight2, bias2, expert)
             weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
             combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
         return combined
 
     @torch.jit.unused
+    def forward_masked(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """Every item through every expert, masked: for where no program may depend on indices. As `forward`."""
+        weight1, bias1 = self.fc1(x.dtype)
+        weight2, bias2 = self.fc2(x.dtype)
+        combined = torch.zeros_like(x)
+        for expert in range(self.num_experts):
+            hidden = self.norm(self.drop(self.act(_linear(x, weight1, bias1, expert))))
+            outputs = _linear(hidden, weight2, bias2, expert)
+            weights = combine_weights.masked_fill(expert_indices != expert, 0).sum(1).to(outputs.dtype)
+            combined = combined + (outputs * weights.view([-1] + [1] * (x.dim() - 1))).to(combined.dtype)
+        return combined
+
+    @torch.jit.unused
     def forward_all(self, x: Tensor) -> Tensor:
         """(T, D) items, each through every expert and without dropout -> (E, T, D)."""
-        return self.fc2.forward_all(self.norm(self.act(self.fc1.forward_all(x))))
+        hidden = self.norm(self.act(_linear_all(x, *self.fc1(x.dtype))))
+        return _linear_all(hidden, *self.fc2(x.dtype))
 
     @torch.jit.unused
     def _can_sort(self, x: Tensor) -> bool:
-        fits = isinstance(self.act, nn.GELU) and isinstance(self.norm, nn.Identity)
+        fits = type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity)
         return fits and _sorted_path_is_tested(x.device.type, x.dtype)
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """The fast path, for GELU without normalisation: one sort, two matrix products per expert; as `forward`."""
+        """The fast path, for GELU without normalization: one sort, two matrix products per expert; as `forward`."""
         assert isinstance(self.act, nn.GELU)
         device = x.device.type
         autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
         return sorted_experts(
-            Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1.cast(dtype), *self.fc2.cast(dtype)),
+            Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype)),
             sort_assignments(expert_indices, self.num_experts),
             self.act.approximate,
             self.drop.p if self.training else 0.0,

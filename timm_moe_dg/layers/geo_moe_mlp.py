@@ -3,7 +3,7 @@
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
 
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from timm.layers import Mlp
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import RouterError
 from .experts import StackedExperts
-from .initialisation import OwnInitialisation
-from .moe_mlp import RoutedMlp
+from .moe_mlp import RoutedMlp, both_rates
+from .own_parameters import OwnParameters
 from .router import MetadataRouter
 
 
@@ -30,7 +30,7 @@ class ExpertReport(NamedTuple):
 
 
 @register_notrace_module
-class GeoMoeMlp(OwnInitialisation, RoutedMlp):
+class GeoMoeMlp(OwnParameters, RoutedMlp):
     """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
 
     The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
@@ -45,7 +45,7 @@ class GeoMoeMlp(OwnInitialisation, RoutedMlp):
         in_features: D.
         hidden_features: Hidden width of each expert; None means `in_features`.
         act_layer: Activation between an expert's two layers.
-        norm_layer: Normalisation of the hidden features, one for the routed experts and one for the shared.
+        norm_layer: Normalization of the hidden features, one for the routed experts and one for the shared.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         num_experts: E, beside the shared one.
@@ -62,6 +62,7 @@ class GeoMoeMlp(OwnInitialisation, RoutedMlp):
         RouterError: `top_k` outside 1..E, or a negative noise or perturbation.
     """
 
+    undecayed = ("gamma",)
     forced_expert: Optional[int]  # noqa: UP045 (TorchScript)
 
     def __init__(
@@ -83,17 +84,22 @@ class GeoMoeMlp(OwnInitialisation, RoutedMlp):
     ) -> None:
         if expert_perturbation < 0:
             raise RouterError.of("expert_perturbation", expert_perturbation, "give a relative deviation, or 0 for none")
-        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden_features = hidden_features or in_features
-        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
-        super().__init__(
-            StackedExperts(num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd)
-        )
+        size = (num_experts, in_features, hidden_features)
+        hidden_drop = both_rates(drop, expert_drop)
+        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
         self.shared = Mlp(
-            in_features, hidden_features, act_layer=act_layer, norm_layer=norm_layer, bias=bias, drop=(drop, 0.0), **dd
+            in_features,
+            hidden_features,
+            act_layer=act_layer,
+            norm_layer=norm_layer,
+            bias=bias,
+            drop=(drop, 0.0),
+            device=device,
+            dtype=dtype,
         )
-        self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, **dd)
-        self.gamma = nn.Parameter(torch.zeros((), **dd))
+        self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, device, dtype)
+        self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         self.drop = nn.Dropout(drop)
         self.shared_only = False
         self.forced_expert = None
@@ -101,11 +107,11 @@ class GeoMoeMlp(OwnInitialisation, RoutedMlp):
         self.expert_perturbation = expert_perturbation
         self.report: ExpertReport | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # it belongs to a graph, as a recorded routing does
 
     def reset_parameters(self) -> None:
-        """Half shared, half routed; the submodules initialise themselves."""
+        """Half shared, half routed; the submodules initialize themselves."""
         nn.init.zeros_(self.gamma)
 
     @torch.jit.unused

@@ -12,7 +12,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import MetadataError
-from .initialisation import OwnInitialisation
+from .own_parameters import OwnParameters
+from .precision import UpcastLinear
 
 NORMS = ("orthonormal", "satclip")
 RADIANS_HINT = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"
@@ -23,7 +24,7 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
 
     With theta = radians(latitude + 90) and phi = radians(longitude + 180), the feature (l, m) is
     P_l^|m|(cos theta) times sqrt(2) cos(m phi) for m > 0, sqrt(2) sin(|m| phi) for m < 0 and 1 for m = 0, where P is
-    the fully normalised associated Legendre function without the Condon-Shortley phase (a factor (-1)^m).
+    the fully normalized associated Legendre function without the Condon-Shortley phase (a factor (-1)^m).
     The degrees follow from the three-term recurrence over l at fixed m, which is stable at every order.
 
     Args:
@@ -56,8 +57,8 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
     return torch.cat(features, dim=-1)
 
 
-class CoordinateEncoder(OwnInitialisation, nn.Module):
-    """What encoders of geographic coordinates have in common: who has any, and what cannot be coordinates."""
+class CoordinateEncoder(OwnParameters):
+    """Base of coordinate encoders: validity and missing values."""
 
     def present(self, metadata: Tensor) -> Tensor:
         """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
@@ -91,13 +92,14 @@ class LocationEncoder(CoordinateEncoder):
     """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
 
     The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, 1 after it),
-    dropout before each sine in training, and a linear last layer. It is randomly initialised.
+    dropout before each sine in training, and a linear last layer. It is randomly initialized, and computed in float32
+    at least, since the first sine multiplies a rounding error by 30.
 
     Args:
         out_features: R.
         hidden_features: Width of the two hidden layers.
         degrees: L, degrees of the harmonics.
-        norm: Normalisation of the harmonics, 'orthonormal' or 'satclip'.
+        norm: Normalization of the harmonics, 'orthonormal' or 'satclip'.
         drop: Dropout rate.
         device: Where the parameters are made.
         dtype: Their type; the harmonics are always computed in float64.
@@ -124,9 +126,9 @@ class LocationEncoder(CoordinateEncoder):
         self.out_features = out_features
         self.degrees = degrees
         self.norm = norm
-        self.first = nn.Linear(degrees**2, hidden_features, device=device, dtype=dtype)
-        self.hidden = nn.Linear(hidden_features, hidden_features, device=device, dtype=dtype)
-        self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        self.first = UpcastLinear(degrees**2, hidden_features, device=device, dtype=dtype)
+        self.hidden = UpcastLinear(hidden_features, hidden_features, device=device, dtype=dtype)
+        self.last = UpcastLinear(hidden_features, out_features, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop)
         self.first_frequency = 30.0
         self.reset_parameters()
@@ -141,9 +143,9 @@ class LocationEncoder(CoordinateEncoder):
     def forward(self, metadata: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees, without NaN -> (B, R)."""
         x = spherical_harmonics(metadata, self.degrees, self.norm)
-        x = torch.sin(self.first_frequency * self.drop(_upcast_linear(x, self.first.weight, self.first.bias)))
-        x = torch.sin(self.drop(_upcast_linear(x, self.hidden.weight, self.hidden.bias)))
-        return _upcast_linear(x, self.last.weight, self.last.bias)
+        x = torch.sin(self.first_frequency * self.drop(self.first(x)))
+        x = torch.sin(self.drop(self.hidden(x)))
+        return self.last(x)
 
 
 class SinCosEncoder(CoordinateEncoder):
@@ -167,8 +169,8 @@ class SinCosEncoder(CoordinateEncoder):
     ) -> None:
         super().__init__()
         self.out_features = out_features
-        self.hidden = nn.Linear(4, hidden_features, device=device, dtype=dtype)
-        self.last = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        self.hidden = UpcastLinear(4, hidden_features, device=device, dtype=dtype)
+        self.last = UpcastLinear(hidden_features, out_features, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -182,17 +184,11 @@ class SinCosEncoder(CoordinateEncoder):
         """(B, 2) longitude, latitude in degrees, without NaN -> (B, R)."""
         angles = torch.deg2rad(metadata.double())
         x = torch.cat([angles.sin(), angles.cos()], dim=1)
-        x = F.gelu(_upcast_linear(x, self.hidden.weight, self.hidden.bias))
-        return _upcast_linear(x, self.last.weight, self.last.bias)
+        x = F.gelu(self.hidden(x))
+        return self.last(x)
 
 
-def _upcast_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A linear layer in float32 at least: the first sine multiplies a rounding error by 30."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
-
-
-class LocationIdEmbedding(OwnInitialisation, nn.Module):
+class LocationIdEmbedding(OwnParameters):
     """One embedding per discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
 
     Args:

@@ -10,7 +10,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import MetadataError
-from .experts import portable_path
+from .precision import portable_path, without_autocast
 
 
 @register_notrace_module
@@ -33,7 +33,7 @@ class MetadataEncoder(nn.Module):
         out_features = out_features or getattr(encoder, "out_features", None)
         if out_features is None:
             raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
-        self.encoder: Any = encoder
+        self.encoder: Any = encoder  # a module of the user's own, which may have the two methods
         self.out_features = out_features
         self.knows_presence: Final[bool] = hasattr(encoder, "present")
         self.checks: Final[bool] = hasattr(encoder, "check")
@@ -56,9 +56,9 @@ class MetadataEncoder(nn.Module):
         if torch.jit.is_scripting():
             return self._encode(metadata)
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            if not portable_path():
+            if not portable_path() and not metadata.is_meta:
                 self._check(x, metadata)
-            with torch.autocast(x.device.type, enabled=False):
+            with without_autocast(x.device.type):
                 return self._encode(metadata)
 
     def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,11 +67,11 @@ class MetadataEncoder(nn.Module):
         return self.encoder(metadata.masked_fill(absent, 0)), present
 
     def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        embedding = torch.zeros(x.shape[0], self.out_features, device=x.device, dtype=x.dtype)
+        embedding, present = _nothing_known(x, self.out_features)
         if not torch.jit.is_scripting() and self.training:
             # Distributed training wants a gradient, if only zero, for every parameter
             embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
-        return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+        return embedding, present
 
     @torch.jit.unused
     def _check(self, x: Tensor, metadata: Tensor) -> None:
@@ -79,6 +79,27 @@ class MetadataEncoder(nn.Module):
             raise MetadataError.of("metadata shape", tuple(metadata.shape), f"give one row per image, {x.shape[0]}")
         if self.checks:
             self.encoder.check(metadata)
+
+
+class NoMetadata(nn.Module):
+    """In place of an encoder in a network whose remaining layers read no metadata: whatever comes, nothing is known.
+
+    Args:
+        out_features: R; may be 0.
+    """
+
+    def __init__(self, out_features: int) -> None:
+        super().__init__()
+        self.out_features = out_features
+
+    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045
+        """(B, ...) images -> zeros (B, R), and (B,) bool, all False."""
+        return _nothing_known(x, self.out_features)
+
+
+def _nothing_known(x: Tensor, out_features: int) -> tuple[Tensor, Tensor]:
+    embedding = torch.zeros(x.shape[0], out_features, device=x.device, dtype=x.dtype)
+    return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
 
 
 def _without_nan(metadata: Tensor) -> Tensor:

@@ -3,16 +3,25 @@
 Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K experts per token.
 """
 
+import copy
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
+from timm.layers import Mlp, RmsNorm, SimpleNorm
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import RouterError
 from .dispatch import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
-from .router import ROUTERS, RouterOutput
+from .router import RouterOutput, build_router
+
+# Feed-forwards that are act(W1 x + b1), a normalization or none, W2 h + b2 and dropout after either, and no more;
+# a subclass may compute anything
+DENSE_FEED_FORWARDS = (Mlp,)
+# Normalizations of a token by itself
+TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, RmsNorm, SimpleNorm)
 
 
 class RoutedMlp(nn.Module):
@@ -40,7 +49,7 @@ class RoutedMlp(nn.Module):
         """Second layer of all experts, under the name that timm's Mlp uses."""
         return self.experts.fc2
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A recorded routing belongs to a graph: it can be neither copied (weight averaging) nor pickled.
         return dict(self.__dict__, routing=None)
 
@@ -51,7 +60,7 @@ class MoeMlp(RoutedMlp):
 
     The path of a token x_D: (1) the router scores the E experts and picks K; (2) each of them computes
     W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. No token is dropped unless
-    `capacity_factor` is set, and then only in training: a prediction never depends on its batch neighbours.
+    `capacity_factor` is set, and then only in training: a prediction never depends on its batch neighbors.
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
@@ -60,14 +69,15 @@ class MoeMlp(RoutedMlp):
         hidden_features: Hidden width of each expert; None means `in_features`.
         out_features: As timm's Mlp has it; must equal `in_features` here.
         act_layer: Activation between an expert's two layers.
-        norm_layer: Normalisation of the hidden features, shared by the experts; None for none.
+        norm_layer: Normalization of the hidden features, shared by the experts; None for none.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         num_experts: E.
         top_k: K, 1 to E.
-        router: 'cosine' or 'linear'.
+        router: 'cosine', 'linear', or a name given to `register_router`.
+        router_kwargs: Options of that router alone, such as `proj_features` of the cosine router.
         capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) tokens, by batch
-            prioritised routing; None is dropless.
+            prioritized routing; None is dropless.
         normalize_weights: Let the combine weights of a token sum to 1; None means top_k > 1.
         router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
         expert_drop: Dropout rate of the experts' hidden activations in training, besides `drop`.
@@ -75,8 +85,9 @@ class MoeMlp(RoutedMlp):
         dtype: Their type.
 
     Raises:
-        RouterError: Unknown router, `top_k` outside 1..E, normalised weights with top_k = 1 (the router would get no
-            gradient from the task), a capacity factor that is not positive, or a negative noise.
+        RouterError: Unknown router, options that it does not have, `top_k` outside 1..E, normalized weights with
+            top_k = 1 (the router would get no gradient from the task), a capacity factor that is not positive, or a
+            negative noise.
     """
 
     def __init__(
@@ -91,6 +102,7 @@ class MoeMlp(RoutedMlp):
         num_experts: int = 6,
         top_k: int = 2,
         router: str = "cosine",
+        router_kwargs: Mapping[str, object] | None = None,
         capacity_factor: float | None = None,
         normalize_weights: bool | None = None,
         router_noise: float | None = None,
@@ -98,8 +110,6 @@ class MoeMlp(RoutedMlp):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if router not in ROUTERS:
-            raise RouterError.of("router", router, f"choose one of {sorted(ROUTERS)}")
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
         if capacity_factor is not None and capacity_factor <= 0:
@@ -108,41 +118,40 @@ class MoeMlp(RoutedMlp):
             remedy = "with top_k=1 the weight would be the constant 1 and the router learn nothing from the task"
             raise RouterError.of("normalize_weights", normalize_weights, f"{remedy}; leave it None or False")
         normalize = top_k > 1 if normalize_weights is None else normalize_weights
-        dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        hidden_drop = 1 - (1 - drop) * (1 - expert_drop)
+        hidden_drop = both_rates(drop, expert_drop)
         hidden_features = hidden_features or in_features
-        super().__init__(
-            StackedExperts(num_experts, in_features, hidden_features, act_layer, norm_layer, bias, hidden_drop, **dd)
-        )
+        size = (num_experts, in_features, hidden_features)
+        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
         self.capacity_factor = capacity_factor
-        self.router = ROUTERS[router](in_features, num_experts, top_k, normalize, router_noise, **dd)
+        self.router = build_router(
+            router, in_features, num_experts, top_k, normalize, router_noise, router_kwargs or {}, device, dtype
+        )
         self.drop = nn.Dropout(drop)
 
     @classmethod
-    def from_dense(cls, mlp: Any, **kwargs: Any) -> Self:
+    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **kwargs: Any) -> Self:
         """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
 
+        Activation and normalization are copied with what they have learned, and shared by the experts; dropout rates,
+        frozen parameters and the mode stay as they are.
+
         Args:
-            mlp: A module with timm's `fc1`, `act`, `fc2` (and `norm`), such as `timm.layers.Mlp`.
+            mlp: A `timm.layers.Mlp` of linear layers that returns as many features as it takes.
+            expert_drop: Dropout rate of the experts' hidden activations in training, besides the module's own.
             **kwargs: The layer's own options (`num_experts`, `top_k`, `router`, ...).
 
         Returns:
             A layer whose evaluation output equals the dense one where the combine weights sum to 1.
 
         Raises:
-            RouterError: The module is not a plain two-layer feed-forward.
+            RouterError: Another class, convolutions inside, another number of features returned, or a normalization
+                that is not of each token by itself.
         """
-        fc1, fc2 = getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)
-        if not isinstance(fc1, nn.Linear) or not isinstance(fc2, nn.Linear) or fc1.out_features != fc2.in_features:
-            raise RouterError.of("mlp", type(mlp).__name__, "give a two-layer feed-forward such as timm.layers.Mlp")
-        if not isinstance(getattr(mlp, "norm", nn.Identity()), nn.Identity):
-            raise RouterError.of(
-                "mlp.norm", type(mlp.norm).__name__, "give a feed-forward without hidden normalisation"
-            )
+        dense, fc1, fc2 = _checked(mlp)
         moe = cls(
             fc1.in_features,
             fc1.out_features,
-            act_layer=type(mlp.act),
+            act_layer=nn.Identity,
             bias=(fc1.bias is not None, fc2.bias is not None),
             device=fc1.weight.device,
             dtype=fc1.weight.dtype,
@@ -150,6 +159,9 @@ class MoeMlp(RoutedMlp):
         )
         moe.fc1.load_linear(fc1)
         moe.fc2.load_linear(fc2)
+        moe.experts.act, moe.experts.norm = copy.deepcopy(dense.act), copy.deepcopy(dense.norm)
+        moe.experts.drop.p = both_rates(dense.drop1.p, expert_drop)
+        moe.drop.p = dense.drop2.p
         return moe.train(mlp.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,3 +196,33 @@ class MoeMlp(RoutedMlp):
             dropped_TK,
             None,
         )
+
+
+def both_rates(rate: float, other: float) -> float:
+    """The dropout rate of two dropouts in a row."""
+    return 1 - (1 - rate) * (1 - other)
+
+
+def _checked(mlp: nn.Module) -> tuple[Mlp, nn.Linear, nn.Linear]:
+    """A feed-forward that stacked experts can copy, and its two layers.
+
+    Raises:
+        RouterError: It is none; names what it has instead.
+    """
+    if type(mlp) not in DENSE_FEED_FORWARDS:
+        known = ", ".join(f"timm.layers.{one.__name__}" for one in DENSE_FEED_FORWARDS)
+        raise RouterError.of("mlp", type(mlp).__name__, f"give a two-layer feed-forward, exactly {known}")
+    assert isinstance(mlp, Mlp)
+    fc1, fc2 = mlp.fc1, mlp.fc2
+    if not isinstance(fc1, nn.Linear) or not isinstance(fc2, nn.Linear):
+        raise RouterError.of("mlp.fc1", type(fc1).__name__, "give a feed-forward of linear layers")
+    if fc1.in_features != fc2.out_features:
+        remedy = f"an expert returns as many features as it takes, in_features={fc1.in_features}"
+        raise RouterError.of("mlp.fc2.out_features", fc2.out_features, remedy)
+    if type(mlp.norm) not in TOKEN_NORMS:
+        remedy = "give a feed-forward that normalizes each token by itself, or not at all"
+        raise RouterError.of("mlp.norm", type(mlp.norm).__name__, remedy)
+    if isinstance(mlp.act, nn.PReLU) and mlp.act.num_parameters > 1:
+        remedy = "give one slope for all features: PReLU counts another axis where there are experts"
+        raise RouterError.of("mlp.act.num_parameters", mlp.act.num_parameters, remedy)
+    return mlp, fc1, fc2

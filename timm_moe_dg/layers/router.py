@@ -1,10 +1,14 @@
 """Routers: from an item's features to the experts that it visits and the weights of their outputs.
 
+A router of one's own is a subclass of `Router` under a name, from anywhere: see `register_router`.
+
 Axes: T items (tokens, or images in MoGE), D features, R projected features, E experts, K experts per item (top_k).
 """
 
+import inspect
 import math
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Optional, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +16,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import RouterError
-from .initialisation import OwnInitialisation
+from .own_parameters import OwnParameters
+from .precision import UpcastLinear, upcast, without_autocast
 
 _INIT_LOG_SCALE = math.log(1 / 0.5)
 
@@ -60,8 +65,8 @@ def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tenso
     return F.linear(features, scaled_codes) / norms_T1  # E quotients per item instead of R
 
 
-class Router(OwnInitialisation, nn.Module):
-    """Noisy top-k routing; subclasses say how features become logits.
+class Router(OwnParameters):
+    """Noisy top-k routing; subclasses say how features become logits, how they are drawn, and what does not decay.
 
     Everything is computed in float32 or better, with autocast off: a logit rounded to bfloat16 sends
     items to other experts.
@@ -103,13 +108,10 @@ class Router(OwnInitialisation, nn.Module):
     def forward(self, x: Tensor) -> RouterOutput:
         """(T, D) features -> the routing of T items."""
         if torch.jit.is_scripting():
-            return self._route(self.compute_logits(self._upcast(x)))
+            return self._route(self.compute_logits(upcast(x)))
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            with torch.autocast(x.device.type, enabled=False):
-                return self._route(self.compute_logits(self._upcast(x)))
-
-    def _upcast(self, x: Tensor) -> Tensor:
-        return x if x.dtype == torch.float64 else x.float()
+            with without_autocast(x.device.type):
+                return self._route(self.compute_logits(upcast(x)))
 
     def _route(self, logits: Tensor) -> RouterOutput:
         noise_std = self.noise_std if self.training else 0.0
@@ -147,7 +149,7 @@ class LinearRouter(Router):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, top_k, normalize_weights, noise_std)
-        self.gate = nn.Linear(in_features, num_experts, bias=False, device=device, dtype=dtype)
+        self.gate = UpcastLinear(in_features, num_experts, bias=False, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -156,7 +158,7 @@ class LinearRouter(Router):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, E)."""
-        return F.linear(x, self.gate.weight.to(x.dtype))
+        return self.gate(x)
 
 
 class CosineRouter(Router):
@@ -173,6 +175,8 @@ class CosineRouter(Router):
         dtype: Their type; the computation is in float32 or better.
     """
 
+    undecayed = ("codes", "logit_scale")
+
     def __init__(
         self,
         in_features: int,
@@ -185,9 +189,9 @@ class CosineRouter(Router):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, top_k, normalize_weights, noise_std)
-        self.proj = nn.Linear(in_features, proj_features, device=device, dtype=dtype)
+        self.proj = UpcastLinear(in_features, proj_features, device=device, dtype=dtype)
         self.codes = nn.Parameter(torch.empty(num_experts, proj_features, device=device, dtype=dtype))
-        self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.logit_scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -199,8 +203,7 @@ class CosineRouter(Router):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, E)."""
-        projected = F.linear(x, self.proj.weight.to(x.dtype), self.proj.bias.to(x.dtype))
-        return cosine_logits(projected, self.codes.to(x.dtype), self.logit_scale.to(x.dtype))
+        return cosine_logits(self.proj(x), upcast(self.codes), upcast(self.logit_scale))
 
 
 class MetadataRouter(Router):
@@ -218,6 +221,8 @@ class MetadataRouter(Router):
         dtype: Their type; the computation is in float32 or better.
     """
 
+    undecayed = ("codes", "logit_scale")
+
     def __init__(
         self,
         context_features: int,
@@ -229,7 +234,7 @@ class MetadataRouter(Router):
     ) -> None:
         super().__init__(num_experts, top_k, True, noise_std)
         self.codes = nn.Parameter(torch.empty(num_experts, context_features, device=device, dtype=dtype))
-        self.logit_scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.logit_scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -239,7 +244,7 @@ class MetadataRouter(Router):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(B, R) -> (B, E)."""
-        return cosine_logits(x, self.codes.to(x.dtype), self.logit_scale.to(x.dtype))
+        return cosine_logits(x, upcast(self.codes), upcast(self.logit_scale))
 
     def importance(self, logits: Tensor) -> Tensor:
         """(B, E) noiseless logits -> (B, E): the mixture weights alpha, zero outside the K best (MoGE, appendix A)."""
@@ -247,4 +252,61 @@ class MetadataRouter(Router):
         return torch.zeros_like(logits).scatter(-1, best, logits.gather(-1, best).softmax(dim=-1))
 
 
-ROUTERS: dict[str, type[LinearRouter] | type[CosineRouter]] = {"cosine": CosineRouter, "linear": LinearRouter}
+RouterT = TypeVar("RouterT", bound=type[Router])
+ROUTERS: dict[str, Callable[..., Router]] = {"cosine": CosineRouter, "linear": LinearRouter}
+
+
+def register_router(name: str) -> Callable[[RouterT], RouterT]:
+    """Decorates a subclass of `Router`, which token-routed models then find by name: `create_model(..., router=name)`.
+
+    Its constructor takes `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and `dtype`;
+    whatever else it takes are the router's own options, given as `router_kwargs` and saved in `config.json`.
+
+    Args:
+        name: New among the routers.
+
+    Raises:
+        RouterError: Another class has the name.
+    """
+
+    def register(router: RouterT) -> RouterT:
+        held = ROUTERS.get(name)
+        if held is not None and (held.__module__, held.__qualname__) != (router.__module__, router.__qualname__):
+            raise RouterError.of("router", name, f"{held.__module__}.{held.__qualname__} has this name; choose another")
+        ROUTERS[name] = router
+        return router
+
+    return register
+
+
+def build_router(
+    name: str,
+    in_features: int,
+    num_experts: int,
+    top_k: int,
+    normalize_weights: bool,
+    noise_std: float | None,
+    own_options: Mapping[str, object],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Router:
+    """The router of a token-routed layer, by name.
+
+    Raises:
+        RouterError: Unknown name, an option that this router does not have, or what it refuses itself.
+    """
+    if name not in ROUTERS:
+        raise RouterError.of("router", name, f"choose one of {sorted(ROUTERS)}")
+    common = {
+        "in_features": in_features,
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "normalize_weights": normalize_weights,
+        "noise_std": noise_std,
+        "device": device,
+        "dtype": dtype,
+    }
+    own = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
+    if not set(own_options) <= set(own):
+        raise RouterError.of("router_kwargs", dict(own_options), f"router={name!r} takes {own or 'no options'}")
+    return ROUTERS[name](**common, **own_options)

@@ -7,8 +7,6 @@ another's, and GELU is computed again in the backward pass.
 Axes: T items of N tokens each, A assignments, K experts per item, D features, H hidden features, E experts.
 """
 
-import itertools
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +36,20 @@ class Operands(NamedTuple):
     bias1: Tensor | None
     weight2: Tensor
     bias2: Tensor | None
+
+
+class Kept(NamedTuple):
+    """What the forward pass leaves for the backward pass.
+
+    Attributes:
+        rows: (A * N, D) tokens in the experts' order.
+        pre_activation: (A * N, H) hidden features before GELU.
+        outputs: (A + 1, N, D) the experts' outputs, zeros at the end.
+    """
+
+    rows: Tensor
+    pre_activation: Tensor
+    outputs: Tensor
 
 
 class Plan(NamedTuple):
@@ -70,7 +82,7 @@ def sorted_experts(
         drop: Dropout rate of the hidden features, in steps of 2^-16; 0 outside of training.
 
     Returns:
-        (T, N, D); zeros for an item that went nowhere. It can be differentiated twice, but not in batches of gradients.
+        (T, N, D); zeros for an item that went nowhere. Supports double backward, but not batched gradients.
     """
     x, combine_weights = operands.x, operands.combine_weights
     if len(assignments.items) < combine_weights.numel():
@@ -83,7 +95,7 @@ def sorted_experts(
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
     else:
-        sums = _forward(plan, keep, operands, for_backward=False)[0]
+        sums = _forward(plan, keep, operands, pre_activation=None)[0]
     return sums.view(x.shape)
 
 
@@ -100,36 +112,35 @@ def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> 
 
 
 class _SortedExperts(torch.autograd.Function):
+    # `ctx` is Any: torch's own class does not declare what it carries
     @staticmethod
     def forward(ctx: Any, plan: Plan, keep: Tensor | None, *tensors: Any) -> Tensor:
-        sums, *kept = _forward(plan, keep, Operands(*tensors), for_backward=True)
+        operands = Operands(*tensors)
+        pre_activation = operands.x.new_empty(sum(plan.sizes(operands.x.shape[1])), operands.weight1.shape[1])
+        sums, rows, outputs = _forward(plan, keep, operands, pre_activation)
         ctx.plan = plan
-        ctx.save_for_backward(keep, *tensors, *kept)
+        ctx.save_for_backward(keep, *operands, rows, pre_activation, outputs)
         return sums
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        keep, *tensors, rows, before, outputs = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        keep, *saved = ctx.saved_tensors
+        operands, kept = Operands(*saved[:6]), Kept(*saved[6:])
         needed = ctx.needs_input_grad[2:]
-        with torch.autocast(grads[0].device.type, enabled=False):
+        with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
-                # Views, since one operand may be computed from another: autograd is to stop at each of them
-                views: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
-                operands = Operands(*views)
-                wanted = [
-                    operand for operand, need in zip(operands, needed, strict=True) if operand is not None and need
-                ]
-                sums = _by_autograd(ctx.plan, keep, operands)
-                found = iter(torch.autograd.grad(sums, wanted, grads, create_graph=True))
-                return None, None, *(next(found) if need else None for need in needed)
-            return None, None, *_backward(ctx.plan, keep, Operands(*tensors), rows, before, outputs, grads[0], needed)
+                return None, None, *_differentiable_backward(ctx.plan, keep, operands, grad, needed)
+            return None, None, *_backward(ctx.plan, keep, operands, kept, grad, needed)
 
 
-def _per_expert(tensor: Tensor | None, sizes: list[int] | None = None) -> Iterable[Any]:
-    """One view for each expert: of a stack, or of rows where their numbers are given; None each of what is absent."""
-    if tensor is None:
-        return itertools.repeat(None)
-    return tensor.unbind() if sizes is None else tensor.split(sizes)
+def _rows_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
+    """Each expert's rows; None each where the tensor is absent."""
+    return (None,) * len(sizes) if tensor is None else tensor.split(sizes)
+
+
+def _part_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
+    """Each expert's part of a stack (E, ...); None each where the stack is absent."""
+    return (None,) * len(sizes) if tensor is None else tensor.unbind()
 
 
 def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | None) -> Tensor:
@@ -141,9 +152,9 @@ def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | 
 
 
 def _forward(
-    plan: Plan, keep: Tensor | None, operands: Operands, for_backward: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Sums (T, N * D), rows (A * N, D), features before GELU (A * N, H) if kept, the experts' outputs (A + 1, N, D)."""
+    plan: Plan, keep: Tensor | None, operands: Operands, pre_activation: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums (T, N * D), rows (A * N, D), the experts' outputs (A + 1, N, D); fills `pre_activation` if that is given."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     assignments, approximate, scale = plan
     sizes = plan.sizes(x.shape[1])
@@ -151,26 +162,25 @@ def _forward(
     outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
     outputs[-1] = 0
     buffer = x.new_empty(max(sizes), weight1.shape[1])
-    before = x.new_empty(len(rows), weight1.shape[1]) if for_backward else None
-    for own_rows, own_before, own_keep, own_outputs, w1, b1, w2, b2 in zip(
+    for own_rows, own_pre_activation, own_keep, own_outputs, w1, b1, w2, b2 in zip(
         rows.split(sizes),
-        _per_expert(before, sizes),
-        _per_expert(keep, sizes),
+        _rows_of(pre_activation, sizes),
+        _rows_of(keep, sizes),
         outputs[:-1].flatten(0, 1).split(sizes),
         weight1.mT,
-        _per_expert(bias1),
+        _part_of(bias1, sizes),
         weight2.mT,
-        _per_expert(bias2),
-        strict=False,
+        _part_of(bias2, sizes),
+        strict=True,
     ):
         hidden = buffer[: len(own_rows)]
-        before_gelu = hidden if own_before is None else own_before  # GELU is computed in place if nothing is kept
+        before_gelu = hidden if own_pre_activation is None else own_pre_activation  # in place if nothing is kept
         _linear(own_rows, w1, b1, before_gelu)
         aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
         if own_keep is not None:
             hidden *= own_keep
         _linear(hidden, w2, b2, own_outputs, scale)
-    return _combine(outputs, assignments, combine_weights), rows, before, outputs
+    return _combine(outputs, assignments, combine_weights), rows, outputs
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: float = 1.0) -> None:
@@ -181,72 +191,106 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: 
         torch.addmm(bias, x, weight, alpha=scale, out=out)
 
 
+class _ExpertViews(NamedTuple):
+    """One expert's part of each tensor in the backward pass; None for what is absent or not needed."""
+
+    grad_outputs: Tensor
+    rows: Tensor
+    pre_activation: Tensor
+    keep: Tensor | None
+    weight1: Tensor
+    weight2: Tensor
+    grad_x: Tensor | None
+    grad_weight1: Tensor | None
+    grad_bias1: Tensor | None
+    grad_weight2: Tensor | None
+    grad_bias2: Tensor | None
+
+
 def _backward(
-    plan: Plan,
-    keep: Tensor | None,
-    operands: Operands,
-    rows: Tensor,
-    before: Tensor,
-    outputs: Tensor,
-    grad: Tensor,
-    needed: tuple[bool, ...],
+    plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept, grad: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients in the operands' order, given that of the sums; None where not needed (small ones may be there)."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     needs_x, needs_combine, needs_weight1, _, needs_weight2, _ = needed
-    (positions, items, _, _), approximate, scale = plan
-    grad_outputs = grad.reshape(x.shape).index_select(0, items)
-    grad_combine = None
-    if needs_combine:
-        products = torch.linalg.vecdot(grad_outputs.flatten(1), outputs[:-1].flatten(1))
-        grad_combine = products.new_zeros(combine_weights.numel()).index_copy_(0, positions, products)
-        grad_combine = grad_combine.view(combine_weights.shape)
-    grad_outputs *= combine_weights.flatten().index_select(0, positions).view(-1, 1, 1)
+    grad_outputs = grad.reshape(x.shape).index_select(0, plan.assignments.items)
+    grad_combine = (
+        _grad_combine(plan.assignments, grad_outputs, kept.outputs, combine_weights) if needs_combine else None
+    )
+    grad_outputs *= combine_weights.flatten().index_select(0, plan.assignments.positions).view(-1, 1, 1)
     sizes = plan.sizes(x.shape[1])
-    grad_x = torch.empty_like(outputs) if needs_x else None
+    grad_rows = torch.empty_like(kept.outputs) if needs_x else None
     grad_weight1 = torch.empty_like(weight1) if needs_weight1 else None
     grad_weight2 = torch.empty_like(weight2) if needs_weight2 else None
     grad_bias1, grad_bias2 = (None if bias is None else torch.empty_like(bias) for bias in (bias1, bias2))
-    buffers = [before.new_empty(max(sizes), before.shape[1]) for _ in range(2)]
-    for grad_own, own_rows, before_gelu, own_keep, grad_own_x, w1, grad_w1, grad_b1, w2, grad_w2, grad_b2 in zip(
+    buffers = [x.new_empty(max(sizes), weight1.shape[1]) for _ in range(2)]
+    for views in map(
+        _ExpertViews,
         grad_outputs.flatten(0, 1).split(sizes),
-        rows.split(sizes),
-        before.split(sizes),
-        _per_expert(keep, sizes),
-        _per_expert(None if grad_x is None else grad_x[:-1].flatten(0, 1), sizes),
-        weight1,
-        _per_expert(grad_weight1),
-        _per_expert(grad_bias1),
-        weight2,
-        _per_expert(grad_weight2),
-        _per_expert(grad_bias2),
-        strict=False,
+        kept.rows.split(sizes),
+        kept.pre_activation.split(sizes),
+        _rows_of(keep, sizes),
+        weight1.unbind(),
+        weight2.unbind(),
+        _rows_of(None if grad_rows is None else grad_rows[:-1].flatten(0, 1), sizes),
+        _part_of(grad_weight1, sizes),
+        _part_of(grad_bias1, sizes),
+        _part_of(grad_weight2, sizes),
+        _part_of(grad_bias2, sizes),
     ):
-        hidden, grad_hidden = (buffer[: len(grad_own)] for buffer in buffers)
-        if grad_b2 is not None:
-            torch.sum(grad_own, 0, out=grad_b2)
-        if scale != 1:
-            grad_own *= scale
-        torch.mm(grad_own, w2, out=grad_hidden)
-        if own_keep is not None:
-            grad_hidden *= own_keep
-        if grad_w2 is not None:
-            aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
-            if own_keep is not None:
-                hidden *= own_keep
-        aten.gelu_backward.grad_input(grad_hidden, before_gelu, approximate=approximate, grad_input=grad_hidden)
-        if grad_w2 is not None:
-            torch.mm(grad_own.t(), hidden, out=grad_w2)
-        if grad_b1 is not None:
-            torch.sum(grad_hidden, 0, out=grad_b1)
-        if grad_w1 is not None:
-            torch.mm(grad_hidden.t(), own_rows, out=grad_w1)
-        if grad_own_x is not None:
-            torch.mm(grad_hidden, w1, out=grad_own_x)
-    if grad_x is not None:
-        grad_x[-1] = 0
-        grad_x = _combine(grad_x, plan.assignments, None).view(x.shape)
+        hidden, grad_hidden = (buffer[: len(views.rows)] for buffer in buffers)
+        _expert_backward(plan, views, hidden, grad_hidden)
+    grad_x = None
+    if grad_rows is not None:
+        grad_rows[-1] = 0
+        grad_x = _combine(grad_rows, plan.assignments, None).view(x.shape)
     return grad_x, grad_combine, grad_weight1, grad_bias1, grad_weight2, grad_bias2
+
+
+def _grad_combine(
+    assignments: SortedAssignments, grad_outputs: Tensor, outputs: Tensor, combine_weights: Tensor
+) -> Tensor:
+    """(T, K): each assignment's output times the gradient that reaches its item; 0 for one that went nowhere."""
+    products = torch.linalg.vecdot(grad_outputs.flatten(1), outputs[:-1].flatten(1))
+    grad_combine = products.new_zeros(combine_weights.numel()).index_copy_(0, assignments.positions, products)
+    return grad_combine.view(combine_weights.shape)
+
+
+def _expert_backward(plan: Plan, views: _ExpertViews, hidden: Tensor, grad_hidden: Tensor) -> None:
+    """Writes one expert's gradients into its views; `grad_outputs` and the two buffers (rows, H) are used up."""
+    grad_outputs, rows, pre_activation, keep, weight1, weight2, *grads = views
+    grad_x, grad_weight1, grad_bias1, grad_weight2, grad_bias2 = grads
+    if grad_bias2 is not None:
+        torch.sum(grad_outputs, 0, out=grad_bias2)
+    if plan.scale != 1:
+        grad_outputs *= plan.scale
+    torch.mm(grad_outputs, weight2, out=grad_hidden)
+    if keep is not None:
+        grad_hidden *= keep
+    if grad_weight2 is not None:
+        aten.gelu.out(pre_activation, approximate=plan.approximate, out=hidden)
+        if keep is not None:
+            hidden *= keep
+        torch.mm(grad_outputs.t(), hidden, out=grad_weight2)
+    aten.gelu_backward.grad_input(grad_hidden, pre_activation, approximate=plan.approximate, grad_input=grad_hidden)
+    if grad_bias1 is not None:
+        torch.sum(grad_hidden, 0, out=grad_bias1)
+    if grad_weight1 is not None:
+        torch.mm(grad_hidden.t(), rows, out=grad_weight1)
+    if grad_x is not None:
+        torch.mm(grad_hidden, weight1, out=grad_x)
+
+
+def _differentiable_backward(
+    plan: Plan, keep: Tensor | None, operands: Operands, grad: Tensor, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The same gradients, with a graph of their own."""
+    # Views, since one operand may be computed from another: autograd is to stop at each of them
+    views = Operands._make(None if operand is None else operand.view_as(operand) for operand in operands)
+    wanted = [view for view, need in zip(views, needed, strict=True) if view is not None and need]
+    sums = _by_autograd(plan, keep, views)
+    found = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)
 
 
 def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
@@ -257,12 +301,12 @@ def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
     outputs = []
     for own_rows, own_keep, w1, b1, w2, b2 in zip(
         rows,
-        _per_expert(keep, sizes),
+        _rows_of(keep, sizes),
         weight1,
-        _per_expert(bias1),
+        _part_of(bias1, sizes),
         weight2,
-        _per_expert(bias2),
-        strict=False,
+        _part_of(bias2, sizes),
+        strict=True,
     ):
         hidden = F.gelu(F.linear(own_rows, w1, b1), approximate=plan.approximate)
         if own_keep is not None:

@@ -1,4 +1,4 @@
-"""What the domain-generalization methods penalise, as functions of features, logits, risks or gradients.
+"""What the domain-generalization methods penalize, as functions of features, logits, risks or gradients.
 
 Axes: B samples, D features, C classes, M domains, P parameters. A risk is the mean cross-entropy of a domain, or the
 cross-entropy of one sample where it says so.
@@ -65,8 +65,8 @@ def coral_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _covariance(x: Tensor) -> Tensor:
-    centred = x - x.mean(0)
-    return centred.T @ centred / (len(x) - 1)
+    centered = x - x.mean(0)
+    return centered.T @ centered / (len(x) - 1)
 
 
 def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> Tensor:

@@ -6,12 +6,13 @@ Axes: T items (tokens, or images in MoGE), E experts, K experts per item.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..layers import RoutedMlp, RouterOutput
 
 FORMS = ("vmoe", "tutel")
 
@@ -73,11 +74,11 @@ def load_loss(
     return squared_cv(chances_TE.sum(0), unbiased)
 
 
-def router_loss(routing: Any, form: str = "vmoe") -> Tensor:
+def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
     """The auxiliary loss of one layer: (importance + load) / 2, or importance alone where there was no noise.
 
     Args:
-        routing: A `RouterOutput`.
+        routing: What a forward of the layer recorded.
         form: 'vmoe', or 'tutel' for the arithmetic of the library behind GMoE's released code: it compares the
             noisy logits with the noiseless *probabilities* and uses the unbiased variance.
 
@@ -99,17 +100,19 @@ def router_loss(routing: Any, form: str = "vmoe") -> Tensor:
     return (importance + load) / 2
 
 
-def _routed_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, module) for name, module in model.named_modules() if hasattr(module, "record_routing"))
+def _routed_modules(model: nn.Module) -> Iterator[tuple[str, RoutedMlp]]:
+    # By attribute: a scripted layer has lost its class, and must be told from a model without any
+    found = ((name, module) for name, module in model.named_modules() if hasattr(module, "record_routing"))
+    return ((name, cast(RoutedMlp, module)) for name, module in found)
 
 
-def router_outputs(model: nn.Module) -> dict[str, Any]:
+def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
     """The last recorded routing of each mixture layer.
 
     A forward records in training, and in evaluation inside `record_routing`; each record replaces the one before.
 
     Returns:
-        Module name -> `RouterOutput`, without the layers that recorded nothing yet.
+        Module name -> its routing, without the layers that recorded nothing yet.
     """
     return {name: module.routing for name, module in _routed_modules(model) if module.routing is not None}
 

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..layers.precision import without_autocast
 
 
 def cka_diversity_loss(outputs: Tensor) -> Tensor:
     """Mean linear CKA over the pairs of experts, on the same tokens (MoGE, equation 2).
 
-    CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centred outputs, Frobenius norms. It is computed
+    CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, Frobenius norms. It is computed
     from the T x T inner products of the tokens, in float32 or better: |H_i' H_j|^2 = <H_i H_i', H_j H_j'>.
 
     Where all experts are equal, as upcycling leaves them, the loss is at its maximum 1 and its gradient is zero.
@@ -29,10 +30,10 @@ def cka_diversity_loss(outputs: Tensor) -> Tensor:
     """
     if outputs.ndim != 3:
         raise ArgumentError.of("outputs", tuple(outputs.shape), "give (experts, tokens, features)")
-    with torch.autocast(outputs.device.type, enabled=False):
+    with without_autocast(outputs.device.type):
         outputs_ETD = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        centred_ETD = outputs_ETD - outputs_ETD.mean(dim=1, keepdim=True)
-        grams_EP = (centred_ETD @ centred_ETD.transpose(1, 2)).flatten(1)
+        centered_ETD = outputs_ETD - outputs_ETD.mean(dim=1, keepdim=True)
+        grams_EP = (centered_ETD @ centered_ETD.transpose(1, 2)).flatten(1)
         similarity_EE = F.normalize(grams_EP, dim=1) @ F.normalize(grams_EP, dim=1).T
     first, second = torch.triu_indices(len(outputs), len(outputs), offset=1, device=outputs.device)
     return similarity_EE[first, second].sum() / max(1, len(first))
@@ -42,7 +43,7 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     """Supervised contrast of the shared expert across discovered domains (MoGE, equation 3).
 
     Positives P_i of an anchor share its class in another domain, negatives N_i its domain in another class. Over all
-    anchors that have both: -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)], q normalised.
+    anchors that have both: -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)], q normalized.
 
     Args:
         features: (B, D) the shared expert's feature of each sample.
@@ -68,7 +69,7 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     anchors = positive.any(dim=1) & negative.any(dim=1)
     if not anchors.any():
         return features.sum() * 0.0
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features.device.type):
         q = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
         logits = q[anchors] @ q.T / temperature
     attracted = logits.masked_fill(~positive[anchors], -torch.inf).logsumexp(dim=1)

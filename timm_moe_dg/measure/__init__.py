@@ -1,1 +1,1 @@
-"""Measuring: time, interleaved and with quartiles, and peak memory."""
+"""Measuring: time, interleaved and with quartiles; peak memory; multiply-accumulates."""

@@ -1,11 +1,9 @@
 """Metrics: pure functions of (prediction, target, group)."""
 
-from .accuracy import GroupAccuracy, accuracy, group_accuracy, worst_group_accuracy
+from .accuracy import GroupAccuracy, WorstGroup, accuracy, group_accuracy, worst_group
 from .calibration import expected_calibration_error
 from .clustering import normalized_mutual_information, normalized_mutual_information_of_counts
-from .confusion import confusion_matrix
-from .f1 import f1_macro
-from .groups import WorstGroup, worst_group
+from .confusion import confusion_matrix, f1_macro
 
 __all__ = [
     "GroupAccuracy",
@@ -18,5 +16,4 @@ __all__ = [
     "normalized_mutual_information",
     "normalized_mutual_information_of_counts",
     "worst_group",
-    "worst_group_accuracy",
 ]

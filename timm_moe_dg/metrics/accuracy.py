@@ -1,5 +1,9 @@
-"""Accuracy, over everything or group by group, from predictions and targets."""
+"""Accuracy: over everything, group by group, and of the worst group with its size.
 
+The size belongs to it: an accuracy of few samples is not much of a statement.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +23,20 @@ class GroupAccuracy(NamedTuple):
 
     accuracy: Tensor
     num_samples: Tensor
+
+
+class WorstGroup(NamedTuple):
+    """The group with the lowest accuracy.
+
+    Attributes:
+        accuracy: Its accuracy; NaN where every group is empty.
+        group: Its index; -1 where every group is empty.
+        num_samples: How many samples it has.
+    """
+
+    accuracy: float
+    group: int
+    num_samples: int
 
 
 def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
@@ -55,11 +73,30 @@ def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups:
     return GroupAccuracy(torch.bincount(group, weights=right, minlength=num_groups) / num_samples, num_samples)
 
 
-def worst_group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Accuracy of the group where it is lowest; empty groups do not count, and NaN says that all are empty.
+def worst_group(
+    predicted: Tensor, target: Tensor, group: Tensor, num_groups: int, ignored: Sequence[int] = ()
+) -> WorstGroup:
+    """Finds the group with the lowest accuracy, the first of equals; empty groups do not count.
 
-    Arguments and errors as for `group_accuracy`.
+    >>> worst_group(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
+    WorstGroup(accuracy=0.5, group=0, num_samples=2)
+
+    Args:
+        predicted: Class indices, shape (N,).
+        target: Class indices, shape (N,).
+        group: Group indices below `num_groups`, shape (N,).
+        num_groups: G, counting groups that have no sample.
+        ignored: Groups that cannot be the worst, such as FMoW's "Other".
+
+    Raises:
+        ArgumentError: The shapes differ, or a group index is out of range.
     """
+    if any(not 0 <= index < num_groups for index in ignored):
+        raise ArgumentError.of("ignored", list(ignored), f"name groups out of 0..{num_groups - 1}")
     each = group_accuracy(predicted, target, group, num_groups)
-    present = each.accuracy[each.num_samples > 0]
-    return present.min() if len(present) else torch.tensor(float("nan"), dtype=torch.float64)
+    counted = each.num_samples > 0
+    counted[list(ignored)] = False
+    if not counted.any():
+        return WorstGroup(float("nan"), -1, 0)
+    index = int(each.accuracy.masked_fill(~counted, torch.inf).argmin())
+    return WorstGroup(each.accuracy[index].item(), index, int(each.num_samples[index]))

@@ -7,7 +7,7 @@ from ._shapes import check_vectors
 
 
 def normalized_mutual_information(first: Tensor, second: Tensor) -> Tensor:
-    """Mutual information over the mean of both entropies (scikit-learn's default normalisation).
+    """Mutual information over the mean of both entropies (scikit-learn's default normalization).
 
     >>> normalized_mutual_information(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3])).item()
     1.0

@@ -24,8 +24,8 @@ def _two_axes(value: Tensor) -> Tensor:
     return value.reshape(value.shape[0], -1)
 
 
-def _scalar(value: Tensor) -> Tensor:
-    return value.reshape(())
+def _one(value: Tensor) -> Tensor:
+    return value.reshape(1)
 
 
 _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
@@ -37,7 +37,7 @@ _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gates.0.cosine_projector.weight": ("router.proj.weight", _keep),
     "gates.0.cosine_projector.bias": ("router.proj.bias", _keep),
     "gates.0.sim_matrix": ("router.codes", _transpose),
-    "gates.0.temperature": ("router.logit_scale", _scalar),
+    "gates.0.temperature": ("router.logit_scale", _one),
 }
 _COUNTER = ".mlp._num_global_experts"
 

@@ -16,11 +16,12 @@ from ..layers import (
     LocationEncoder,
     LocationIdEmbedding,
     MetadataEncoder,
+    NoMetadata,
     SinCosEncoder,
     load_satclip,
+    undecayed_parameters,
 )
-from ._block import MoeLayers, mixture_block, resolve_moe_layers
-from ._moe_vit import undecayed_parameters
+from ._moe_vit import MoeLayers, mixture_block, resolve_moe_layers
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 
@@ -46,7 +47,12 @@ class GeoBlock(Block):
 
 
 def build_metadata_encoder(
-    encoder: str | nn.Module, num_locations: int, width: int | None, drop: float, device: Any, dtype: Any
+    encoder: str | nn.Module,
+    num_locations: int,
+    width: int | None,
+    drop: float,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> MetadataEncoder:
     """The encoder of a MoGE model, by name or as a module of the user's own.
 
@@ -58,13 +64,12 @@ def build_metadata_encoder(
         return MetadataEncoder(encoder, width)
     if encoder.startswith(SATCLIP_PREFIX):
         return MetadataEncoder(load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype))
-    dd = {"device": device, "dtype": dtype}
     if encoder == "spherical_harmonics":
-        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, **dd))
+        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, device=device, dtype=dtype))
     if encoder == "sincos":
-        return MetadataEncoder(SinCosEncoder(width or 256, **dd))
+        return MetadataEncoder(SinCosEncoder(width or 256, device=device, dtype=dtype))
     if encoder == "location_id":
-        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, **dd))
+        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, device, dtype))
     remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
     raise MetadataError.of("metadata_encoder", encoder, remedy)
 
@@ -129,12 +134,15 @@ class GeoMoeVisionTransformer(VisionTransformer):
         super().__init__(*args, **kwargs)
         self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
         self.expert_mode: str | int = "routed"
-        self.metadata_encoder = encoder  # after timm's initialisation, which would draw a given module anew
+        self.metadata_encoder: MetadataEncoder | NoMetadata = (
+            encoder  # after timm's initialization, which would draw a given module anew
+        )
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and the experts' biases and codes."""
-        return super().no_weight_decay() | undecayed_parameters(self)
+        """timm's, and what experts and routers exempt: biases, codes, scales, gates."""
+        # The class by name: on a scripted model, `super()` would find another
+        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
 
     @torch.jit.ignore
     def set_expert_mode(self, mode: str | int) -> None:
@@ -160,7 +168,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
     def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
-        """(B, C, height, width) images and their metadata -> (B, N, D) normalised tokens.
+        """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens.
 
         Raises:
             MetadataError: Metadata of the wrong shape, type or range.
@@ -181,6 +189,16 @@ class GeoMoeVisionTransformer(VisionTransformer):
             MetadataError: Metadata of the wrong shape, type or range.
         """
         return self.forward_head(self.forward_features(x, metadata))
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """timm's; with the last routed block goes the metadata encoder, which nothing would read."""
+        kept: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if not any(block.routed for block in self.blocks):
+            self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
+        return kept
 
     @torch.jit.ignore
     def forward_intermediates(

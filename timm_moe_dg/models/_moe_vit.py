@@ -1,46 +1,71 @@
 """timm's VisionTransformer with token-routed experts in some blocks: the class behind GMoE and SF-MoE."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from timm.models import build_model_with_cfg
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 
-from ..layers import MoeMlp, RoutedMlp
-from ._block import MoeLayers, mixture_block, resolve_moe_layers
-from ._options import record_options
-from ._upcycle import upcycle_filter_fn
+from ..errors import MoeLayersError
+from ..layers import MoeMlp, undecayed_parameters
 
-ModelT = TypeVar("ModelT", bound=VisionTransformer)
-
-IMAGENET_CFG: dict[str, Any] = {
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "pool_size": None,
-    "crop_pct": 0.9,
-    "interpolation": "bicubic",
-    "fixed_input_size": True,
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-    "license": "apache-2.0",
-}
+MoeLayers = str | Sequence[int]
 
 
-def undecayed_parameters(model: nn.Module) -> set[str]:
-    """Names of the expert and router parameters that take no weight decay.
+def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
+    """The 0-based blocks whose feed-forward becomes a mixture of experts.
 
-    Expert biases are (E, features), so rules by number of dimensions would decay them; the length of an expert's code
-    does not matter to a cosine, so decaying it only changes the effective learning rate.
+    Args:
+        moe_layers: 'every_two' (0, 2, 4, ...), 'last_two' (the last two of these: 8 and 10 of 12), one letter per block
+            ('S' sparse, 'F' fusion, that is dense: 'FFFFFFFFSFSF', SF-MoE section 2.3), or the indices themselves.
+        depth: Number of blocks.
+
+    Returns:
+        Sorted indices, without repetition.
+
+    Raises:
+        MoeLayersError: Not one of these forms, an index outside the depth, or no block at all.
     """
-    return {
-        f"{prefix}.{name}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, RoutedMlp)
-        for name, _ in module.named_parameters()
-        if name in ("experts.fc1.bias", "experts.fc2.bias", "router.codes", "router.logit_scale")
-    }
+    every_two = tuple(range(0, depth, 2))
+    if isinstance(moe_layers, str):
+        named = {"every_two": every_two, "last_two": every_two[-2:]}
+        if moe_layers in named:
+            return named[moe_layers]
+        if set(moe_layers) - set("SF") or len(moe_layers) != depth:
+            remedy = f"choose one of {sorted(named)}, block indices, or one letter S or F for each of {depth} blocks"
+            raise MoeLayersError.of("moe_layers", moe_layers, remedy)
+        indices = [index for index, letter in enumerate(moe_layers) if letter == "S"]
+    else:
+        indices = list(moe_layers) if isinstance(moe_layers, list | tuple | range) else []
+    integers = all(isinstance(index, int) and not isinstance(index, bool) for index in indices)
+    if not indices or not integers or not all(0 <= index < depth for index in indices):
+        remedy = f"name at least one block, in a tuple of indices from 0 to {depth - 1}"
+        raise MoeLayersError.of("moe_layers", moe_layers, remedy)
+    return tuple(sorted(set(indices)))
+
+
+def mixture_block(
+    block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: Mapping[str, object]
+) -> Callable[..., Block]:
+    """A `block_fn` for timm's VisionTransformer: `block` with `moe_layer` as feed-forward where `moe_layers` says so.
+
+    Args:
+        block: timm's Block or a subclass.
+        moe_layers: What `resolve_moe_layers` returned.
+        moe_layer: The feed-forward of these blocks; takes timm's Mlp arguments besides `moe_args`.
+        moe_args: Its own options.
+
+    Returns:
+        A function that builds the block of a given depth.
+    """
+
+    def build(depth: int, mlp_layer: type[nn.Module], **kwargs: Any) -> Block:
+        layer: Any = partial(moe_layer, **moe_args) if depth in moe_layers else mlp_layer  # Block wants a class
+        return block(depth=depth, mlp_layer=layer, **kwargs)
+
+    return build
 
 
 class MoeVisionTransformer(VisionTransformer):
@@ -53,7 +78,8 @@ class MoeVisionTransformer(VisionTransformer):
         moe_layers: Which blocks, see `resolve_moe_layers`.
         num_experts: E.
         top_k: Experts per token.
-        router: 'cosine' or 'linear'.
+        router: 'cosine', 'linear', or a name given to `layers.register_router`.
+        router_kwargs: Options of that router alone.
         capacity_factor: Training capacity; None is dropless.
         normalize_weights: Let combine weights sum to 1; None means top_k > 1.
         router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
@@ -72,6 +98,7 @@ class MoeVisionTransformer(VisionTransformer):
         num_experts: int = 6,
         top_k: int = 2,
         router: str = "cosine",
+        router_kwargs: Mapping[str, object] | None = None,
         capacity_factor: float | None = None,
         normalize_weights: bool | None = None,
         router_noise: float | None = None,
@@ -82,6 +109,7 @@ class MoeVisionTransformer(VisionTransformer):
             "num_experts": num_experts,
             "top_k": top_k,
             "router": router,
+            "router_kwargs": router_kwargs,
             "capacity_factor": capacity_factor,
             "normalize_weights": normalize_weights,
             "router_noise": router_noise,
@@ -93,37 +121,6 @@ class MoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and the experts' biases and codes."""
-        return super().no_weight_decay() | undecayed_parameters(self)
-
-
-def create_moe_vit(
-    model_cls: type[ModelT],
-    variant: str,
-    pretrained: bool = False,
-    filter_fn: Callable[..., dict[str, Tensor]] = upcycle_filter_fn,
-    **kwargs: Any,
-) -> ModelT:
-    """Builds a registered model through timm's builder, upcycling what it loads, and records all of its options.
-
-    Args:
-        model_cls: The model's class.
-        variant: Registered name.
-        pretrained: Load the weights that the model's cfg names.
-        filter_fn: Fits a checkpoint to the model; timm calls it with both.
-        **kwargs: Of the class and of timm's builder.
-
-    Returns:
-        The model, or timm's feature wrapper around it with `features_only=True`.
-    """
-    out_indices = kwargs.pop("out_indices", 3)
-    model = build_model_with_cfg(
-        model_cls,
-        variant,
-        pretrained,
-        pretrained_filter_fn=filter_fn,
-        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-        **kwargs,
-    )
-    record_options(model, model_cls, kwargs)
-    return model
+        """timm's, and what experts and routers exempt: biases, codes, scales."""
+        # The class by name: on a scripted model, `super()` would find another
+        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..layers import RoutedMlp
+from ..layers.own_parameters import give_scalars_an_axis
 from ._convert import convert_tutel_state_dict, is_tutel_state_dict
 
 _logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _ROUTER_NAMES = ("router.", "gamma")
 METADATA_PREFIX = "metadata_encoder."
 
 
-def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> dict[str, Tensor]:
+def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -> dict[str, Tensor]:
     """The `pretrained_filter_fn` for every model of this package.
 
     A mixture layer that the checkpoint knows only as a dense feed-forward gets a copy of it in each expert (and in the
@@ -44,6 +45,7 @@ def upcycle_filter_fn(state_dict: dict[str, Any], model: VisionTransformer) -> d
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
     rename_final_norm(loaded, own)
+    give_scalars_an_axis(loaded, own)
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
@@ -81,7 +83,7 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor
 
 
 def rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """With average pooling timm's model normalises after the pool, under another name."""
+    """With average pooling timm's model normalizes after the pool, under another name."""
     source, target = ("norm", "fc_norm") if "fc_norm.weight" in own else ("fc_norm", "norm")
     for kind in ("weight", "bias"):
         if f"{target}.{kind}" in own and f"{target}.{kind}" not in loaded and f"{source}.{kind}" in loaded:

@@ -12,8 +12,9 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from ..layers import MetadataEncoder, NoMetadata
+from ._build import IMAGENET_CFG, create_moe_vit
 from ._geo_vit import build_metadata_encoder
-from ._moe_vit import IMAGENET_CFG, create_moe_vit
 from ._upcycle import check_complete, rename_final_norm
 
 __all__ = ["erm_le_tiny_patch16"]
@@ -35,7 +36,8 @@ _NEW = ("fuse.", "metadata_encoder.")  # a dense checkpoint has nothing for thes
 class LocationVisionTransformer(VisionTransformer):
     """VisionTransformer of timm with logits = head(gelu(fuse([feature, phi(metadata)]))).
 
-    Images without metadata get zeros for phi. `forward_features` and everything else is timm's.
+    Images without metadata get zeros for phi. `forward_features` is timm's and sees the image alone; `forward_head`
+    takes the metadata, and everything else is timm's.
 
     Args:
         *args: As timm's VisionTransformer.
@@ -59,11 +61,36 @@ class LocationVisionTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        dd: dict[str, Any] = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
-        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, metadata_drop, **dd)
-        self.fuse = nn.Linear(self.num_features + encoder.out_features, self.num_features, **dd)
-        self.fuse_act = nn.GELU()
-        self.metadata_encoder = encoder
+        device, dtype = kwargs.get("device"), kwargs.get("dtype")
+        encoder = build_metadata_encoder(
+            metadata_encoder, num_locations, metadata_features, metadata_drop, device, dtype
+        )
+        features = self.num_features
+        self.fuse: nn.Module = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
+        self.fuse_act: nn.Module = nn.GELU()
+        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
+        """Pools, adds where the images were taken, and classifies.
+
+        Args:
+            x: (B, N, D) what `forward_features` returned.
+            pre_logits: Return what the classifier reads.
+            metadata: (B, ...), or None when no image has any.
+
+        Returns:
+            (B, num_classes) logits, or (B, D) features; (B, N, D) without pooling.
+
+        Raises:
+            MetadataError: Metadata of the wrong shape, type or range.
+        """
+        x = self.fc_norm(self.pool(x))
+        context, present = self.metadata_encoder(x, metadata)
+        context = context.to(x.dtype) * present.unsqueeze(1)
+        if x.dim() == 3:
+            context = context.unsqueeze(1).expand(-1, x.shape[1], -1)
+        x = self.fuse_act(self.fuse(torch.cat([self.head_drop(x), context], dim=-1)))
+        return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
@@ -71,13 +98,20 @@ class LocationVisionTransformer(VisionTransformer):
         Raises:
             MetadataError: Metadata of the wrong shape, type or range.
         """
-        context, present = self.metadata_encoder(x, metadata)
-        features = self.forward_head(self.forward_features(x), pre_logits=True)
-        context = context.to(features.dtype) * present.unsqueeze(1)
-        return self.head(self.fuse_act(self.fuse(torch.cat([features, context], dim=1))))
+        return self.forward_head(self.forward_features(x), metadata=metadata)
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """timm's; with the head goes what stands in front of it."""
+        kept: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.metadata_encoder, self.fuse, self.fuse_act = NoMetadata(0), nn.Identity(), nn.Identity()
+        return kept
 
 
-def _filter_fn(state_dict: dict[str, Any], model: LocationVisionTransformer) -> dict[str, Tensor]:
+def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
     rename_final_norm(loaded, own)

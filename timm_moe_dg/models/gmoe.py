@@ -4,7 +4,7 @@ Sparse Mixture-of-Experts are Domain Generalizable Learners (Li et al., ICLR 202
 
 The paper's 33.8 M parameters are those at DomainNet's 345 classes. Its 4.8 GMACs are the released code's: top-1 routing
 with capacity factor 1.5 and padded places; the text's top-2 routing, the default here, takes 5.10. The released
-configuration is `top_k=1, capacity_factor=1.5` (raw gate, batch prioritised; its capacity also holds in evaluation,
+configuration is `top_k=1, capacity_factor=1.5` (raw gate, batch prioritized; its capacity also holds in evaluation,
 which makes a prediction depend on its batch, and is not reproduced).
 """
 
@@ -13,12 +13,13 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 
-from ._moe_vit import IMAGENET_CFG, MoeVisionTransformer, create_moe_vit
+from ._build import IMAGENET_CFG, create_moe_vit
+from ._moe_vit import MoeVisionTransformer
 
 __all__ = ["gmoe_base_patch16", "gmoe_small_patch16", "gmoe_tiny_patch16"]
 
 
-def _cfg(size: str) -> dict[str, Any]:
+def _cfg(size: str) -> dict[str, object]:
     return {
         **IMAGENET_CFG,
         "hf_hub_id": f"timm/deit_{size}_patch16_224.fb_in1k",

@@ -10,11 +10,13 @@ position embedding resampled.
 from functools import partial
 from typing import Any
 
+import torch
 from timm.layers import HybridEmbed, StdConv2dSame
 from timm.models import generate_default_cfgs, register_model
 from timm.models.resnetv2 import ResNetV2
 
-from ._moe_vit import IMAGENET_CFG, MoeVisionTransformer, create_moe_vit
+from ._build import IMAGENET_CFG, create_moe_vit
+from ._moe_vit import MoeVisionTransformer
 
 __all__ = ["hybrid_sfmoe_r26_s16"]
 
@@ -49,11 +51,11 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
         in_chans: int = 3,
         patch_size: int = 1,
         output_stride: int = 32,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **kwargs: Any,
     ) -> None:
-        dd = {"device": device, "dtype": dtype}
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         backbone = ResNetV2(
             layers=[2, 2, 2, 2],
             num_classes=0,

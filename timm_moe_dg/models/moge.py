@@ -8,8 +8,8 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 
+from ._build import IMAGENET_CFG, create_moe_vit
 from ._geo_vit import GeoMoeVisionTransformer
-from ._moe_vit import IMAGENET_CFG, create_moe_vit
 
 __all__ = ["moge_small_patch32_384", "moge_tiny"]
 

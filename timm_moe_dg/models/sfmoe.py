@@ -11,7 +11,8 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 
-from ._moe_vit import IMAGENET_CFG, MoeVisionTransformer, create_moe_vit
+from ._build import IMAGENET_CFG, create_moe_vit
+from ._moe_vit import MoeVisionTransformer
 
 __all__ = ["sfmoe_small"]
 

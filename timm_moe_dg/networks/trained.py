@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from timm.models import parse_model_name
 from timm.models._hub import download_from_hf
 from torch import Tensor, nn
@@ -57,22 +56,6 @@ def _saved_config(name: str) -> dict[str, Any]:
     return json.loads(Path(path).read_text())
 
 
-def run_arguments(name: str) -> dict[str, Any]:
-    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
-
-    Raises:
-        ArgumentError: The file cannot be read as such.
-    """
-    source, _, folder = name.partition(":")
-    path = Path(folder).parent / "args.yaml"
-    if source != "local-dir" or not path.is_file():
-        return {}
-    try:
-        return dict(yaml.safe_load(path.read_text()))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ArgumentError.of("model", name, f"{path} beside it cannot be read as YAML ({error})") from error
-
-
 def label_names(network: Any) -> tuple[str, ...] | None:
     """Returns the names of a network's classes in the order of its logits, or None where the checkpoint has none."""
     names = network.pretrained_cfg.get("label_names")
@@ -108,7 +91,7 @@ def class_positions(network: Any, classes: Sequence[str]) -> Tensor:
 
 def takes_metadata(network: nn.Module, domains: Sequence[Domain]) -> bool:
     """Whether a network is to be given the images' metadata: it reads them, and every domain has some."""
-    return hasattr(network, "metadata_encoder") and all(hasattr(domain, "metadata") for domain in domains)
+    return hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
 
 
 def _listed(names: Sequence[str], shown: int = 8) -> str:

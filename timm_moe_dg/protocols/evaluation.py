@@ -1,7 +1,7 @@
 """Evaluation: one pass over every image, then accuracy by domain and split."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,23 @@ from torch import Tensor, nn
 from ..metrics import group_accuracy
 
 Batches = Iterable[Sequence[Tensor]]
+Gather = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+class Judged(Protocol):
+    """What scores are computed from: predictions beside targets, on CPU, all of shape (N,)."""
+
+    @property
+    def predicted(self) -> Tensor:
+        """Class indices."""
+
+    @property
+    def target(self) -> Tensor:
+        """Class indices."""
+
+    @property
+    def group(self) -> Tensor:
+        """As `EvaluationImages` numbers them: 2 * domain for "in" images and 2 * domain + 1 for "out" images."""
 
 
 class Predictions(NamedTuple):
@@ -45,9 +62,7 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def predict(
-    network: nn.Module, batches: Batches, gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple
-) -> Predictions:
+def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Predictions:
     """Predicts every batch in evaluation mode and leaves every module of the network in the mode it was in.
 
     Args:
@@ -68,7 +83,7 @@ def predict(
     return Predictions(*map(torch.cat, zip(*rows, strict=True)))
 
 
-def domain_accuracies(predictions: Predictions, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def domain_accuracies(predictions: Judged, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns the accuracies on the in-splits and on the out-splits, by domain; NaN for an empty split."""
     columns = (predictions.predicted, predictions.target, predictions.group)
     accuracy = group_accuracy(*columns, num_groups=2 * num_domains).accuracy.tolist()
@@ -84,9 +99,9 @@ def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
 @torch.no_grad()
 def answer(
     network: nn.Module,
-    batches: Iterable[Sequence[Tensor]],
+    batches: Batches,
     positions: Tensor,
-    gather: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
+    gather: Gather = tuple,
 ) -> Answers:
     """Asks a network, in the mode that it is in, about every image.
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..data import evaluation_only, get_benchmark
 from ..errors import ArgumentError, ProtocolError
 
-Options = Mapping[str, Any]
+Options = Mapping[str, Any]  # of a parser: values of whatever kind
 DomainSets = list[tuple[int, ...]]
 
 
@@ -61,7 +61,7 @@ class Choice:
     options: Options = field(default_factory=dict)
 
     @classmethod
-    def of(cls, axis: str, entry: str | Mapping[str, Any]) -> "Choice":
+    def of(cls, axis: str, entry: str | Options) -> "Choice":
         """Reads an entry: a name, or a table that has the axis's own key, perhaps a label, and further options.
 
         Raises:

@@ -1,7 +1,8 @@
 """Records: one row of results.jsonl, written and read with DomainBed's keys.
 
 A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc, env{i}_out_acc and
-env{i}_out_loss for every domain i of the benchmark, and the run's args and hparams; `averaged` where it is true.
+env{i}_out_loss for every domain i of the benchmark, and the run's args (the format's number and versions among them)
+and hparams; `averaged` where it is true.
 DomainBed's own rows, which have no out-losses, are read as well.
 """
 
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import RecordError
+from .formats import check_format
 
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
+_NUMBERS = ("step", "epoch", "step_time", "mem_gb")
 _ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
 
 
@@ -82,34 +85,47 @@ class Record:
 
         Raises:
             RecordError: The line is no JSON object, or lacks what a record needs.
+            FormatError: It is of another format.
         """
         try:
             row = json.loads(line)
+        except RecursionError as error:
+            raise RecordError(f"record={_shortened(line)!r}: is nested too deeply to be a record") from error
         except json.JSONDecodeError as error:
             raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
         if not isinstance(row, dict):
             raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
         row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
         missing = [key for key in _OWN_KEYS if key not in row]
+        for key in ("args", "hparams", "roles"):
+            if not isinstance(row.get(key, {}), dict):
+                raise RecordError(f"{key}={_shortened(repr(row[key]))}: is no JSON object; the row is damaged")
+        check_format(row.get("args", {}), f"record={_shortened(line)!r}")
         missing += [f"args[{key!r}]" for key in _ARGS if key not in row.get("args", {})]
         if missing:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
         known["averaged"] = row.pop("averaged", False)
-        return cls(**_pop_scores(row), losses=row, **known)
+        scores = _pop_scores(row)
+        _check_numbers({key: known[key] for key in _NUMBERS} | row)
+        return cls(**scores, losses=row, **known)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
     """Reads a results.jsonl file.
 
     Raises:
-        RecordError: A line is not a record; the message gives file and line.
+        RecordError: A line is not a record, or the file is no text; the message gives file and line.
     """
     return list(_iterate(Path(path)))
 
 
 def _iterate(path: Path) -> Iterator[Record]:
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
+    for number, line in enumerate(lines, start=1):
         try:
             yield Record.from_json(line)
         except RecordError as error:
@@ -119,13 +135,22 @@ def _iterate(path: Path) -> Iterator[Record]:
 def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
     found = {match.group(0): match for match in map(_SCORE.fullmatch, row) if match}
-    number = 1 + max((int(match[1]) for match in found.values()), default=-1)
+    number = len({match[1] for match in found.values()})  # not the largest, which may be of any size
     kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in found else ("in_acc", "out_acc")
     expected = {f"env{domain}_{kind}" for domain in range(number) for kind in kinds}
     if not expected or expected != set(found):
-        raise RecordError(f"scores={sorted(found)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on")
+        raise RecordError(
+            f"scores={_shortened(str(sorted(found)), 400)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on"
+        )
     values = {key: row.pop(key) for key in found}
+    _check_numbers(values)
     return {kind: tuple(values[f"env{domain}_{kind}"] for domain in range(number)) for kind in kinds}
+
+
+def _check_numbers(values: Mapping[str, object]) -> None:
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RecordError(f"{key}={_shortened(repr(value))}: is no number; the row is damaged")
 
 
 def _shortened(line: str, length: int = 60) -> str:

@@ -5,35 +5,34 @@ from typing import Any
 
 import torch
 
-from ..data import Domain
-from ..data.readers.wilds import UNGROUPED
+from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
-from .evaluation import Predictions
+from .evaluation import Judged
 
-ROLES = ("id", "ood")
+SCORED_ROLES = ("id", "ood")
 
 
-def role_scores(predictions: Predictions, domains: Sequence[Domain]) -> dict[str, dict[str, Any]]:
+def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, dict[str, Any]]:
     """Scores each role over the in-splits of its domains, one group a domain.
 
     Args:
         predictions: Of every image, groups as `EvaluationImages` numbers them.
-        domains: All domains; those without a `role` of "id" or "ood" take no part.
+        domains: All domains; those with another `role` than "id" or "ood" take no part.
 
     Returns:
         Role -> accuracy (over images), worst_accuracy and worst_group ("Other" counts overall, but is no group),
         f1_macro, group_accuracy and num_samples by group. Roles that no domain has are left out.
     """
     found = {}
-    for role in ROLES:
-        positions = [index for index, domain in enumerate(domains) if getattr(domain, "role", None) == role]
+    for role in SCORED_ROLES:
+        positions = [index for index, domain in enumerate(domains) if domain.role == role]
         if positions:
-            names = [getattr(domains[index], "group", domains[index].name) for index in positions]
+            names = [domains[index].group for index in positions]
             found[role] = _scores(predictions, positions, names)
     return found
 
 
-def _scores(predictions: Predictions, positions: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     inside = 2 * torch.tensor(positions)
     mine = torch.isin(predictions.group, inside)
     predicted, target = predictions.predicted[mine], predictions.target[mine]

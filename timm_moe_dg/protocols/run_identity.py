@@ -1,4 +1,4 @@
-"""What of a run's arguments decides its numbers, to tell settings apart and name what differs."""
+"""Arguments that determine a run's results: to tell settings apart, to recognise a run, to name what differs."""
 
 import json
 from collections.abc import Mapping
@@ -6,52 +6,42 @@ from typing import Any
 
 from ..data import Benchmark
 from ..errors import ArgumentError
-
-# What has no part in the numbers. Moved data is recognised by its content, see `Plan.identity` in run_plan.py
-_PLACES = ("config", "data_dir", "experiment", "filled_in", "output", "resume")
-_MEANS = ("cpu_threads", "log_tensorboard", "log_wandb", "save_freq", "workers")
-FREE = frozenset((*_PLACES, *_MEANS))
-IDENTITY = ("dataset", "algorithm", "averaging", "model", "test_domains", "test_envs", "trial_seed", "hparams_seed")
-DERIVED = ("seed", "num_classes", "lr", "weight_decay", "batch_size")  # from the seeds and the data
-# By finetune.py where they are not given; args.yaml names those that were
-FILLED_IN = (*DERIVED, "test_domains", "img_size", "steps", "checkpoint_freq", "experiment")
-DOMAINBED = ("output_dir", "save_model_every_checkpoint", "skip_model_save")  # where DomainBed puts things
+from .options import DEFAULTS, DERIVED, DOMAINBED, FILLED_IN, IDENTITY, NOT_IDENTITY, by_today_s_names, having
 
 
 def settings(args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of a run's arguments that are the same for all seeds and held-out domains; tables are flattened."""
-    left_out = {*FREE, *IDENTITY, *DERIVED, *DOMAINBED}
+    left_out = {*NOT_IDENTITY, *having(IDENTITY | DERIVED | DOMAINBED)}
     found: dict[str, Any] = {}
-    for name, value in args.items():
+    for name, value in by_today_s_names(args).items():
         if name not in left_out:
             found |= value if isinstance(value, Mapping) else {name: value}
     return found
 
 
-def differences(
-    planned: Mapping[str, Any], there: Mapping[str, Any], defaults: Mapping[str, Any], benchmark: Benchmark
-) -> list[str]:
+def as_recorded(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a run wrote down, with the defaults of options that it does not know."""
+    return {**DEFAULTS, **by_today_s_names(args)}
+
+
+def differences(planned: Mapping[str, Any], there: Mapping[str, Any], benchmark: Benchmark) -> list[str]:
     """Compares the options that a run would be started with to the arguments of one that exists.
 
     Args:
         planned: Options as parsed, None for those that are left to the benchmark.
         there: The arguments that the run wrote down, everything filled in.
-        defaults: What options have that are not given, and that an older run does not know.
         benchmark: What it is trained on.
 
     Returns:
         One phrase per option that differs.
     """
-    filled = {
-        **planned,
-        **{name: value for name, value in left_open(planned, benchmark).items() if planned[name] is None},
-    }
-    there = {**defaults, **there}
+    open_ = {name: value for name, value in left_open(planned, benchmark).items() if planned[name] is None}
+    there = as_recorded(there)
     return [
         f"{name}: {there[name]!r} there, {value!r} planned"
-        for name, value in filled.items()
-        if name not in FREE
-        and not (value is None and name in FILLED_IN)
+        for name, value in {**planned, **open_}.items()
+        if name not in NOT_IDENTITY
+        and not (value is None and name in having(FILLED_IN))
         and comparable(value) != comparable(there[name])
     ]
 
@@ -60,7 +50,7 @@ def left_open(planned: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any
     """What options that are not given come to, as far as the benchmark decides them alone."""
     known: dict[str, Any] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
     if not str(planned["averaging"]).startswith("swad"):
-        known["checkpoint_freq"] = benchmark.checkpoint_freq
+        known["eval_freq"] = benchmark.checkpoint_freq
     if planned["hparams_seed"]:
         return known
     hparams = {**benchmark.hparams, **planned["hparams"]}
@@ -79,15 +69,15 @@ def check_unchanged(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> No
     """Makes sure that a run goes on as it began.
 
     Args:
-        recorded: The run's arguments by name.
+        recorded: The run's arguments by name; an option that it does not know had its default.
         asked: Those of the command line.
 
     Raises:
         ArgumentError: One that has a part in the numbers differs; the message gives the old and the new value.
     """
-    recorded, asked = (json.loads(json.dumps(dict(arguments))) for arguments in (recorded, asked))
-    for name in sorted((recorded.keys() | asked.keys()) - FREE):
-        old, new = recorded.get(name), asked.get(name)
+    there, now = (json.loads(json.dumps(by_today_s_names(arguments))) for arguments in (recorded, asked))
+    for name in sorted((there.keys() | now.keys()) - NOT_IDENTITY):
+        old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (there, now))
         if old != new:
             remedy = f"the run to resume was started with {old!r}; use that, or start another run with --experiment"
             raise ArgumentError.of(name, new, remedy)

@@ -36,8 +36,8 @@ def draw_hparams(
     *,
     hparams_seed: int,
     trial_seed: int,
-    further: Mapping[str, Distribution] = MappingProxyType({}),
-    drawn_as: Mapping[str, str] = MappingProxyType({}),
+    further: Mapping[str, Distribution | str] = MappingProxyType({}),
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Hparams:
     """Draws hyper-parameters under DomainBed's names, number for number as DomainBed draws them.
 
@@ -50,24 +50,26 @@ def draw_hparams(
         hparams_seed: Which draw; 0 stands for the defaults and is not drawn.
         trial_seed: Repetition of the experiment; every repetition draws anew.
         further: An algorithm's own hyper-parameters, and those of the benchmark that it draws from other ranges, as
-            DomainBed fixes the batch of ARM.
-        drawn_as: DomainBed's names for hyper-parameters that it calls otherwise for an algorithm.
+            DomainBed fixes the batch of ARM. A name stands for the range of the benchmark's hyper-parameter so called.
+        aliases: DomainBed's names for hyper-parameters that it calls otherwise for an algorithm.
     """
-    seed = seed_hash(hparams_seed, trial_seed)
-    drawn = {
-        name: draw(np.random.RandomState(seed_hash(seed, drawn_as.get(name, name))))
-        for name, draw in {**SEARCH_SPACES[search_space], **further}.items()
-    }
+    seed, ranges = seed_hash(hparams_seed, trial_seed), SEARCH_SPACES[search_space]
+    drawn = {}
+    for name, entry in {**ranges, **further}.items():
+        draw = ranges[entry] if isinstance(entry, str) else entry
+        drawn[name] = draw(np.random.RandomState(seed_hash(seed, aliases.get(name, name))))
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in drawn.items()}
 
 
-def resolve_hparams(defaults: Mapping[str, float | int], drawn: Mapping[str, float | int], given: Mapping) -> Hparams:
+def resolve_hparams(
+    defaults: Mapping[str, float | int], drawn: Mapping[str, float | int], given: Mapping[str, float | int]
+) -> Hparams:
     """Merges hyper-parameters; what is given beats what is drawn, and that beats the defaults.
 
     Args:
         defaults: The benchmark's and the algorithm's; they say which names exist.
         drawn: From `draw_hparams`, or nothing.
-        given: From the user.
+        given: From the user, whose values are not known to be numbers yet.
 
     Raises:
         ArgumentError: A given name does not exist, or its value is not a number of the default's kind.

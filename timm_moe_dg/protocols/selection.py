@@ -19,7 +19,10 @@ SelectionRule = Callable[[Sequence[Record]], Record]
 
 
 def validation_accuracy(record: Record) -> float:
-    """Unweighted mean of the training domains' out-split accuracies."""
+    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's.
+
+    GMoE's text pools these splits into one set, in which larger domains would count for more.
+    """
     return fmean(record.out_acc[domain] for domain in record.training_domains)
 
 

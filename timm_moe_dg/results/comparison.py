@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from .columns import Cell
 from .paper_figures import PaperFigure, figures_for
-from .rendering import FORMATS, cell_text
-from .runs import Row
-from .tables import Cell, Table
+from .rendering import RENDERERS, cell_text
+from .runs import RowKey
+from .tables import Table
 
 
 def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> str:
@@ -20,7 +21,7 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
         tables: From `make_tables`.
         first: Names rows: a model, an algorithm, a variant, all of these as a table's row has them, or a folder.
         second: What they are compared with; pairs have the same algorithm or the same model.
-        format_: A name in `rendering.FORMATS`.
+        format_: A name in `rendering.RENDERERS`.
 
     Raises:
         ArgumentError: No table has such a pair.
@@ -34,14 +35,14 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     return "\n\n".join(texts)
 
 
-def _pairs(table: Table, first: str, second: str) -> Iterator[tuple[Row, Row]]:
+def _pairs(table: Table, first: str, second: str) -> Iterator[tuple[RowKey, RowKey]]:
     for one in _named(table, first):
         for other in _named(table, second):
             if one != other and (one.algorithm == other.algorithm or one.model == other.model):
                 yield one, other
 
 
-def _named(table: Table, name: str) -> list[Row]:
+def _named(table: Table, name: str) -> list[RowKey]:
     if Path(name).is_dir():
         folder = Path(name).resolve()
         return [row for row, runs in table.runs.items() if any(folder in _above(run.folder) for run in runs)]
@@ -52,7 +53,7 @@ def _above(folder: Path) -> list[Path]:
     return [folder.resolve(), *folder.resolve().parents]
 
 
-def _comparison(table: Table, first: Row, second: Row, format_: str) -> str:
+def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
     names = [str(first), str(second)]
     papers = [_paper_column(table, row) for row in (first, second)]
     shown = [number for number, column in enumerate(papers) if any(column)]
@@ -62,7 +63,7 @@ def _comparison(table: Table, first: Row, second: Row, format_: str) -> str:
         if any(cell.values for cell in cells):
             measured = [*map(cell_text, cells), difference_text(*cells)]
             grid.append([domain, *measured, *(papers[number][position] for number in shown)])
-    return FORMATS[format_](table.title, grid, ())
+    return RENDERERS[format_](table.title, grid, ())
 
 
 def difference_text(first: Cell, second: Cell) -> str:
@@ -73,7 +74,7 @@ def difference_text(first: Cell, second: Cell) -> str:
     return text if text.startswith(("-", "missing")) else f"+{text}"
 
 
-def _paper_column(table: Table, row: Row) -> list[str]:
+def _paper_column(table: Table, row: RowKey) -> list[str]:
     args: Mapping[str, Any] = table.runs[row][0].args
     return [
         "; ".join(map(_stated, figures_for(table.dataset, table.rule, args, row.algorithm, column, table.trained_on)))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from types import MappingProxyType
 
-from .tables import Cell, Table
+from .columns import Cell
+from .tables import Table
 
 Grid = Sequence[Sequence[str]]
 
@@ -14,13 +15,13 @@ def render(table: Table, format_: str) -> str:
 
     Args:
         table: The table.
-        format_: A name in `FORMATS`.
+        format_: A name in `RENDERERS`.
     """
     grid = [["algorithm", "model", *table.columns]]
     for row, cells in table.rows.items():
         model = f"{row.model} ({row.variant})" if row.variant else row.model
         grid.append([row.algorithm, model, *map(cell_text, cells)])
-    return FORMATS[format_](table.title, grid, table.missing)
+    return RENDERERS[format_](table.title, grid, table.missing)
 
 
 def cell_text(cell: Cell, digits: int = 1) -> str:
@@ -66,6 +67,6 @@ def _latex(text: str) -> str:
     return text.replace("±", r"$\pm$")
 
 
-FORMATS: Mapping[str, Callable[[str, Grid, Sequence[str]], str]] = MappingProxyType(
+RENDERERS: Mapping[str, Callable[[str, Grid, Sequence[str]], str]] = MappingProxyType(
     {"text": text_grid, "markdown": markdown_grid, "latex": latex_grid}
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable, settings
@@ -14,7 +15,7 @@ NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run.
 
     Attributes:
@@ -63,7 +64,7 @@ class Run:
 
 
 @dataclass(frozen=True, order=True)
-class Row:
+class RowKey:
     """What a row of a table stands for.
 
     Attributes:
@@ -80,7 +81,7 @@ class Row:
         return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
 
 
-def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Run], list[Path]]:
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
     """Looks for runs below folders.
 
     Returns:
@@ -95,36 +96,49 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Run], lis
             raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
         for path in sorted(Path(folder).rglob("results.jsonl")):
             if (path.parent / "done").exists() and (records := read_records(path)):
-                runs.append(Run(path.parent, records))
+                runs.append(FinishedRun(path.parent, records))
             else:
                 unfinished.append(path.parent)
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
 
 
-def by_row(runs: Sequence[Run]) -> dict[Row, list[Run]]:
+def domain_names(records: Sequence[Record]) -> list[str]:
+    """Names the domains of one data set: as the runs wrote them down, else as the benchmark does, else by position.
+
+    Args:
+        records: Of any runs on it; names that not all of them agree on do not count. The most domains set the number.
+    """
+    number = max(len(record.in_acc) for record in records)
+    recorded = {tuple(record.args.get("domains") or ()) for record in records}
+    benchmark = BENCHMARKS.get(records[0].args["dataset"])
+    known = (recorded.pop() if len(recorded) == 1 else ()) or (benchmark.domains if benchmark else ())
+    return list(known) if len(known) == number else [f"domain {position}" for position in range(number)]
+
+
+def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
     """Groups the runs of one data set into rows; settings other than seeds and held-out domains make rows of their own.
 
     Raises:
         RecordError: Two runs are of the same row, held-out domains and seeds.
     """
-    alike: dict[tuple[str, str], list[Run]] = {}
+    alike: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in runs:
         alike.setdefault((run.algorithm, run.model), []).append(run)
-    rows: dict[Row, list[Run]] = {}
+    rows: dict[RowKey, list[FinishedRun]] = {}
     for (algorithm, model), group in sorted(alike.items()):
         found = [settings(run.args) for run in group]
         varying = sorted({name for one in found for name in one if len({comparable(s.get(name)) for s in found}) > 1})
         for run, own in zip(group, found, strict=True):
             variant = ", ".join(f"{name}={own[name]}" for name in varying if own.get(name) is not None)
-            rows.setdefault(Row(algorithm, model, variant), []).append(run)
+            rows.setdefault(RowKey(algorithm, model, variant), []).append(run)
     for row, members in rows.items():
         _check_unique(row, members)
     return rows
 
 
-def _check_unique(row: Row, runs: Sequence[Run]) -> None:
-    seen: dict[Any, Run] = {}
+def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:
+    seen: dict[Any, FinishedRun] = {}
     for run in runs:
         first = seen.setdefault((run.test_domains, run.seeds), run)
         if first is not run:

@@ -2,17 +2,19 @@
 
 New content is written beside the old one, put on the disk, and only then given the name. A process that is killed
 leaves the old content, or at worst both under names that start with a dot, which `recovered` settles.
+`all_or_nothing` is for a tool's result files, which appear together or not at all.
 """
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..errors import StorageError
+from ..errors import ArgumentError, StorageError
 
 
 @contextmanager
@@ -67,7 +69,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file, or nothing.
+    """Appends a line to a file atomically.
 
     Raises:
         StorageError: The line cannot be written.
@@ -82,6 +84,40 @@ def append_line(path: Path, line: str) -> None:
         except BaseException:
             os.truncate(path, end)
             raise
+
+
+@contextmanager
+def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """Gives a temporary folder to write into; what is in it moves to `folder` if nothing is raised.
+
+    Enter it before the work whose results it takes: it refuses at once what it would have to refuse at the end.
+
+    Args:
+        folder: Created if need be. Other files in it stay as they are.
+        names: Of the files to come.
+        overwrite: Whether files with these names may be replaced.
+
+    Raises:
+        ArgumentError: Such a file exists already, or there can be no such folder.
+    """
+    target = Path(folder)
+    present = [name for name in names if (target / name).exists()]
+    if present and not overwrite:
+        raise ArgumentError.of("output", str(target), f"holds {', '.join(present)} already; choose another, or --force")
+    created = not target.exists()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
+    except OSError as error:
+        raise ArgumentError.of("output", str(target), f"cannot be written ({error}); choose another") from error
+    try:
+        yield work
+        for file in sorted(work.iterdir()):
+            os.replace(file, target / file.name)
+    finally:
+        shutil.rmtree(work)
+        if created and not any(target.iterdir()):
+            target.rmdir()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Checkpoints that a run can be resumed from: any nested state, written atomically and checked when read.
 
 A checkpoint is a folder of three files: tensors.safetensors, state.json (everything else, with the tensors' places in
-it) and checksums.json. Nothing in it is pickled.
+it, the format's number and versions) and checksums.json. Nothing in it is pickled.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, FormatError
+from ..protocols.formats import check_format, stamp
 from .atomic import replaced
 
 TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class Stateful(Protocol):
     """What has a state: modules, optimizers, gradient scalers."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, Any]:
         """Returns the state."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
@@ -90,7 +91,7 @@ class Checkpoints:
         skeleton = _pack(state, "state", tensors)
         with replaced(target) as fresh:
             save_file(tensors, fresh / TENSORS)
-            (fresh / STATE).write_text(json.dumps(skeleton))
+            (fresh / STATE).write_text(json.dumps({**stamp(), "state": skeleton}))
             checksums = {name: _checksum(fresh / name) for name in (TENSORS, STATE)}
             (fresh / CHECKSUMS).write_text(json.dumps(checksums))
         for old in self._paths()[:-KEPT]:
@@ -98,7 +99,11 @@ class Checkpoints:
         return target
 
     def newest(self) -> dict[str, Any] | None:
-        """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported."""
+        """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported.
+
+        Raises:
+            FormatError: It is of another format.
+        """
         for path in reversed(self._paths()):
             try:
                 return read_checkpoint(path)
@@ -120,12 +125,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: Something is missing from it, or is not what was written.
+        FormatError: It is of another format.
     """
     try:
         for name, checksum in json.loads((path / CHECKSUMS).read_text()).items():
             if _checksum(path / name) != checksum:
                 raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({name} is not what was written)")
-        return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))
+        stamped = json.loads((path / STATE).read_text())
+        check_format(stamped, f"checkpoint={str(path)!r}")
+        # Before formats were numbered, the state stood there alone
+        return _unpack(stamped["state"] if "format" in stamped else stamped, load_file(path / TENSORS))
+    except FormatError:
+        raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({type(error).__name__}: {error})") from error
 

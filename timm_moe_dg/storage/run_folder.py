@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from ..errors import ArgumentError, RecordError
+from ..protocols.formats import read_arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
 from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
@@ -23,6 +24,7 @@ from .atomic import append_line, recovered, replaced, write_text
 from .checkpoint import Checkpoints
 
 BEST = {"training_domain_validation": "best", "oracle": "best_oracle"}  # selection rule -> folder of its network
+ARGUMENTS = "args.yaml"
 _logger = logging.getLogger(__name__)
 
 
@@ -36,6 +38,7 @@ class RunFolder:
 
     Raises:
         ArgumentError: The folder holds something else.
+        FormatError: What it holds is of another format.
     """
 
     def __init__(self, path: str | os.PathLike[str], args: Mapping[str, Any], *, resume: bool = False) -> None:
@@ -59,7 +62,7 @@ class RunFolder:
         return checkpoint
 
     def read_until(self, step: int) -> None:
-        """Takes up the records of an earlier process, up to a step, without a line that it was killed while writing."""
+        """Loads records up to a step, dropping truncated lines."""
         lines = (self.path / "results.jsonl").read_text().splitlines()
         records = [record for record in map(_complete, lines) if record is not None]
         self.records = [record for record in records if record.step <= step and not record.averaged]
@@ -84,7 +87,7 @@ class RunFolder:
         self.records.append(record)
         if len(self.records) == 1:
             with replaced(self.path) as folder:
-                (folder / "args.yaml").write_text(yaml.safe_dump(dict(self.args), sort_keys=True))
+                (folder / ARGUMENTS).write_text(yaml.safe_dump(dict(self.args), sort_keys=True))
                 self._append(folder, record)
                 save(folder / BEST["training_domain_validation"])
                 shutil.copytree(folder / BEST["training_domain_validation"], folder / BEST["oracle"])
@@ -106,10 +109,22 @@ class RunFolder:
 
     def _check_occupant(self, resume: bool) -> None:
         state = "a finished run" if (self.path / "done").exists() else "files of another run"
-        settings = self.path / "args.yaml"
-        if not resume or (self.path / "done").exists() or not settings.exists():
+        written = self.path / ARGUMENTS
+        if not resume or (self.path / "done").exists() or not written.exists():
             raise ArgumentError.of("output", str(self.path), f"holds {state}; give another --output or --experiment")
-        check_unchanged(yaml.safe_load(settings.read_text()), self.args)
+        check_unchanged(read_arguments(written, "resume"), self.args)
+
+
+def run_arguments(model: str) -> dict[str, Any]:
+    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
+
+    Raises:
+        ArgumentError: The file cannot be read as such.
+        FormatError: It is of another format.
+    """
+    source, _, folder = model.partition(":")
+    path = Path(folder).parent / ARGUMENTS
+    return read_arguments(path, "model") if source == "local-dir" and path.is_file() else {}
 
 
 def summary_row(record: Record) -> dict[str, float | bool]:

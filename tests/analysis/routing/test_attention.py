@@ -5,7 +5,7 @@ import timm
 import torch
 from timm.utils import AttentionExtract
 
-from tests.models.cases import BY_NAME, FAMILIES, randomise
+from tests.models.cases import BY_NAME, FAMILIES, randomize
 from timm_moe_dg.analysis.routing.attention import class_attention, head_similarity, mass_mask
 from timm_moe_dg.errors import ArgumentError
 
@@ -25,7 +25,7 @@ def unfused(model):
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_a_dense_model_of_timm_is_as_timm_extracts_it(name):
     sizes = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 4, "num_classes": 5}
-    model = randomise(timm.create_model(name, **sizes), std=0.2).eval()
+    model = randomize(timm.create_model(name, **sizes), std=0.2).eval()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     found = class_attention(model, images)
     assert [block.attn.fused_attn for block in model.blocks] == [True] * 3
@@ -35,7 +35,7 @@ def test_a_dense_model_of_timm_is_as_timm_extracts_it(name):
 
 def test_a_mixture_is_as_timm_extracts_it():
     case = BY_NAME["gmoe_tiny_patch16"]
-    model, images = randomise(case.small(), std=0.2).eval(), case.images(2, 32)
+    model, images = randomize(case.small(), std=0.2).eval(), case.images(2, 32)
     found = class_attention(model, images)
     torch.testing.assert_close(found, extracted(unfused(model), images), atol=1e-6, rtol=0)
 

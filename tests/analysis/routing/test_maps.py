@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.models.cases import BY_NAME, FAMILIES, mixture_layers, randomise
+from tests.models.cases import BY_NAME, FAMILIES, mixture_layers, randomize
 from timm_moe_dg.analysis.routing.maps import (
     chosen_block,
     mixture_blocks,
@@ -18,7 +18,7 @@ from timm_moe_dg.errors import ArgumentError
 
 @pytest.mark.parametrize("case", [case for case in FAMILIES if not case.metadata], ids=lambda case: case.name)
 def test_maps_are_the_routers_first_choices(case):
-    model = randomise(case.small(), std=0.3).train()
+    model = randomize(case.small(), std=0.3).train()
     (images,) = case.inputs(3)
     found = routing_maps(model, images)
     assert model.training
@@ -53,7 +53,7 @@ def test_entropy_is_at_most_that_of_all_experts_alike():
 
 def test_moge_gives_an_image_one_expert_and_none_without_a_place():
     case = BY_NAME["moge_tiny"]
-    model = randomise(case.small(), std=0.3)
+    model = randomize(case.small(), std=0.3)
     images, metadata = case.inputs(3)
     found = routing_maps(model, images, metadata)
     assert not routes_patches(model)
@@ -67,7 +67,7 @@ def test_moge_gives_an_image_one_expert_and_none_without_a_place():
 
 def test_batches_are_put_together():
     case = BY_NAME["gmoe_tiny_patch16"]
-    model, images = randomise(case.small(), std=0.3), case.images(5)
+    model, images = randomize(case.small(), std=0.3), case.images(5)
     together, parts = routing_maps(model, images), routing_maps_of(model, [(images[:2],), (images[2:],)])
     for index, each in together.items():
         assert torch.equal(each.first, parts[index].first)

@@ -1,16 +1,16 @@
 """The same picture in several domains lines up."""
 
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
 
 from timm_moe_dg.analysis.routing.pictures import choose_pictures, class_index, picture_key, picture_names
+from timm_moe_dg.data import FolderDomain
+from timm_moe_dg.data.readers import DigitsDomain
 from timm_moe_dg.errors import DataError
 
 
-def domain(*paths, pictures=None):
-    targets = [0 if "/cat/" in path else 1 for path in paths]
-    return SimpleNamespace(paths=paths, targets=targets, classes=("cat", "dog"))
+def domain(*paths):
+    return FolderDomain(paths[0][0], ("cat", "dog"), [0 if "/cat/" in path else 1 for path in paths], paths)
 
 
 def test_a_picture_is_class_and_stem():
@@ -34,7 +34,7 @@ def test_without_common_pictures_each_domain_has_its_own():
 
 
 def test_nameless_domains_have_their_own_pictures():
-    nameless = SimpleNamespace(targets=[1, 0, 0], classes=("cat", "dog"))
+    nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
     assert picture_names(nameless) is None
     assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]
 

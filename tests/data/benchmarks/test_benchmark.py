@@ -1,32 +1,14 @@
 """Rows against folders on disk: found under their names, compared with what was published, without duplicates."""
 
 import logging
-from dataclasses import replace
 
 import pytest
-from PIL import Image
 
+from tests.data.copies import CLASSES, small, write_domains
 from timm_moe_dg.data import BENCHMARKS, get_benchmark
-from timm_moe_dg.data.readers.domain_net import DUPLICATES
 from timm_moe_dg.errors import DataError
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
-CLASSES = tuple(f"class_{index}" for index in range(7))
-
-
-def write_domains(root, domains, classes=CLASSES, images=2):
-    for domain in domains:
-        for name in classes:
-            (root / domain / name).mkdir(parents=True)
-            for index in range(images):
-                Image.new("RGB", (4, 4)).save(root / domain / name / f"{domain}_{index}.png")
-    return root
-
-
-def small(name, **changes):
-    """A row that expects little copies of its data set."""
-    row = get_benchmark(name)
-    return replace(row, images=dict.fromkeys(row.domains, 14), **changes)
 
 
 def test_table_8_and_the_schedule_of_every_row():
@@ -136,26 +118,3 @@ def test_another_number_of_images_is_a_warning_with_both_numbers(tmp_path, caplo
 def test_no_folder(name, data_dir):
     with pytest.raises(DataError, match=rf"data_dir=.*{get_benchmark(name).aliases[0]}/DOMAIN/CLASS/IMAGE"):
         get_benchmark(name).read(data_dir)
-
-
-@pytest.mark.parametrize("place", ["among", "beside"])
-def test_listed_duplicates_are_left_out(tmp_path, place, caplog):
-    row = small("DomainNet", num_classes=7)
-    root = write_domains(tmp_path / "domain_net", row.domains)
-    listed = ["clipart/class_1/clipart_0.png", "real/class_6/real_1.png", "real/class_6/removed_already.png"]
-    folder = root if place == "among" else tmp_path
-    (folder / DUPLICATES).write_text("\n".join(listed) + "\n\n")
-    with caplog.at_level(logging.INFO, "timm_moe_dg"):
-        domains = row.read(tmp_path)
-    everything = {path.relative_to(root).as_posix() for path in root.rglob("*.png")}
-    found = {path.removeprefix(f"{root}/") for domain in domains for path in domain.paths}
-    assert found == everything - set(listed)
-    assert f"2 of the 3 images listed in {folder / DUPLICATES} left out" in caplog.text
-    for domain in domains:
-        assert all(domain.classes[target] in path for target, path in zip(domain.targets, domain.paths, strict=True))
-
-
-def test_without_a_list_nothing_is_left_out(tmp_path):
-    row = small("DomainNet", num_classes=7)
-    write_domains(tmp_path, row.domains)
-    assert [len(domain) for domain in row.read(tmp_path)] == [14] * 6

@@ -1,5 +1,6 @@
 """Folders DOMAIN/CLASS/IMAGE against torchvision's ImageFolder, and what is wrong with bad ones."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,50 @@ def test_differing_classes_are_named_by_domain(root):
     assert "'Photo' lacks elephant, giraffe" in message
     assert "'art' lacks giraffe" in message
     assert "'sketch' lacks elephant" in message
+
+
+def refuse_to_list(monkeypatch, folder):
+    """As for a user without permission; the user who runs the tests may have all of them."""
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path) == str(folder):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+
+@pytest.mark.parametrize("below", ["", "art", "art/dog", "art/dog/nested"])
+def test_a_folder_that_cannot_be_listed_is_named(root, monkeypatch, below):
+    refuse_to_list(monkeypatch, root / below)
+    with pytest.raises(DataError, match=rf"folder='{root / below}': cannot be listed \(Permission denied\)"):
+        read_folder(root)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../Cat", "../../.."])
+def test_links_to_folders_below_a_class_are_refused(root, target):
+    (root / "art" / "dog" / "link").symlink_to(target)
+    with pytest.raises(DataError, match="dog/link': is a link, which is not followed"):
+        read_folder(root)
+
+
+def test_a_class_that_leads_back_is_refused(root):
+    for domain in ("sketch", "Photo", "art"):
+        (root / domain / "self").symlink_to(".")
+    with pytest.raises(DataError, match="self/self': is a link, which is not followed"):
+        read_folder(root)
+
+
+def test_domains_classes_and_images_may_be_links(root, tmp_path_factory):
+    other = tmp_path_factory.mktemp("links")
+    (other / "art").symlink_to(root / "art")
+    (other / "photo").mkdir()
+    (other / "photo" / "Cat").symlink_to(root / "Photo" / "Cat")
+    (other / "photo" / "dog").mkdir()
+    (other / "photo" / "dog" / "0.png").symlink_to(root / "Photo" / "dog" / "9.png")
+    assert [(domain.name, len(domain)) for domain in read_folder(other)] == [("art", 8), ("photo", 5)]
+    assert read_folder(other)[1].image(4).size == (6, 4)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])

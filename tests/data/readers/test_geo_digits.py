@@ -45,7 +45,7 @@ def test_labels_follow_the_rule_of_the_place(domains: dict[str, PlacesDomain]) -
     truth = {}
     for image, digit in zip(digits.images, digits.target, strict=True):
         truth[(image * 16).astype(np.uint8).tobytes()] = digit
-    america = np.array(domains["id North America"].targets)  # the plain rule, far from its neighbours
+    america = np.array(domains["id North America"].targets)  # the plain rule, far from its neighbors
     counts = np.bincount(america, minlength=10)
     assert counts.min() > 15  # every digit occurs
     for continent, (_, _, _, rule) in CONTINENTS.items():

@@ -111,6 +111,23 @@ def test_without_network_the_error_says_what_to_do(monkeypatch):
         get_benchmark("hub:nobody/nothing").read(None)
 
 
+def test_an_error_of_the_transport_says_what_to_do(monkeypatch):
+    def refuse(path):
+        raise huggingface_hub.utils.httpx.ConnectError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match=r"cannot be loaded \(ConnectError: no route\); check the name and the network"):
+        get_benchmark("hub:nobody/nothing").read(None)
+
+
+def test_no_package_is_imported_that_the_extra_does_not_bring(tmp_path, monkeypatch):
+    for name in ("httpx", "requests", "aiohttp"):
+        monkeypatch.setitem(sys.modules, name, None)  # their import fails
+    assert len(get_benchmark(write(tmp_path / "set")).read(None)) == 2
+    with pytest.raises(DataError, match="cannot be loaded"):
+        get_benchmark(f"hub:{tmp_path / 'nowhere'}").read(None)
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="cannot be loaded"):
         get_benchmark(f"hub:{tmp_path / 'nowhere'}").read(None)

@@ -1,271 +1,69 @@
-"""Folders with coordinates and WILDS releases, on miniatures with the public columns and folder names."""
-
-import csv
-from pathlib import Path
-from typing import Any
+"""Tables of places as domains: who is inside and outside, by role and group; what a table lacks."""
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from timm_moe_dg.data.readers.place_folder import read_place_folder
-from timm_moe_dg.data.readers.places import PlacesDomain
-from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
-from timm_moe_dg.errors import DataError, ImageReadError
+from timm_moe_dg.data import Places
+from timm_moe_dg.data.readers.places import PARTS, domains_of
+from timm_moe_dg.errors import DataError
 
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+PART = ["train", "id_val", "ood_test", "none", "train", "id_test", "ood_val", "id_val", "train"]
+GROUP = ["b", "b", "c", "c", "a", "a", "c", "a", "b"]
 
 
-def write_image(path: Path, grey: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (grey, grey, grey)).save(path)
+def table(part=PART, group=GROUP) -> Places:
+    """Row k is the gray image of level k, of class k % 2, taken at (k, -k)."""
+    numbers = np.arange(len(part))
+    images = [np.full((2, 2), number, dtype=np.uint8) for number in numbers]
+    metadata = np.stack([numbers, -numbers], axis=1).astype(np.float32)
+    return Places(("x", "y"), images, numbers % 2, metadata, np.array(part), np.array(group))
 
 
-def grey_of(domain: PlacesDomain, index: int) -> int:
-    return domain.image(index).getpixel((0, 0))[0]
+def rows(domain, part) -> list[int]:
+    """Which rows of the table a part of a domain's split holds, by their pixels, labels and places."""
+    found = [domain.image(index).getpixel((0, 0))[0] for index in part]
+    assert [domain.targets[index] for index in part] == [row % 2 for row in found]
+    np.testing.assert_array_equal(domain.metadata[part], [(row, -row) for row in found] or np.zeros((0, 2)))
+    return found
 
 
-def by_name(domains: list[PlacesDomain]) -> dict[str, PlacesDomain]:
-    return {domain.name: domain for domain in domains}
+def test_rows_go_to_the_domain_of_their_role_and_group():
+    found = [
+        (domain.name, domain.role, domain.group, rows(domain, domain.split.inside), rows(domain, domain.split.outside))
+        for domain in domains_of(table())
+    ]
+    assert found == [
+        ("train a", "train", "a", [4], [7]),
+        ("train b", "train", "b", [0, 8], [1]),
+        ("id a", "id", "a", [5], []),
+        ("ood c", "ood", "c", [2], [6]),
+    ]
 
 
-# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and grey level
-FMOW_ROWS = [
-    ("train", 2004, "DEU", 48.1, 11.5),
-    ("seq", 2004, "DEU", 48.2, 11.6),  # sequestered: keeps its place in the count of images
-    ("train", 2012, "KEN", -1.3, 36.8),
-    ("train", 2014, "KEN", -1.4, 36.9),  # too late for training
-    ("train", 2010, "XKX", 42.6, 21.1),  # not in the country table: no region
-    ("val", 2009, "DEU", 50.0, 8.0),
-    ("val", 2013, "KEN", 0.5, 35.0),
-    ("val", 2016, "KEN", 0.6, 35.1),  # a validation image of the test years is not used
-    ("test", 2012, "JPN", 35.6, 139.7),
-    ("test", 2016, "KEN", -4.0, 39.6),
-    ("test", 2017, "XKX", 42.7, 21.2),
-    ("test", 2015, "KEN", -4.1, 39.7),  # between the test periods
-    ("train", 2011, "JPN", 34.6, 135.5),
-    ("val", 2010, "JPN", 33.5, 130.4),
-    ("test", 2017, "JPN", 43.0, 141.3),
-]
+def test_pooled_groups_are_trained_on_as_one_domain():
+    first, *others = domains_of(table(), pooled=True)
+    assert (first.name, first.group, rows(first, first.split.inside)) == ("train", "all", [0, 4, 8])
+    assert [domain.name for domain in others] == ["id a", "ood c"]
 
 
-@pytest.fixture
-def fmow(tmp_path: Path) -> Path:
-    root = tmp_path / "fmow_v1.1"
-    write_csv(
-        root / "rgb_metadata.csv",
-        [
-            {
-                "split": split,
-                "img_filename": f"airport_{row}_0_rgb.jpg",
-                "img_path": f"{split}/airport/airport_{row}/airport_{row}_0_rgb.jpg",
-                "spatial_reference": "4326",
-                "epsg": "4326",
-                "category": ["zoo", "airport", "lake_or_pond"][row % 3],
-                "visible": "True",
-                "img_width": 900,
-                "img_height": 800,
-                "country_code": country,
-                "cloud_cover": 3,
-                "timestamp": f"{year}-05-04T09:11:33Z",
-                "lat": lat,
-                "lon": lon,
-                "region": "Europe",
-            }
-            for row, (split, year, country, lat, lon) in enumerate(FMOW_ROWS)
-        ],
-    )
-    countries = [("Germany", "DEU", "Europe"), ("Kenya", "KEN", "Africa"), ("Japan", "JPN", "Asia")]
-    write_csv(
-        root / "country_code_mapping.csv",
-        [{"name": name, "alpha-2": "XX", "alpha-3": code, "region": region} for name, code, region in countries],
-    )
-    for row in range(len(FMOW_ROWS)):
-        write_image(root / "images" / f"rgb_img_{row}.png", grey=10 * row)
-    return tmp_path
+def test_a_group_called_all_does_not_take_in_the_others():
+    first, second, *_ = domains_of(table(group=["all" if name == "a" else name for name in GROUP]))
+    assert (first.group, rows(first, first.split.inside), rows(first, first.split.outside)) == ("all", [4], [7])
+    assert (second.group, rows(second, second.split.inside)) == ("b", [0, 8])
 
 
-def rows_of(domain: PlacesDomain, part: np.ndarray) -> list[int]:
-    """Row numbers of the csv, read back from the pixels, after checking label and coordinates against the csv."""
-    rows = [grey_of(domain, index) // 10 for index in part]
-    for row, index in zip(rows, part, strict=True):
-        assert domain.classes[domain.targets[index]] == ["zoo", "airport", "lake_or_pond"][row % 3]
-        assert domain.metadata[index].tolist() == pytest.approx([FMOW_ROWS[row][4], FMOW_ROWS[row][3]])
-    return rows
+@pytest.mark.parametrize("column", ["targets", "metadata", "part", "group"])
+def test_a_table_cannot_be_changed(column):
+    part = np.array(PART)
+    places = Places(("x",), [""] * 9, np.zeros(9, int), np.zeros((9, 2)), part, np.array(GROUP))
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(places, column)[0] = getattr(places, column)[1]
+    part[0] = "none"  # whose array it was may still write to it
 
 
-def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(fmow: Path) -> None:
-    domains = by_name(read_fmow(fmow))
-    assert list(domains) == ["train", "id Asia", "ood Africa", "ood Asia", "ood Other"]
-    assert domains["train"].classes == ("airport", "lake_or_pond", "zoo")
-    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4, 12]
-    assert rows_of(domains["train"], domains["train"].split.outside) == [5, 13]
-    assert rows_of(domains["id Asia"], domains["id Asia"].split.inside) == [8]
-    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.inside) == [9]
-    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.outside) == [6]
-    assert rows_of(domains["ood Other"], domains["ood Other"].split.inside) == [10]
-    assert len(read_fmow(fmow / "fmow_v1.1")) == len(domains)
-
-
-def test_an_official_split_keeps_what_is_not_left_out(fmow: Path) -> None:
-    for domain in read_fmow(fmow):
-        gone = set(range(0, len(domain), 3))
-        fewer = domain.without(gone)
-        assert len(fewer) == len(domain) - len(gone)
-        for part, before in (("inside", domain.split.inside), ("outside", domain.split.outside)):
-            kept = [position for position in before if position not in gone]
-            rows = getattr(fewer.split, part)
-            assert [grey_of(fewer, row) for row in rows] == [grey_of(domain, position) for position in kept]
-            assert [fewer.targets[row] for row in rows] == [domain.targets[position] for position in kept]
-            np.testing.assert_array_equal(fewer.metadata[rows], domain.metadata[kept])
-
-
-def test_fmow_by_region_trains_on_no_image_without_one(fmow: Path) -> None:
-    domains = by_name(read_fmow(fmow, pooled=False))
-    assert [name for name in domains if name.startswith("train")] == ["train Africa", "train Asia", "train Europe"]
-    assert rows_of(domains["train Africa"], domains["train Africa"].split.inside) == [2]
-    assert "ood Other" not in domains
-
-
-def test_fmow_lao_holds_all_of_asia_out(fmow: Path) -> None:
-    domains = by_name(read_fmow_lao(fmow))
-    assert list(domains) == ["train", "ood Asia"]
-    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4]
-    assert rows_of(domains["train"], domains["train"].split.outside) == [5]
-    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.inside) == [8, 14]
-    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.outside) == [13]
-
-
-# --- iWildCam: (split, y, location)
-CAMERA_ROWS = [("train", 0, 3), ("train", 2, 1), ("id_val", 0, 3), ("id_test", 1, 1), ("val", 1, 0), ("test", 2, 2)]
-
-
-@pytest.fixture
-def iwildcam(tmp_path: Path) -> Path:
-    root = tmp_path / "iwildcam_v2.0"
-    write_csv(
-        root / "metadata.csv",
-        [
-            {
-                "": row,
-                "split": split,
-                "location_remapped": location,
-                "location": 100 + location,
-                "sequence_remapped": row,
-                "seq_id": f"seq{row}",
-                "y": y,
-                "category_id": 300 + y,
-                "datetime": "2013-06-05 05:44:19.000",
-                "filename": f"image{row}.jpg",
-                "image_id": f"image{row}",
-            }
-            for row, (split, y, location) in enumerate(CAMERA_ROWS)
-        ],
-    )
-    names = [(99999, "start"), (0, "empty"), (1, "puma concolor"), (2, "cuniculus paca")]
-    write_csv(root / "categories.csv", [{"y": y, "category_id": 0, "name": name} for y, name in names])
-    for row in range(len(CAMERA_ROWS)):
-        write_image(root / "train" / f"image{row}.jpg", grey=30 * row)
-    return tmp_path
-
-
-def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) -> None:
-    domains = by_name(read_iwildcam(iwildcam))
-    assert list(domains) == ["train", "id", "ood"]
-    train, ood = domains["train"], domains["ood"]
-    assert train.classes == ("empty", "puma concolor", "cuniculus paca")
-    assert [train.targets[index] for index in train.split.inside] == [0, 2]
-    assert train.metadata.dtype == np.int64
-    assert train.metadata.tolist() == [3, 1, 3]
-    assert domains["id"].metadata.tolist() == [1]
-    assert ood.metadata.tolist() == [-1, -1]
-    assert [ood.targets[index] for index in (*ood.split.inside, *ood.split.outside)] == [2, 1]
-    assert [grey_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
-
-
-def test_a_table_without_class_names_is_refused(iwildcam: Path) -> None:
-    write_csv(iwildcam / "iwildcam_v2.0" / "categories.csv", [{"y": 0, "category_id": 0, "name": "empty"}])
-    with pytest.raises(DataError, match=r"names no class \[1, 2\]"):
-        read_iwildcam(iwildcam)
-
-
-# --- your own folder
-def own_rows() -> list[dict[str, Any]]:
-    parts = ["train", "train", "id_val", "id_test", "ood_test", "ood_val"]
-    groups = ["north", "south", "north", "south", "east", "east"]
-    return [
-        {"path": f"tiles/{row}.png", "label": ["forest", "city"][row % 2], "lon": 10.0 * row, "lat": -5.0 * row,
-         "split": part, "group": group}
-        for row, (part, group) in enumerate(zip(parts, groups, strict=True))
-    ]  # fmt: skip
-
-
-def write_own(root: Path, rows: list[dict[str, Any]]) -> Path:
-    for row in range(6):
-        write_image(root / "tiles" / f"{row}.png", grey=20 * row)
-    write_csv(root / "metadata.csv", rows)
-    return root
-
-
-def test_a_folder_with_a_table_of_coordinates(tmp_path: Path) -> None:
-    domains = by_name(read_place_folder(write_own(tmp_path, own_rows())))
-    assert list(domains) == ["train north", "train south", "id south", "ood east"]
-    north = domains["train north"]
-    assert north.classes == ("city", "forest")
-    assert north.targets == [1, 1]
-    assert north.metadata.tolist() == [[0.0, 0.0], [20.0, -10.0]]
-    assert (north.split.inside.tolist(), north.split.outside.tolist()) == ([0], [1])
-    assert grey_of(domains["ood east"], 0) == 80
-    assert domains["ood east"].split.outside.tolist() == [1]
-
-
-def test_unknown_coordinates_are_said_to_be_unknown(tmp_path: Path) -> None:
-    rows = own_rows()
-    rows[0] |= {"lon": "nan", "lat": "nan"}
-    assert np.isnan(by_name(read_place_folder(write_own(tmp_path, rows)))["train north"].metadata[0]).all()
-
-
-@pytest.mark.parametrize(
-    ("line", "changed", "message"),
-    [
-        (4, {"lon": ""}, r"column 'lon' is \[''\] in lines 4"),
-        (2, {"lat": "north"}, r"column 'lat' is \['north'\] in lines 2"),
-        (7, {"lat": "111.5"}, r"column 'lat' is \['111.5'\] in lines 7.*-90..90"),
-        (3, {"lon": "190"}, r"column 'lon' .*lines 3.*-180..180"),
-        (5, {"split": "validation"}, r"column 'split' is \['validation'\] in lines 5.*id_val"),
-        (6, {"group": ""}, r"column 'group' .*lines 6"),
-        (2, {"path": "tiles/none.png"}, r"column 'path' is \['tiles/none.png'\] in lines 2"),
-        (2, {"label": " "}, r"column 'label' .*lines 2"),
-    ],
-)
-def test_missing_and_wrong_fields_are_named_by_line(
-    line: int, changed: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    rows = own_rows()
-    rows[line - 2] |= changed
-    with pytest.raises(DataError, match=message):
-        read_place_folder(write_own(tmp_path, rows))
-
-
-def test_missing_files_columns_and_splits_are_named(tmp_path: Path, fmow: Path) -> None:
-    with pytest.raises(DataError, match=r"metadata.csv.*cannot be read"):
-        read_place_folder(tmp_path / "nowhere")
-    rows = [{key: row[key] for key in ("path", "label", "split", "group")} for row in own_rows()]
-    write_own(tmp_path, rows)
-    with pytest.raises(DataError, match="lacks the columns lon, lat"):
-        read_place_folder(tmp_path)
-    write_own(tmp_path, [row for row in own_rows() if row["split"] != "id_val"])
-    with pytest.raises(DataError, match="id_val"):
-        read_place_folder(tmp_path)
-    with pytest.raises(DataError, match="--data-dir"):
-        read_fmow(None)
-    (fmow / "fmow_v1.1" / "images" / "rgb_img_0.png").unlink()
-    train = by_name(read_fmow(fmow))["train"]
-    with pytest.raises(ImageReadError, match=r"rgb_img_0\.png"):
-        train.image(0)
+@pytest.mark.parametrize("lacking", [("train",), ("id_val",), ("id_test", "ood_test")])
+def test_a_table_with_nothing_to_train_validate_or_test_on(lacking):
+    kept = [row for row, part in enumerate(PART) if part not in lacking]
+    with pytest.raises(DataError, match="needs images in train, in id_val, and in id_test or ood_test"):
+        domains_of(table([PART[row] for row in kept], [GROUP[row] for row in kept]))
+    assert set(PARTS) == set(PART) - {"none"}

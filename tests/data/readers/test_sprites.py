@@ -19,8 +19,8 @@ def test_five_domains_of_the_same_animals(domains):
         assert domain.pictures == domains["paper"].pictures
         assert domain.targets == domains["paper"].targets
         np.testing.assert_array_equal(domain.attributes, domains["paper"].attributes)
-        assert domain.images.shape == (48, SIZE, SIZE, 3)
-    assert len({domain.images.tobytes() for domain in domains.values()}) == 5
+        assert np.stack(domain.images).shape == (48, SIZE, SIZE, 3)
+    assert len({np.stack(domain.images).tobytes() for domain in domains.values()}) == 5
 
 
 def test_a_class_is_its_decisive_attributes(domains):
@@ -70,16 +70,30 @@ def test_turning_is_counter_clockwise(monkeypatch):
     monkeypatch.setitem(ANGLES, "turned", 90.0)
     domains = {domain.name: domain for domain in sprites(8)}
     np.testing.assert_array_equal(domains["turned"].part_maps, np.rot90(domains["paper"].part_maps, axes=(1, 2)))
-    turned, upright = (domains[name].images.astype(int) for name in ("turned", "paper"))
+    turned, upright = (np.stack(domains[name].images).astype(int) for name in ("turned", "paper"))
     assert abs(turned - np.rot90(upright, axes=(1, 2))).max() <= 1
 
 
 def test_the_same_every_time_and_another_with_another_seed():
-    first, again, other = (sprites(8, seed)[2].images for seed in (3, 3, 4))
+    first, again, other = (np.stack(sprites(8, seed)[2].images) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
 
 
+def test_an_animal_left_out_is_left_out_of_every_column(domains):
+    paper = domains["paper"]
+    fewer = paper.without({0, 5, 47})
+    kept = [index for index in range(48) if index not in (0, 5, 47)]
+    assert len(fewer) == 45
+    assert fewer.targets == [paper.targets[index] for index in kept]
+    assert fewer.pictures == [paper.pictures[index] for index in kept]
+    np.testing.assert_array_equal(np.stack(fewer.images), np.stack(paper.images)[kept])
+    np.testing.assert_array_equal(fewer.part_maps, paper.part_maps[kept])
+    np.testing.assert_array_equal(fewer.attributes, paper.attributes[kept])
+    assert (fewer.angle, domains["turned"].without({1}).angle) == (0.0, 30.0)
+
+
+@pytest.mark.slow
 def test_the_row_of_the_table():
     row = get_benchmark("sprites")
     domains = row.read(None)

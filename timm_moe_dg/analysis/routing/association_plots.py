@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..drawing import fitted, new_figure, write_figure
+from ..canvas import new_figure
+from ..drawing import fitted, write_figure
 from .association import PermutationTest
 from .parts import Association
 
@@ -60,8 +61,8 @@ def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> 
         axes.plot(test.value, row, "o", color="#D55E00", markersize=5)
     axes.set_yticks(range(len(names)), [fitted(name, 34) for name in names], size=7)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set(xlabel=f"{label}; grey: range under permuted patches")
-    axes.xaxis.label.set_size(8)
+    axes.set(xlabel=f"{label}; gray: range under permuted patches")
+    axes.xaxis.label.set_fontsize(8)
     axes.tick_params(axis="x", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     write_figure(figure, path)

@@ -132,7 +132,7 @@ def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
     for line, (_, photos) in zip(panels, rows, strict=True):
         for axes, photo in zip(line, photos, strict=True):
             if photo is None:
-                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", size=8, color="grey")
+                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", size=8, color="gray")
             else:
                 pairs.append((axes, photo))
     return pairs
@@ -176,4 +176,4 @@ def _rgba(index: int) -> tuple[float, ...]:
 def _patch(color: str, label: str) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=color, edgecolor="grey", linewidth=0.5, label=label)
+    return Patch(facecolor=color, edgecolor="gray", linewidth=0.5, label=label)

@@ -1,7 +1,5 @@
 """Expert selection maps and attention maps of a run: pictures, and the numbers behind them."""
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...storage.json_text import json_text
 from ..run_view import RunView
 from .attention import class_attention, head_similarity, mass_mask
 from .map_plots import Photograph, plot_attention_maps, plot_entropy_maps, plot_expert_maps
@@ -59,7 +58,7 @@ def draw_experts(
     plot_expert_maps(photographs(rows, first), num_experts, figures / "experts.png")
     plot_entropy_maps(photographs(rows, entropy), num_experts, figures / "entropy.png")
     numbers = {"model": view.name, "drawn_block": block, "num_experts": num_experts, "images": _named(rows, found)}
-    (figures / "experts.json").write_text(json.dumps(numbers) + "\n")
+    (figures / "experts.json").write_text(json_text(numbers))
 
 
 def _named(rows: ShownRows, found: dict[int, list[tuple[Tensor, Tensor]]]) -> list[dict[str, Any]]:
@@ -122,12 +121,12 @@ def draw_attention(
     ]
     plot_attention_maps(lines, figures / "attention.png")
     numbers = {
-        "head_similarity": {name: None if math.isnan(value) else value for name, value in similar.items()},
+        "head_similarity": similar,
         "mass": mass,
         "images": [photo.name for photo in shown],
         "maps": {_label(each, view): _rounded(values) for each, values in zip(networks, maps, strict=True)},
     }
-    (figures / "attention.json").write_text(json.dumps(numbers) + "\n")
+    (figures / "attention.json").write_text(json_text(numbers))
     return similar
 
 

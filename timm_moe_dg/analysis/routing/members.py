@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...data import Domain, FolderDomain, SpritesDomain
 from ...errors import ArgumentError, DataError
 from ..run_view import RunView
 from .cub import CubAnnotations, read_cub
@@ -27,7 +28,7 @@ class Annotated(NamedTuple):
         attribute_names: A names, GROUP::VALUE.
     """
 
-    domain: Any
+    domain: Domain
     positions: list[int]
     members: Tensor
     parts: tuple[str, ...]
@@ -36,7 +37,7 @@ class Annotated(NamedTuple):
 
 
 def annotated(
-    view: RunView, domains: Sequence[Any], grid: tuple[int, int], cub: Path | None, max_images: int | None
+    view: RunView, domains: Sequence[Domain], grid: tuple[int, int], cub: Path | None, max_images: int | None
 ) -> list[Annotated]:
     """Finds parts and attributes of the images of every domain.
 
@@ -55,26 +56,31 @@ def annotated(
     if cub is not None:
         known = read_cub(cub)
         found = [
-            _from_cub(view, each, rows, grid, known) for each, rows in zip(domains, counts, strict=True) if _files(each)
+            _from_cub(view, each, rows, grid, known)
+            for each, rows in zip(domains, counts, strict=True)
+            if isinstance(each, FolderDomain)
         ]
         if not any(each.positions for each in found):
             remedy = f"no image of the run's data ({view.args['dataset']}) is one of its images, by CLASS/IMAGE"
             raise DataError(f"cub={str(cub)!r}: {remedy}")
         return [each for each in found if each.positions]
-    if not all(hasattr(domain, "part_maps") for domain in domains):
+    drawn = [domain for domain in domains if isinstance(domain, SpritesDomain)]
+    if len(drawn) < len(domains):
         remedy = f"{view.args['dataset']} does not say where parts are; give --cub CUB_200_2011 for its photographs"
         raise ArgumentError.of("cub", None, remedy)
-    return [_from_maps(each, list(rows), grid) for each, rows in zip(domains, counts, strict=True)]
+    return [_from_maps(each, list(rows), grid) for each, rows in zip(drawn, counts, strict=True)]
 
 
-def _from_maps(domain: Any, positions: list[int], grid: tuple[int, int]) -> Annotated:
+def _from_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int]) -> Annotated:
     maps = torch.as_tensor(domain.part_maps[positions])
     members = area_members(maps, len(domain.part_names), grid)
     attributes = torch.as_tensor(domain.attributes[positions])
     return Annotated(domain, positions, members, domain.part_names, attributes, domain.attribute_names)
 
 
-def _from_cub(view: RunView, domain: Any, rows: range, grid: tuple[int, int], known: CubAnnotations) -> Annotated:
+def _from_cub(
+    view: RunView, domain: FolderDomain, rows: range, grid: tuple[int, int], known: CubAnnotations
+) -> Annotated:
     at = known.rows_of([domain.paths[position] for position in rows])
     positions = [position for position, row in zip(rows, at, strict=True) if row >= 0]
     kept = [row for row in at if row >= 0]
@@ -89,7 +95,3 @@ def _from_cub(view: RunView, domain: Any, rows: range, grid: tuple[int, int], kn
 def _scale(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float]:
     """Across and down, from a photograph (width, height) squeezed to (height, width) pixels."""
     return target[1] / size[0], target[0] / size[1]
-
-
-def _files(domain: Any) -> bool:
-    return hasattr(domain, "paths")

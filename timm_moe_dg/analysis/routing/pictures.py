@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ...data import Domain
+from ...data import Domain, FolderDomain
 from ...errors import DataError
 
 
@@ -14,15 +13,11 @@ def picture_key(path: str) -> str:
     return f"{Path(path).parent.name}/{Path(path).stem}"
 
 
-def picture_names(domain: Any) -> list[str] | None:
-    """A name for each image of a domain, by which other domains may hold the same picture; None without names.
-
-    Args:
-        domain: One with `pictures`, or of files (`paths`).
-    """
-    if hasattr(domain, "pictures"):
+def picture_names(domain: Domain) -> list[str] | None:
+    """A name for each image, by which other domains may hold the same picture: its own, or a file's; None without."""
+    if domain.pictures is not None:
         return list(domain.pictures)
-    return [picture_key(path) for path in domain.paths] if hasattr(domain, "paths") else None
+    return [picture_key(path) for path in domain.paths] if isinstance(domain, FolderDomain) else None
 
 
 def class_index(domains: Sequence[Domain], name: str | None) -> int:

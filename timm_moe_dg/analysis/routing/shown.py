@@ -1,17 +1,16 @@
 """Which images of a run are drawn, and what the network makes of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from ...data.readers.folders import read_image
-from ...data.readers.image_files import find_images
+from ...data import Domain
+from ...data.readers import find_images, read_image
 from ...errors import ArgumentError
-from ...networks.trained import takes_metadata
 from ..run_view import RunView
 from .map_plots import Photograph, Rows
 from .pictures import choose_pictures, class_index, picture_names
@@ -55,7 +54,7 @@ def shown_images(
     """
     if images is not None:
         return _files(view, images, columns)
-    domains: Sequence[Any] = view.domains(data_dir)
+    domains = view.domains(data_dir)
     chosen = choose_pictures(domains, class_index(domains, target), columns)
     return [(each.name, [_shown(view, each, at) for at in row]) for each, row in zip(domains, chosen, strict=True)]
 
@@ -70,12 +69,12 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ShownRows:
     return [("", shown[start : start + width]) for start in range(0, len(shown), width)]
 
 
-def _shown(view: RunView, domain: Any, position: int | None) -> Shown | None:
+def _shown(view: RunView, domain: Domain, position: int | None) -> Shown | None:
     if position is None:
         return None
-    metadata = torch.as_tensor(domain.metadata[position]) if takes_metadata(view.model, [domain]) else None
     names = picture_names(domain)
-    return Shown(_stem(names[position]) if names else f"image {position}", domain.image(position), metadata)
+    name = _stem(names[position]) if names else f"image {position}"
+    return Shown(name, domain.image(position), view.metadata(domain, position))
 
 
 def seen(view: RunView, rows: ShownRows, ask: Callable[..., Tensor]) -> Iterator[Tensor]:

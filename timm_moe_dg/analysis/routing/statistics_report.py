@@ -1,14 +1,14 @@
 """Experts against parts, attributes and domains of a run: numbers, and pictures of them."""
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...data import Domain
 from ...errors import ArgumentError
+from ...storage.json_text import json_text
 from ..run_view import RunView
 from .association import PermutationTest
 from .association_plots import plot_association, plot_nulls
@@ -66,7 +66,7 @@ def draw_attributes(
         plot_association(_stacked(found, strongest), title, figures / "attributes.png")
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
     tables = {name: _table(each) for name, each in found.items()}
-    (figures / "attributes.json").write_text(json.dumps({**numbers, "tables": tables}, indent=1) + "\n")
+    (figures / "attributes.json").write_text(json_text({**numbers, "tables": tables}, indent=1))
     return found
 
 
@@ -99,8 +99,8 @@ def draw_invariance(
         DataError: No two domains share a picture.
     """
     block = _patch_block(view, block)
-    domains: Sequence[Any] = view.domains(data_dir)
-    turned = {domain.name: getattr(domain, "angle", 0.0) for domain in domains} | _angles(angles, domains)
+    domains = view.domains(data_dir)
+    turned = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
     names = {domain.name: picture_names(domain) for domain in domains}
     named = [domain for domain in domains if names[domain.name]]
     pictures = {domain.name: (names[domain.name] or [])[:max_images] for domain in named}
@@ -113,8 +113,8 @@ def draw_invariance(
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
     numbers = {"model": view.name, "block": block, "permutations": permutations, "angles": turned}
     pairs = [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in found]
-    text = json.dumps(without_nan({**numbers, "all_pairs": _test(everything), "pairs": pairs}), indent=1)
-    (figures / "invariance.json").write_text(text + "\n")
+    text = json_text({**numbers, "all_pairs": _test(everything), "pairs": pairs}, indent=1)
+    (figures / "invariance.json").write_text(text)
     return found, everything
 
 
@@ -131,11 +131,11 @@ def _grid(view: RunView) -> tuple[int, int]:
     return view.model.patch_embed.dynamic_feat_size(view.size)
 
 
-def _routed(view: RunView, domain: Any, positions: Sequence[int], block: int) -> RoutingMap:
+def _routed(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
     return routing_maps_of(view.model, view.batches(domain, positions))[block]
 
 
-def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Any]) -> dict[str, float]:
+def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Domain]) -> dict[str, float]:
     names = [domain.name for domain in domains]
     for name, angle in pairs:
         if name not in names or isinstance(angle, bool) or not isinstance(angle, int | float):
@@ -157,18 +157,9 @@ def _stacked(found: Mapping[str, Association], strongest: str) -> Association:
 def _table(found: Association) -> dict[str, Any]:
     tables = {name: getattr(found, name).tolist() for name in ("counts", "shares", "lift")}
     scores = {"nmi": _test(found.nmi), "cramers_v": found.cramers_v, "left_right_distance": found.sides}
-    return without_nan({"rows": list(found.rows), **tables, **scores})
+    return {"rows": list(found.rows), **tables, **scores}
 
 
 def _test(test: PermutationTest) -> dict[str, Any]:
     null = {"mean": float(test.null.mean()), "largest": float(test.null.max()), "draws": len(test.null)}
     return {"value": test.value, "null": null, "p": test.p}
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces NaN, for which JSON has no word, by null."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

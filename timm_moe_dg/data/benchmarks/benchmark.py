@@ -12,7 +12,8 @@ from ..domains import DataDir, Domain
 
 Hparams = Mapping[str, float | int]
 
-# P0, Table 8, where a benchmark does not say otherwise; the last is DomainBed's name for the rate before the classifier
+# GMoE (ICLR 2023), Table 8 and appendix D.2, where a benchmark does not say otherwise; resnet_dropout is DomainBed's
+# name for the rate before the classifier
 DEFAULTS: Hparams = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32, "resnet_dropout": 0.0}
 
 _LOGGER = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Benchmark:
         name: What `--dataset` calls it.
         reader: Opens the domains below a folder; those of benchmarks that ship with a package ignore it.
         source: Where the images come from.
-        licence: Their licence.
+        license: Their license.
         domains: Names of the domains in order; empty where the folder decides.
         classes: Names of the classes in order; empty where the folder decides.
         num_classes: Their number; None where the folder decides.
@@ -45,7 +46,7 @@ class Benchmark:
     name: str
     reader: Callable[[DataDir], Sequence[Domain]]
     source: str
-    licence: str
+    license: str
     domains: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     num_classes: int | None = None

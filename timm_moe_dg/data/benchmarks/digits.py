@@ -1,8 +1,14 @@
 """Rows of the table: benchmarks made of scikit-learn's digits, which need no download."""
 
-from ..readers.colored_digits import CLASSES as COLORED_CLASSES
-from ..readers.colored_digits import COLOR_NOISE, colored_digits
-from ..readers.digits import ANGLES, CLASSES, STORED_SIZE, rotated_digits
+from ..readers.digits import (
+    ANGLES,
+    CLASSES,
+    COLOR_NOISE,
+    COLORED_CLASSES,
+    STORED_SIZE,
+    colored_digits,
+    rotated_digits,
+)
 from ..readers.geo_digits import CONTINENTS, geo_digits
 from .benchmark import DEFAULTS, Benchmark
 
@@ -23,7 +29,7 @@ DIGIT_ROWS = (
         augmentation="digit",
         image_size=STORED_SIZE,
         source=_DIGITS,
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
     ),
     Benchmark(
         name="colored_digits",
@@ -38,7 +44,7 @@ DIGIT_ROWS = (
         augmentation="none",
         image_size=STORED_SIZE,
         source=_DIGITS,
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
     ),
     Benchmark(
         name="geo_digits",
@@ -52,6 +58,6 @@ DIGIT_ROWS = (
         augmentation="digit",
         image_size=STORED_SIZE,
         source=f"{_DIGITS}, placed on {len(CONTINENTS)} continents",
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
     ),
 )

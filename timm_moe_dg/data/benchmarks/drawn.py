@@ -17,6 +17,6 @@ DRAWN_ROWS = (
         augmentation="none",
         image_size=SIZE,
         source="drawn by this package",
-        licence="Apache-2.0",
+        license="Apache-2.0",
     ),
 )

@@ -1,7 +1,8 @@
 """Rows of the table: DomainBed's folders of photographs, drawings and renderings, and folders of your own.
 
-Learning rates and weight decays are those of P0, Table 8, where it has the benchmark, otherwise DomainBed's. Numbers of
-images are those of the sets as DomainBed prepares them (their sums are in its paper, Gulrajani and Lopez-Paz, 2021).
+Learning rates and weight decays are those of GMoE (ICLR 2023), Table 8, where it has the benchmark, otherwise
+DomainBed's. Numbers of images are those of the sets as DomainBed prepares them (their sums are in its paper, Gulrajani
+and Lopez-Paz, 2021).
 """
 
 from ...errors import DataError
@@ -22,7 +23,7 @@ PHOTOGRAPH_ROWS = (
         name="folder",
         reader=_read_folder,
         source="your own images, laid out as DOMAIN/CLASS/IMAGE",
-        licence="that of your images",
+        license="that of your images",
     ),
     Benchmark(
         name="PACS",
@@ -33,7 +34,7 @@ PHOTOGRAPH_ROWS = (
         images={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         hparams={**DEFAULTS, "lr": 3e-5},
         source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
-        licence="not stated; published for research",
+        license="not stated; published for research",
     ),
     Benchmark(
         name="VLCS",
@@ -46,7 +47,7 @@ PHOTOGRAPH_ROWS = (
         swad_hparams={"swad_tolerance_ratio": 0.2},
         swad_checkpoint_freq=50,
         source="Fang et al., Unbiased Metric Learning, ICCV 2013; five classes of four older sets",
-        licence="those of the four sets",
+        license="those of the four sets",
     ),
     Benchmark(
         name="OfficeHome",
@@ -57,7 +58,7 @@ PHOTOGRAPH_ROWS = (
         images={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         hparams={**DEFAULTS, "lr": 1e-5, "weight_decay": 1e-6},  # the authors later named 3e-5
         source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
-        licence="non-commercial research and teaching",
+        license="non-commercial research and teaching",
     ),
     Benchmark(
         name="TerraIncognita",
@@ -68,7 +69,7 @@ PHOTOGRAPH_ROWS = (
         hparams={**DEFAULTS, "lr": 5e-5, "weight_decay": 1e-4},
         source="Beery et al., Recognition in Terra Incognita, ECCV 2018, as DomainBed's download script selects; its "
         "annotations were revised since, so that copies differ in their number of images",
-        licence="CDLA-Permissive-1.0",
+        license="CDLA-Permissive-1.0",
     ),
     Benchmark(
         name="DomainNet",
@@ -89,7 +90,7 @@ PHOTOGRAPH_ROWS = (
         checkpoint_freq=1000,
         swad_checkpoint_freq=500,
         source="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019, without its duplicates",
-        licence="non-commercial research and teaching",
+        license="non-commercial research and teaching",
     ),
     Benchmark(
         name="SVIRO",
@@ -97,7 +98,7 @@ PHOTOGRAPH_ROWS = (
         aliases=("sviro", "SVIRO", "SVIRO_DOMAINBED"),
         domains=("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe"),
         source="Dias Da Cruz et al., SVIRO, WACV 2020; the subset that its authors made for DomainBed",
-        licence="CC BY-NC-SA 4.0",
+        license="CC BY-NC-SA 4.0",
     ),
     Benchmark(
         name="CUB_DG",
@@ -107,6 +108,6 @@ PHOTOGRAPH_ROWS = (
         num_classes=200,
         source="Min et al., Grounding Visual Representations with Texts for Domain Generalization, ECCV 2022; "
         "photographs of CUB-200-2011 and three restyled versions",
-        licence="non-commercial research and teaching",
+        license="non-commercial research and teaching",
     ),
 )

@@ -10,7 +10,7 @@ from ..readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
 from ..readers.wilds_domainbed import HOSPITALS, REGIONS, read_camelyon, read_fmow_by_region
 from .benchmark import DEFAULTS, Benchmark
 
-_FMOW_LICENCE = "FMoW Challenge Public License"
+_FMOW_LICENSE = "FMoW Challenge Public License"
 _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 
 PLACE_ROWS = (
@@ -22,7 +22,7 @@ PLACE_ROWS = (
         images=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
         checkpoint_freq=100,
         source="WILDS camelyon17_v1.0, its hospitals as DomainBed's domains",
-        licence="CC0",
+        license="CC0",
     ),
     Benchmark(
         name="WILDSFMoW",
@@ -34,13 +34,13 @@ PLACE_ROWS = (
             "WILDS fmow_v1.1, its five regions as DomainBed's domains, all years; not comparable with DomainBed's "
             "pooled numbers, which train on images of no region too"
         ),
-        licence=_FMOW_LICENCE,
+        license=_FMOW_LICENSE,
     ),
     Benchmark(
         name="place_folder",
         reader=read_place_folder,
         source="your own images, with a metadata.csv of path, label, lon, lat, split, group",
-        licence="that of your images",
+        license="that of your images",
     ),
     Benchmark(
         name="FMoW",
@@ -49,7 +49,7 @@ PLACE_ROWS = (
         steps=60_001,
         checkpoint_freq=2000,
         source="WILDS fmow_v1.1, official split by time, all regions pooled in training",
-        licence=_FMOW_LICENCE,
+        license=_FMOW_LICENSE,
     ),
     Benchmark(
         name="FMoW_regions",
@@ -58,7 +58,7 @@ PLACE_ROWS = (
         steps=60_001,
         checkpoint_freq=2000,
         source="WILDS fmow_v1.1, official split by time, every step draws equally from each region",
-        licence=_FMOW_LICENCE,
+        license=_FMOW_LICENSE,
     ),
     Benchmark(
         name="FMoW_LAO",
@@ -67,7 +67,7 @@ PLACE_ROWS = (
         steps=60_001,
         checkpoint_freq=2000,
         source="WILDS fmow_v1.1 without Asia, which is the test",
-        licence=_FMOW_LICENCE,
+        license=_FMOW_LICENSE,
     ),
     Benchmark(
         name="iWildCam",
@@ -77,6 +77,6 @@ PLACE_ROWS = (
         checkpoint_freq=5000,
         image_size=448,
         source="WILDS iwildcam_v2.0, official split by camera trap",
-        licence="CDLA-Permissive-1.0",
+        license="CDLA-Permissive-1.0",
     ),
 )

@@ -1,4 +1,7 @@
-"""The benchmarks, as a table. A new benchmark is a new row; nothing reads an image before a row's `read` is called."""
+"""The benchmarks, as a table. A new benchmark is a new row; nothing reads an image before a row's `read` is called.
+
+Rows of this package are listed here; those of other packages come by `register_benchmark`.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,9 +15,21 @@ from .drawn import DRAWN_ROWS
 from .photographs import PHOTOGRAPH_ROWS
 from .places import PLACE_ROWS
 
-BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
-    {row.name: row for row in (*DIGIT_ROWS, *DRAWN_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
-)
+_ROWS: dict[str, Benchmark] = {row.name: row for row in (*DIGIT_ROWS, *DRAWN_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
+
+
+def register_benchmark(row: Benchmark) -> Benchmark:
+    """Adds a row to `BENCHMARKS`, so that it is found by its name; to be called where the row is defined.
+
+    Raises:
+        ArgumentError: The name is empty, holds what a path or the Hub's names hold, or is that of another row.
+    """
+    if not row.name or not set("/\\:").isdisjoint(row.name):
+        raise ArgumentError.of("name", row.name, "give a name without slashes and colons; runs are named after it")
+    if _ROWS.setdefault(row.name, row) is not row:
+        raise ArgumentError.of("name", row.name, "is that of another benchmark; choose a name of its own")
+    return row
 
 
 def get_benchmark(name: str) -> Benchmark:
@@ -49,4 +64,4 @@ def hub_benchmark(name: str) -> Benchmark:
     def read(data_dir: DataDir) -> list[HubDomain]:
         return read_hub(path)
 
-    return Benchmark(name=name, reader=read, source=f"the Hub's data set {path}", licence="see its card")
+    return Benchmark(name=name, reader=read, source=f"the Hub's data set {path}", license="see its card")

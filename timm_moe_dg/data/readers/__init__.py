@@ -1,1 +1,49 @@
 """Readers: the layouts in which data sets come, each opened as a list of domains."""
+
+from .columns import below, choice, coordinates, number, parsed, read_csv
+from .digits import DigitsDomain, colored_digits, rotated_digits
+from .domain_net import read_domain_net
+from .folders import FolderDomain, read_folder
+from .geo_digits import geo_digits
+from .hub_data import HubDomain, read_hub
+from .image_files import ImageFiles, find_images, image_loader, read_metadata
+from .images import read_image
+from .place_folder import read_place_folder
+from .places import Places, PlacesDomain, domains_of
+from .sprites import SpritesDomain, sprites
+from .wilds import read_fmow, read_fmow_lao, read_iwildcam
+from .wilds_domainbed import read_camelyon, read_fmow_by_region
+
+__all__ = [
+    "DigitsDomain",
+    "FolderDomain",
+    "HubDomain",
+    "ImageFiles",
+    "Places",
+    "PlacesDomain",
+    "SpritesDomain",
+    "below",
+    "choice",
+    "colored_digits",
+    "coordinates",
+    "domains_of",
+    "find_images",
+    "geo_digits",
+    "image_loader",
+    "number",
+    "parsed",
+    "read_camelyon",
+    "read_csv",
+    "read_domain_net",
+    "read_fmow",
+    "read_fmow_by_region",
+    "read_fmow_lao",
+    "read_folder",
+    "read_hub",
+    "read_image",
+    "read_iwildcam",
+    "read_metadata",
+    "read_place_folder",
+    "rotated_digits",
+    "sprites",
+]

@@ -4,18 +4,20 @@ import csv
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 import numpy as np
 
 from ...errors import DataError
 
-Row = dict[str, str]
+CsvRow = dict[str, str]
 SHOWN = 5
 
+Value = TypeVar("Value")
 
-def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+
+def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """Reads a csv file with a header.
 
     Raises:
@@ -35,12 +37,12 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     return rows
 
 
-def parsed(path: Path, rows: Sequence[Row], column: str, parse: Callable[[str], Any], wanted: str) -> list[Any]:
+def parsed(path: Path, rows: Sequence[CsvRow], column: str, parse: Callable[[str], Value], wanted: str) -> list[Value]:
     """Parses one column of every row.
 
     Args:
         path: For the message.
-        rows: From `read_table`.
+        rows: From `read_csv`.
         column: Which.
         parse: Raises ValueError (or KeyError) on what it does not take; an empty field is refused before it.
         wanted: What a field must be, for the message.
@@ -63,7 +65,7 @@ def parsed(path: Path, rows: Sequence[Row], column: str, parse: Callable[[str], 
     return values
 
 
-def coordinates(path: Path, rows: Sequence[Row], longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
+def coordinates(path: Path, rows: Sequence[CsvRow], longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
     """Reads the coordinates of every row as float32 (N, 2), longitude first; "nan" in both says that they are unknown.
 
     Raises:
@@ -79,6 +81,24 @@ def coordinates(path: Path, rows: Sequence[Row], longitude: str = "lon", latitud
 def choice(*names: str) -> Callable[[str], str]:
     """A parser that takes these names alone."""
     return {name: name for name in names}.__getitem__
+
+
+def below(folder: Path) -> Callable[[str], str]:
+    """A parser of paths below a folder, which takes none that lead out of it; whether they exist is not looked at."""
+
+    def parse(text: str) -> str:
+        if PurePath(text).is_absolute() or ".." in PurePath(text).parts:
+            raise ValueError(text)
+        return str(folder / text)
+
+    return parse
+
+
+def number(text: str) -> str:
+    """A parser that takes decimal digits alone, and leaves them as they are written."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return text
 
 
 def _within(limit: float, text: str) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from .digits import CLASSES, enlarge, load_digits
 from .places import Places, PlacesDomain, domains_of
 
-# Centre (longitude, latitude) and radius of a cap, degrees; then the rule
+# Center (longitude, latitude) and radius of a cap, degrees; then the rule
 CONTINENTS = {
     "Africa": (20.0, 2.0, 28.0, "both"),
     "Asia": (92.0, 45.0, 28.0, "swap"),
@@ -97,9 +97,9 @@ def _points(random: np.random.Generator, continent: str, number: int) -> np.ndar
     return np.stack([wrapped, degrees[1]], axis=1).astype(np.float32)
 
 
-def _distance(lonlat: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Great-circle distance of points (N, 2) to a centre, in degrees."""
+def _distance(lonlat: np.ndarray, center: tuple[float, float]) -> np.ndarray:
+    """Great-circle distance of points (N, 2) to a center, in degrees."""
     lon, lat = np.radians(lonlat.astype(np.float64)).T
-    lon0, lat0 = np.radians(centre)
+    lon0, lat0 = np.radians(center)
     cosine = np.sin(lat) * np.sin(lat0) + np.cos(lat) * np.cos(lat0) * np.cos(lon - lon0)
     return np.degrees(np.arccos(cosine.clip(-1.0, 1.0)))

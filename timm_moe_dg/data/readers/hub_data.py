@@ -7,40 +7,32 @@ Anything that `datasets.load_dataset` takes by one name will do, a local folder 
 """
 
 import io
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError, MissingDependencyError
-from .folders import read_image
+from ..domains import Domain
+from .images import read_image
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 HUB = "hub:"
 COLUMNS = ("image", "domain", "label")
 
 
-@dataclass(frozen=True)
-class HubDomain:
-    """The rows of one domain.
+@dataclass(frozen=True, eq=False)
+class HubDomain(Domain[int]):
+    """The rows of one domain: `images` are their positions in the table.
 
     Attributes:
-        name: The domain's name.
-        classes: Names of the labels.
-        targets: One class index per image.
-        rows: The images' positions in the table.
-        table: The whole data set; images are read from it when asked for.
+        table: The column of images of the whole data set; they are read from it when asked for.
     """
 
-    name: str
-    classes: tuple[str, ...]
-    targets: Sequence[int] = field(repr=False)
-    rows: Sequence[int] = field(repr=False)
-    table: Any = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    table: "Dataset" = field(kw_only=True, repr=False)
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as RGB.
@@ -48,16 +40,10 @@ class HubDomain:
         Raises:
             ImageReadError: The image cannot be decoded.
         """
-        row = self.rows[index]
+        row = self.images[index]
         stored = self.table[row]["image"]
         name = stored["path"] or f"row {row} of domain {self.name}"
         return read_image(name, io.BytesIO(stored["bytes"]) if stored["bytes"] is not None else None)
-
-    def without(self, positions: Collection[int]) -> "HubDomain":
-        """Returns this domain without the images at some positions."""
-        kept = [position for position in range(len(self)) if position not in positions]
-        targets = [self.targets[position] for position in kept]
-        return replace(self, targets=targets, rows=[self.rows[position] for position in kept])
 
 
 def read_hub(path: str) -> list[HubDomain]:
@@ -79,24 +65,21 @@ def read_hub(path: str) -> list[HubDomain]:
     images = _undecoded(path, table)
     members = {name: np.flatnonzero(domains == index) for index, name in enumerate(names)}
     return [
-        HubDomain(name, classes, targets[rows].tolist(), rows.tolist(), images)
+        HubDomain(name, classes, targets[rows].tolist(), rows.tolist(), table=images)
         for name, rows in sorted(members.items())
         if len(rows)
     ]
 
 
-def _load(path: str) -> Any:
+def _load(path: str) -> "Dataset":
     try:
         import datasets
     except ImportError as error:
         raise MissingDependencyError.of(f"dataset='{HUB}{path}'", "datasets", "hub-data") from error
-    from httpx import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         splits = datasets.load_dataset(path)
         return datasets.concatenate_datasets(list(splits.values()))
-    except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError) as error:
+    except Exception as error:  # of the transport too, which has other classes in each major release of the client
         reason = " ".join(str(error).split())
         raise DataError(
             f"dataset='{HUB}{path}': cannot be loaded ({type(error).__name__}: {reason}); check the name and the "
@@ -105,7 +88,7 @@ def _load(path: str) -> Any:
         ) from error
 
 
-def _named(path: str, table: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _named(path: str, table: "Dataset", column: str) -> tuple[tuple[str, ...], np.ndarray]:
     """A column's names in order, and which of them each row has: a ClassLabel's own, otherwise those that occur."""
     values = table.data.column(column).to_pylist()
     names = getattr(table.features[column], "names", None)
@@ -117,7 +100,7 @@ def _named(path: str, table: Any, column: str) -> tuple[tuple[str, ...], np.ndar
     return tuple(map(str, found)), np.searchsorted(found, values)
 
 
-def _undecoded(path: str, table: Any) -> Any:
+def _undecoded(path: str, table: "Dataset") -> "Dataset":
     """The images' column alone, as the bytes or paths that it stores."""
     import datasets
 

@@ -4,7 +4,7 @@ import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
 from ..transforms import Transform
-from .columns import coordinates, parsed, read_table
-from .folders import read_image
+from .columns import coordinates, parsed, read_csv
+from .images import images_below, read_image
+
+Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (3, H, W), and metadata if there are any
 
 
 def find_images(sources: Sequence[str]) -> list[str]:
@@ -26,7 +28,7 @@ def find_images(sources: Sequence[str]) -> list[str]:
             patterns with *, ? and **.
 
     Raises:
-        DataError: A source gives no file.
+        DataError: A source gives no file, or a folder cannot be listed or is a link below another.
     """
     found: dict[str, str] = {}
     for source in sources:
@@ -53,7 +55,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.nd
     Raises:
         DataError: A column is missing, or a field is empty or wrong; lines are named.
     """
-    rows = read_table(table, ["path", "location"] if ids else ["path", "lon", "lat"])
+    rows = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
         values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
     else:
@@ -89,14 +91,14 @@ class ImageFiles(Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...] | None:
+    def __getitem__(self, index: int) -> Sample | None:
         try:
             image = self.transform(read_image(self.paths[index]))
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
             return None
-        return index, image, *([] if self.metadata is None else [torch.as_tensor(self.metadata[index])])
+        return index, image, *(() if self.metadata is None else (torch.as_tensor(self.metadata[index]),))
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
@@ -109,11 +111,10 @@ def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLo
 
 def _below(source: str) -> list[str]:
     if os.path.isdir(source):
-        files = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names]
-        return sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
+        return sorted(os.path.join(folder, name) for folder, names in images_below(source) for name in names)
     return sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
 
 
-def _collate(samples: Sequence[tuple[Any, ...] | None]) -> list[Tensor]:
+def _collate(samples: Sequence[Sample | None]) -> list[Tensor]:
     columns = list(zip(*(sample for sample in samples if sample is not None), strict=True))
     return [torch.tensor(columns[0]), *map(torch.stack, columns[1:])] if columns else []

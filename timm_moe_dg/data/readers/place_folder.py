@@ -6,18 +6,20 @@ Classes: the labels, in alphabetical order.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DataError
-from .columns import choice, coordinates, parsed, read_table
+from ..domains import DataDir
+from .columns import below, choice, coordinates, parsed, read_csv
 from .places import PARTS, Places, PlacesDomain, domains_of
 
 COLUMNS = ("path", "label", "lon", "lat", "split", "group")
 
 
-def read_place_folder(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]:
+def read_place_folder(data_dir: DataDir) -> list[PlacesDomain]:
     """Reads a folder with a metadata.csv; every training step draws equally from each group.
 
     Args:
@@ -29,8 +31,8 @@ def read_place_folder(data_dir: str | os.PathLike[str] | None) -> list[PlacesDom
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
     table = Path(data_dir) / "metadata.csv"
-    rows = read_table(table, COLUMNS)
-    images = parsed(table, rows, "path", lambda text: _existing(Path(data_dir) / text), "an image below the folder")
+    rows = read_csv(table, COLUMNS)
+    images = parsed(table, rows, "path", partial(_existing, Path(data_dir)), "an image below the folder")
     labels = parsed(table, rows, "label", str, "a label")
     classes = tuple(sorted(set(labels)))
     return domains_of(
@@ -45,7 +47,8 @@ def read_place_folder(data_dir: str | os.PathLike[str] | None) -> list[PlacesDom
     )
 
 
-def _existing(path: Path) -> str:
-    if not path.is_file():
-        raise ValueError(path)
-    return str(path)
+def _existing(folder: Path, text: str) -> str:
+    path = below(folder)(text)
+    if not os.path.isfile(path):
+        raise ValueError(text)
+    return path

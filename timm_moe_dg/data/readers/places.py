@@ -5,28 +5,35 @@ images outside. "id" and "ood" domains are only evaluated, one per group and rol
 benchmark sets apart for validation under shift.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError
-from ..splits import Split
-from .folders import read_image
+from ..domains import Domain, Split
+from .images import read_image
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
-ROLES = {"train": ("train", "id_val"), "id": ("id_test", ""), "ood": ("ood_test", "ood_val")}  # inside, outside
+PARTS_OF_ROLES = {
+    "train": ("train", "id_val"),
+    "id": ("id_test", ""),
+    "ood": ("ood_test", "ood_val"),
+}  # inside, outside
+POOLED = "all"  # the group of domains in which groups are pooled
+
+PathOrPixels: TypeAlias = str | np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Places:
-    """A table of images, one entry per image in every column.
+    """A table of images, one entry per image in every column; its arrays cannot be written to.
 
     Attributes:
         classes: Class names.
-        images: File names, or grey images as uint8 arrays (height, width).
+        images: File names, or gray images as uint8 arrays (height, width).
         targets: Class indices, int (N,).
         metadata: Longitude and latitude in degrees, float32 (N, 2), or location ids, int64 (N,).
         part: Names in `PARTS`, (N,); other rows belong to no split and are left out.
@@ -34,39 +41,24 @@ class Places:
     """
 
     classes: tuple[str, ...]
-    images: Sequence[Any] = field(repr=False)
+    images: Sequence[PathOrPixels] = field(repr=False)
     targets: np.ndarray = field(repr=False)
     metadata: np.ndarray = field(repr=False)
     part: np.ndarray = field(repr=False)
     group: np.ndarray = field(repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("targets", "metadata", "part", "group"):
+            column = vars(self)[name].view()
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
 
-@dataclass(frozen=True)
-class PlacesDomain:
-    """One domain of a `Places` table.
 
-    Attributes:
-        name: Role and group, such as "id Europe".
-        role: "train", "id" or "ood".
-        group: The group's name; "all" where groups are pooled.
-        classes: Class names.
-        targets: One class index per image.
-        images: As in `Places`.
-        metadata: As in `Places`.
-        split: The official one; None leaves it to `split_domains`.
-    """
+@dataclass(frozen=True, eq=False)
+class PlacesDomain(Domain[PathOrPixels]):
+    """One domain of a `Places` table, with its images and metadata; named by role and group, such as "id Europe"."""
 
-    name: str
-    role: str
-    group: str
-    classes: tuple[str, ...]
-    targets: Sequence[int] = field(repr=False)
-    images: Sequence[Any] = field(repr=False)
-    metadata: np.ndarray = field(repr=False)
-    split: Split | None = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.targets)
+    metadata: np.ndarray = field(kw_only=True, repr=False)
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as RGB.
@@ -76,17 +68,6 @@ class PlacesDomain:
         """
         image = self.images[index]
         return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_image(image)
-
-    def without(self, positions: Collection[int]) -> "PlacesDomain":
-        """Returns this domain without the images at some positions; an official split keeps the others."""
-        kept = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
-        return replace(
-            self,
-            targets=[self.targets[position] for position in kept],
-            images=[self.images[position] for position in kept],
-            metadata=self.metadata[kept],
-            split=self.split and Split(*(_renumbered(part, kept) for part in (self.split.inside, self.split.outside))),
-        )
 
 
 def domains_of(places: Places, pooled: bool = False) -> list[PlacesDomain]:
@@ -106,18 +87,20 @@ def domains_of(places: Places, pooled: bool = False) -> list[PlacesDomain]:
             f"split={counts}: needs images in train, in id_val, and in id_test or ood_test; check the split column"
         )
     domains = []
-    for role, (inside, outside) in ROLES.items():
-        groups = ["all"] if role == "train" and pooled else sorted(set(places.group[places.part == inside]))
-        domains += [_domain(places, role, group, inside, outside) for group in groups]
+    for role, (inside, outside) in PARTS_OF_ROLES.items():
+        if role == "train" and pooled:
+            members = {POOLED: np.ones(len(places.part), dtype=bool)}
+        else:
+            members = {group: places.group == group for group in sorted(set(places.group[places.part == inside]))}
+        domains += [_domain(places, role, group, member, inside, outside) for group, member in members.items()]
     return domains
 
 
-def _domain(places: Places, role: str, group: str, inside: str, outside: str) -> PlacesDomain:
-    member = np.ones(len(places.group), dtype=bool) if group == "all" else places.group == group
+def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: str, outside: str) -> PlacesDomain:
     tested, held = (np.flatnonzero(member & (places.part == part)) for part in (inside, outside))
     rows, first = np.concatenate([tested, held]), len(tested)
     return PlacesDomain(
-        name=role if group == "all" else f"{role} {group}",
+        name=role if group == POOLED else f"{role} {group}",
         role=role,
         group=group,
         classes=places.classes,
@@ -126,8 +109,3 @@ def _domain(places: Places, role: str, group: str, inside: str, outside: str) ->
         metadata=places.metadata[rows],
         split=Split(np.arange(first), np.arange(first, len(rows))),
     )
-
-
-def _renumbered(part: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Positions of a part's members among those that are kept."""
-    return np.searchsorted(kept, part[np.isin(part, kept)])

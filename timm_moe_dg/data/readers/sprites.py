@@ -9,13 +9,16 @@ animal is in all five domains at the same position, so that a held-out domain sh
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from typing import ClassVar, Self
 
 import numpy as np
 from PIL import Image
+
+from ..domains import Domain
 
 SIZE = 48  # pixels
 NUM_PICTURES = 400
@@ -59,40 +62,31 @@ _NIGHT = np.array(
 ANGLES = {"paper": 0.0, "night": 0.0, "stripes": 0.0, "sketch": 0.0, "turned": 30.0}
 
 
-@dataclass(frozen=True)
-class SpritesDomain:
-    """The animals in one style.
+@dataclass(frozen=True, eq=False)
+class SpritesDomain(Domain[np.ndarray]):
+    """The animals in one style: `images` are uint8 (48, 48, 3).
 
     Attributes:
-        name: Of the style.
-        targets: The class of each image.
-        images: uint8 (N, 48, 48, 3).
         part_maps: int64 (N, 48, 48), the part of each pixel, an index of `part_names`.
         attributes: bool (N, A), what is true of each animal.
-        angle: Degrees by which the pictures are turned, counter-clockwise.
-        pictures: A name for each picture, the same in all domains.
-        classes: Names of the classes.
         part_names: Names of the parts; the first is the background.
         attribute_names: GROUP::VALUE for each attribute.
     """
 
-    name: str
-    targets: Sequence[int]
-    images: np.ndarray = field(repr=False)
-    part_maps: np.ndarray = field(repr=False)
-    attributes: np.ndarray = field(repr=False)
-    angle: float = 0.0
-    pictures: Sequence[str] = field(default=(), repr=False)
-    classes: tuple[str, ...] = CLASSES
-    part_names: tuple[str, ...] = PARTS
-    attribute_names: tuple[str, ...] = ATTRIBUTES
-
-    def __len__(self) -> int:
-        return len(self.targets)
+    part_maps: np.ndarray = field(kw_only=True, repr=False)
+    attributes: np.ndarray = field(kw_only=True, repr=False)
+    part_names: ClassVar[tuple[str, ...]] = PARTS
+    attribute_names: ClassVar[tuple[str, ...]] = ATTRIBUTES
 
     def image(self, index: int) -> Image.Image:
         """Returns one animal as an RGB image of 48 x 48 pixels."""
         return Image.fromarray(self.images[index])
+
+    def without(self, positions: Collection[int]) -> Self:
+        """Returns this domain without the animals at some positions."""
+        kept = ~np.isin(np.arange(len(self)), list(positions))
+        fewer = super().without(positions)
+        return replace(fewer, part_maps=self.part_maps[kept], attributes=self.attributes[kept])
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,18 @@ def _drawn(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
         distances = part_distances(animals, angle)
         maps = _part_maps(distances)
         images = (STYLES[name](animals, distances) * 255).round().astype(np.uint8)
-        domains.append(SpritesDomain(name, targets.tolist(), images, maps, attributes, angle, names))
+        domains.append(
+            SpritesDomain(
+                name,
+                CLASSES,
+                targets.tolist(),
+                list(images),
+                part_maps=maps,
+                attributes=attributes,
+                angle=angle,
+                pictures=names,
+            )
+        )
     return tuple(domains)
 
 

@@ -3,29 +3,29 @@
 FMoW (fmow_v1.1): images/rgb_img_{row}.png, where row counts all rows of rgb_metadata.csv (columns category, split,
 timestamp, country_code, lat, lon among others), sequestered ones included; country_code_mapping.csv maps `alpha-3` to
 `region`. 62 classes. Official split by time: train before 2013, "ood" validation 2013 to 2015, "ood" test from 2016.
-Licence: FMoW Challenge Public License.
+License: FMoW Challenge Public License.
 
 iWildCam (iwildcam_v2.0): train/{filename}, metadata.csv (columns split, y, filename, location_remapped among others),
 categories.csv (y, name). 182 classes, 323 camera traps; those of val and test are not among those of train.
-Licence: CDLA-Permissive-1.0.
+License: CDLA-Permissive-1.0.
 """
 
-import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DataError
-from .columns import choice, coordinates, parsed, read_table
+from ..domains import UNGROUPED, DataDir
+from .columns import below, choice, coordinates, parsed, read_csv
 from .places import Places, PlacesDomain, domains_of
 
-UNGROUPED = "Other"  # countries without a region: counted overall, but no group of their own
 HELD_OUT_REGION = "Asia"
 _OOD_VALIDATION, _OOD_TEST = 2013, 2016  # first years
 _OFFICIAL = {"train": "train", "id_val": "id_val", "id_test": "id_test", "val": "ood_val", "test": "ood_test"}
 
 
-def read_fmow(data_dir: str | os.PathLike[str] | None, pooled: bool = True) -> list[PlacesDomain]:
+def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads FMoW with the official split by time.
 
     Args:
@@ -38,11 +38,11 @@ def read_fmow(data_dir: str | os.PathLike[str] | None, pooled: bool = True) -> l
     """
     places = fmow_table(data_dir)
     if not pooled:
-        places.part[places.group == UNGROUPED] = "none"
+        places = replace(places, part=np.where(places.group == UNGROUPED, "none", places.part))
     return domains_of(places, pooled=pooled)
 
 
-def read_fmow_lao(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]:
+def read_fmow_lao(data_dir: DataDir) -> list[PlacesDomain]:
     """Reads FMoW with Asia left out (MoGE, section 2.4): nothing of it is trained on, and it is the "ood" test.
 
     The paper does not say which of Asia's images are the test: here those of both official test splits. "ood" images of
@@ -53,13 +53,14 @@ def read_fmow_lao(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     """
     places = fmow_table(data_dir)
     held_out = places.group == HELD_OUT_REGION
-    for official, part in (("id_test", "ood_test"), ("id_val", "ood_val"), ("train", "none")):
-        places.part[held_out & (places.part == official)] = part
-    places.part[~held_out & np.isin(places.part, ("ood_val", "ood_test"))] = "none"
-    return domains_of(places, pooled=True)
+    inside = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
+    outside = {"ood_test": "none", "ood_val": "none"}
+    pairs = zip(places.part.tolist(), held_out, strict=True)
+    part = np.array([(inside if held else outside).get(name, name) for name, held in pairs])
+    return domains_of(replace(places, part=part), pooled=True)
 
 
-def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]:
+def read_iwildcam(data_dir: DataDir) -> list[PlacesDomain]:
     """Reads iWildCam with the official split by camera trap; the metadata are location ids.
 
     Traps that are not trained on have the id -1, unknown, and so the shared expert of MoGE.
@@ -69,7 +70,7 @@ def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     """
     root = release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
-    rows = read_table(table, ("split", "y", "filename", "location_remapped"))
+    rows = read_csv(table, ("split", "y", "filename", "location_remapped"))
     official = parsed(table, rows, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
     part = np.array([_OFFICIAL[name] for name in official])
     targets = np.array(parsed(table, rows, "y", int, "a class index"))
@@ -78,7 +79,7 @@ def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     return domains_of(
         Places(
             classes=_iwildcam_classes(root, int(targets.max()) + 1),
-            images=[str(root / "train" / name) for name in parsed(table, rows, "filename", str, "a file name")],
+            images=parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/"),
             targets=targets,
             metadata=np.where(trained, locations, -1),
             part=part,
@@ -87,7 +88,7 @@ def read_iwildcam(data_dir: str | os.PathLike[str] | None) -> list[PlacesDomain]
     )
 
 
-def fmow_table(data_dir: str | os.PathLike[str] | None) -> Places:
+def fmow_table(data_dir: DataDir) -> Places:
     """Reads the table of all images; the part of images outside the official split is "none", or "seq" if sequestered.
 
     Raises:
@@ -95,10 +96,10 @@ def fmow_table(data_dir: str | os.PathLike[str] | None) -> Places:
     """
     root = release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
-    rows = read_table(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
+    rows = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
     regions = {
         row["alpha-3"]: row["region"] or UNGROUPED
-        for row in read_table(root / "country_code_mapping.csv", ("alpha-3", "region"))
+        for row in read_csv(root / "country_code_mapping.csv", ("alpha-3", "region"))
     }
     split = parsed(table, rows, "split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
     years = parsed(table, rows, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
@@ -128,7 +129,7 @@ def _fmow_part(split: str, year: int) -> str:
 
 def _iwildcam_classes(root: Path, number: int) -> tuple[str, ...]:
     table = root / "categories.csv"
-    rows = read_table(table, ("y", "name"))
+    rows = read_csv(table, ("y", "name"))
     names = dict(zip(parsed(table, rows, "y", int, "a class index"), (row["name"] for row in rows), strict=True))
     lacking = [index for index in range(number) if index not in names]
     if lacking:
@@ -136,7 +137,7 @@ def _iwildcam_classes(root: Path, number: int) -> tuple[str, ...]:
     return tuple(names[index] for index in range(number))
 
 
-def release_folder(data_dir: str | os.PathLike[str] | None, release: str, table: str) -> Path:
+def release_folder(data_dir: DataDir, release: str, table: str) -> Path:
     """Finds the folder of a release, which may have been given itself or by its parent.
 
     Raises:

@@ -3,18 +3,18 @@
 Domains and images are in DomainBed's order, that of WILDS's tables, so that its splits carry over.
 
 Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
-patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. Licence: CC0.
+patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. License: CC0.
 
 FMoW (fmow_v1.1): see `wilds`. All images but the sequestered ones, of all years. DomainBed has a sixth domain, "Other",
 of the few images without a region, on which it trains. It comes last there and is left out here, which changes no split
 but the runs: their numbers are not comparable with DomainBed's pooled numbers. Domains know their images' coordinates.
-Licence: FMoW Challenge Public License.
+License: FMoW Challenge Public License.
 """
 
 import numpy as np
 
 from ..domains import DataDir
-from .columns import choice, parsed, read_table
+from .columns import choice, number, parsed, read_csv
 from .folders import FolderDomain
 from .places import PlacesDomain
 from .wilds import fmow_table, release_folder
@@ -36,10 +36,10 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
     """
     root = release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
     table = root / "metadata.csv"
-    rows = read_table(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
+    rows = read_csv(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
     centers = parsed(table, rows, "center", choice(*CENTERS), "a hospital, 0 to 4")
     targets = parsed(table, rows, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1")
-    columns = [parsed(table, rows, name, str, "a value") for name in ("patient", "node", "x_coord", "y_coord")]
+    columns = [parsed(table, rows, name, number, "a number") for name in ("patient", "node", "x_coord", "y_coord")]
     folder = "patches/patient_{0}_node_{1}/patch_patient_{0}_node_{1}_x_{2}_y_{3}.png"
     paths = [str(root / folder.format(*parts)) for parts in zip(*columns, strict=True)]
     return [

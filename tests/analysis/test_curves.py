@@ -1,0 +1,30 @@
+"""Learning curves: every number that an evaluation has, and a picture that a run can do without."""
+
+import sys
+
+from tests.invented import make_record
+from timm_moe_dg.analysis.curves import FILE, draw_learning_curves, learning_curves
+
+ROLES = {"ood": {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "Asia", "f1_macro": 0.4}}
+
+
+def test_curves_are_losses_accuracies_domains_and_roles():
+    records = [make_record(step=step, roles=ROLES, losses={"loss": 3.0 - step}) for step in (0, 1)]
+    curves = learning_curves(records, ["a", "b", "c"])
+    assert curves["loss"] == [3.0, 2.0]
+    assert curves["training-domain validation"] == [0.5, 0.5]  # of 0.6 and 0.4
+    assert curves["test domain (in)"] == [0.8, 0.8]
+    assert curves["b (out)"] == [0.5, 0.5]
+    assert (curves["ood accuracy"], curves["ood worst accuracy"]) == ([0.5, 0.5], [0.25, 0.25])
+
+
+def test_a_run_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    draw_learning_curves([make_record()], "abc", tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert f"{FILE} is not drawn: drawing needs matplotlib" in caplog.text
+
+
+def test_a_picture_that_cannot_be_written_does_not_fail_the_run(tmp_path, caplog):
+    draw_learning_curves([make_record()], "abc", tmp_path / "missing")
+    assert f"{FILE} is not drawn: [Errno 2]" in caplog.text

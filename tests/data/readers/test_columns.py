@@ -1,0 +1,73 @@
+"""Csv files of images: what is taken, and messages that name file, line and column."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from timm_moe_dg.data.readers.columns import below, choice, coordinates, number, parsed, read_csv
+from timm_moe_dg.errors import DataError
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(text, encoding="utf-8"):
+        (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+        return tmp_path / "t.csv"
+
+    return write
+
+
+def test_rows_of_a_table_with_a_byte_order_mark_and_quotes(table):
+    assert read_csv(table('a,b\r\n"1,5",x\r\n2,\r\n', "utf-8-sig"), ["a"]) == [
+        {"a": "1,5", "b": "x"},
+        {"a": "2", "b": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "message"),
+    [
+        ("a,b\n", "utf-8", "a header and no rows"),
+        ("", "utf-8", "lacks the columns a; it has "),
+        ("b,c\n1,2\n", "utf-8", "lacks the columns a; it has b, c"),
+        ("a\n\u00e9\n", "latin-1", "cannot be read as csv"),
+    ],
+)
+def test_bad_tables_are_named(table, text, encoding, message):
+    with pytest.raises(DataError, match=rf"t\.csv'.*{message}"):
+        read_csv(table(text, encoding), ["a"])
+
+
+def test_wrong_fields_are_counted_and_the_first_are_shown():
+    rows = [{"a": text} for text in ("1", "x", "2", " ", "", "p", "q", "3", "r")]
+    message = r"column 'a' is \['x', ' ', '', 'p', 'q'\] in 6 lines \(3, 5, 6, 7, 8, \.\.\.\); every row needs a number"
+    with pytest.raises(DataError, match=message):
+        parsed(Path("t.csv"), rows, "a", int, "a number")
+    assert parsed(Path("t.csv"), [{"a": " 3 "}], "a", int, "a number") == [3]
+
+
+def test_coordinates_in_degrees(tmp_path):
+    rows = [{"lon": "-180", "lat": "90"}, {"lon": "nan", "lat": "nan"}]
+    found = coordinates(tmp_path, rows)
+    np.testing.assert_array_equal(found, np.float32([[-180, 90], [np.nan, np.nan]]))
+    for wrong in ({"lon": "180.1", "lat": "0"}, {"lon": "0", "lat": "-90.5"}, {"lon": "inf", "lat": "0"}):
+        with pytest.raises(DataError, match="in lines 3"):
+            coordinates(tmp_path, [rows[0], wrong])
+
+
+@pytest.mark.parametrize("text", ["../x.png", "a/../../x.png", "/etc/x.png", ".."])
+def test_paths_stay_below_their_folder(text):
+    assert below(Path("data"))("a/..b.png") == str(Path("data/a/..b.png"))
+    with pytest.raises(ValueError, match=text.replace(".", r"\.")):
+        below(Path("data"))(text)
+
+
+def test_numbers_keep_their_zeros_and_names_are_of_the_list():
+    assert number("004") == "004"
+    for text in ("-1", "1/2", "1.0", "\u0664"):
+        with pytest.raises(ValueError, match=text):
+            number(text)
+    assert choice("a", "b")("b") == "b"
+    with pytest.raises(KeyError):
+        choice("a", "b")("c")

@@ -1,0 +1,186 @@
+"""WILDS releases, on miniatures with the public columns and folder names."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.readers.files import by_name, gray_of, write_csv, write_image
+from timm_moe_dg.data import PlacesDomain
+from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
+from timm_moe_dg.errors import DataError, ImageReadError
+
+# --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level
+FMOW_ROWS = [
+    ("train", 2004, "DEU", 48.1, 11.5),
+    ("seq", 2004, "DEU", 48.2, 11.6),  # sequestered: keeps its place in the count of images
+    ("train", 2012, "KEN", -1.3, 36.8),
+    ("train", 2014, "KEN", -1.4, 36.9),  # too late for training
+    ("train", 2010, "XKX", 42.6, 21.1),  # not in the country table: no region
+    ("val", 2009, "DEU", 50.0, 8.0),
+    ("val", 2013, "KEN", 0.5, 35.0),
+    ("val", 2016, "KEN", 0.6, 35.1),  # a validation image of the test years is not used
+    ("test", 2012, "JPN", 35.6, 139.7),
+    ("test", 2016, "KEN", -4.0, 39.6),
+    ("test", 2017, "XKX", 42.7, 21.2),
+    ("test", 2015, "KEN", -4.1, 39.7),  # between the test periods
+    ("train", 2011, "JPN", 34.6, 135.5),
+    ("val", 2010, "JPN", 33.5, 130.4),
+    ("test", 2017, "JPN", 43.0, 141.3),
+]
+
+
+@pytest.fixture
+def fmow(tmp_path: Path) -> Path:
+    root = tmp_path / "fmow_v1.1"
+    write_csv(
+        root / "rgb_metadata.csv",
+        [
+            {
+                "split": split,
+                "img_filename": f"airport_{row}_0_rgb.jpg",
+                "img_path": f"{split}/airport/airport_{row}/airport_{row}_0_rgb.jpg",
+                "spatial_reference": "4326",
+                "epsg": "4326",
+                "category": ["zoo", "airport", "lake_or_pond"][row % 3],
+                "visible": "True",
+                "img_width": 900,
+                "img_height": 800,
+                "country_code": country,
+                "cloud_cover": 3,
+                "timestamp": f"{year}-05-04T09:11:33Z",
+                "lat": lat,
+                "lon": lon,
+                "region": "Europe",
+            }
+            for row, (split, year, country, lat, lon) in enumerate(FMOW_ROWS)
+        ],
+    )
+    countries = [("Germany", "DEU", "Europe"), ("Kenya", "KEN", "Africa"), ("Japan", "JPN", "Asia")]
+    write_csv(
+        root / "country_code_mapping.csv",
+        [{"name": name, "alpha-2": "XX", "alpha-3": code, "region": region} for name, code, region in countries],
+    )
+    for row in range(len(FMOW_ROWS)):
+        write_image(root / "images" / f"rgb_img_{row}.png", gray=10 * row)
+    return tmp_path
+
+
+def rows_of(domain: PlacesDomain, part: np.ndarray) -> list[int]:
+    """Row numbers of the csv, read back from the pixels, after checking label and coordinates against the csv."""
+    rows = [gray_of(domain, index) // 10 for index in part]
+    for row, index in zip(rows, part, strict=True):
+        assert domain.classes[domain.targets[index]] == ["zoo", "airport", "lake_or_pond"][row % 3]
+        assert domain.metadata[index].tolist() == pytest.approx([FMOW_ROWS[row][4], FMOW_ROWS[row][3]])
+    return rows
+
+
+def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(fmow: Path) -> None:
+    domains = by_name(read_fmow(fmow))
+    assert list(domains) == ["train", "id Asia", "ood Africa", "ood Asia", "ood Other"]
+    assert domains["train"].classes == ("airport", "lake_or_pond", "zoo")
+    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4, 12]
+    assert rows_of(domains["train"], domains["train"].split.outside) == [5, 13]
+    assert rows_of(domains["id Asia"], domains["id Asia"].split.inside) == [8]
+    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.inside) == [9]
+    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.outside) == [6]
+    assert rows_of(domains["ood Other"], domains["ood Other"].split.inside) == [10]
+    assert len(read_fmow(fmow / "fmow_v1.1")) == len(domains)
+
+
+def test_an_official_split_keeps_what_is_not_left_out(fmow: Path) -> None:
+    for domain in read_fmow(fmow):
+        gone = set(range(0, len(domain), 3))
+        fewer = domain.without(gone)
+        assert len(fewer) == len(domain) - len(gone)
+        for part, before in (("inside", domain.split.inside), ("outside", domain.split.outside)):
+            kept = [position for position in before if position not in gone]
+            rows = getattr(fewer.split, part)
+            assert [gray_of(fewer, row) for row in rows] == [gray_of(domain, position) for position in kept]
+            assert [fewer.targets[row] for row in rows] == [domain.targets[position] for position in kept]
+            np.testing.assert_array_equal(fewer.metadata[rows], domain.metadata[kept])
+
+
+def test_fmow_by_region_trains_on_no_image_without_one(fmow: Path) -> None:
+    domains = by_name(read_fmow(fmow, pooled=False))
+    assert [name for name in domains if name.startswith("train")] == ["train Africa", "train Asia", "train Europe"]
+    assert rows_of(domains["train Africa"], domains["train Africa"].split.inside) == [2]
+    assert "ood Other" not in domains
+
+
+def test_fmow_lao_holds_all_of_asia_out(fmow: Path) -> None:
+    domains = by_name(read_fmow_lao(fmow))
+    assert list(domains) == ["train", "ood Asia"]
+    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4]
+    assert rows_of(domains["train"], domains["train"].split.outside) == [5]
+    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.inside) == [8, 14]
+    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.outside) == [13]
+
+
+# --- iWildCam: (split, y, location)
+CAMERA_ROWS = [("train", 0, 3), ("train", 2, 1), ("id_val", 0, 3), ("id_test", 1, 1), ("val", 1, 0), ("test", 2, 2)]
+
+
+@pytest.fixture
+def iwildcam(tmp_path: Path) -> Path:
+    root = tmp_path / "iwildcam_v2.0"
+    write_csv(
+        root / "metadata.csv",
+        [
+            {
+                "": row,
+                "split": split,
+                "location_remapped": location,
+                "location": 100 + location,
+                "sequence_remapped": row,
+                "seq_id": f"seq{row}",
+                "y": y,
+                "category_id": 300 + y,
+                "datetime": "2013-06-05 05:44:19.000",
+                "filename": f"image{row}.jpg",
+                "image_id": f"image{row}",
+            }
+            for row, (split, y, location) in enumerate(CAMERA_ROWS)
+        ],
+    )
+    names = [(99999, "start"), (0, "empty"), (1, "puma concolor"), (2, "cuniculus paca")]
+    write_csv(root / "categories.csv", [{"y": y, "category_id": 0, "name": name} for y, name in names])
+    for row in range(len(CAMERA_ROWS)):
+        write_image(root / "train" / f"image{row}.jpg", gray=30 * row)
+    return tmp_path
+
+
+def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) -> None:
+    domains = by_name(read_iwildcam(iwildcam))
+    assert list(domains) == ["train", "id", "ood"]
+    train, ood = domains["train"], domains["ood"]
+    assert train.classes == ("empty", "puma concolor", "cuniculus paca")
+    assert [train.targets[index] for index in train.split.inside] == [0, 2]
+    assert train.metadata.dtype == np.int64
+    assert train.metadata.tolist() == [3, 1, 3]
+    assert domains["id"].metadata.tolist() == [1]
+    assert ood.metadata.tolist() == [-1, -1]
+    assert [ood.targets[index] for index in (*ood.split.inside, *ood.split.outside)] == [2, 1]
+    assert [gray_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
+
+
+def test_a_table_without_class_names_is_refused(iwildcam: Path) -> None:
+    write_csv(iwildcam / "iwildcam_v2.0" / "categories.csv", [{"y": 0, "category_id": 0, "name": "empty"}])
+    with pytest.raises(DataError, match=r"names no class \[1, 2\]"):
+        read_iwildcam(iwildcam)
+
+
+def test_a_missing_folder_and_a_missing_image_are_named(fmow: Path) -> None:
+    with pytest.raises(DataError, match="--data-dir"):
+        read_fmow(None)
+    (fmow / "fmow_v1.1" / "images" / "rgb_img_0.png").unlink()
+    train = by_name(read_fmow(fmow))["train"]
+    with pytest.raises(ImageReadError, match=r"rgb_img_0\.png"):
+        train.image(0)
+
+
+def test_no_file_name_leads_out_of_the_release(iwildcam: Path) -> None:
+    table = iwildcam / "iwildcam_v2.0" / "metadata.csv"
+    table.write_text(table.read_text().replace("image2.jpg", "../image2.jpg"))
+    with pytest.raises(DataError, match=r"column 'filename' is \['\.\./image2\.jpg'\] in lines 4"):
+        read_iwildcam(iwildcam)

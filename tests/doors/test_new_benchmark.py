@@ -1,0 +1,100 @@
+"""The door "a new benchmark": a reader and a row in a module of one's own, and the tools find it by name."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.data import BENCHMARKS, get_benchmark
+from timm_moe_dg.data.benchmarks import table
+
+MODULE = """
+from pathlib import Path
+
+from timm_moe_dg.data import Benchmark, register_benchmark
+from timm_moe_dg.data.readers import FolderDomain, below, parsed, read_csv
+
+CLASSES = ("dark", "light")
+LAMPS = ("blue", "green", "red")
+
+
+def read_shades(data_dir):
+    table = Path(data_dir) / "shades.csv"
+    rows = read_csv(table, ("file", "label", "lamp"))
+    files = parsed(table, rows, "file", below(Path(data_dir)), "a file below the folder")
+    targets = parsed(table, rows, "label", CLASSES.index, "dark or light")
+    members = {lamp: [index for index, row in enumerate(rows) if row["lamp"] == lamp] for lamp in LAMPS}
+    return [
+        FolderDomain(lamp, CLASSES, [targets[index] for index in own], [files[index] for index in own])
+        for lamp, own in members.items()
+    ]
+
+
+register_benchmark(
+    Benchmark(
+        name="shades",
+        reader=read_shades,
+        source="made up",
+        license="CC0",
+        domains=LAMPS,
+        num_classes=2,
+        steps=3,
+        checkpoint_freq=3,
+        augmentation="none",
+        image_size=16,
+    )
+)
+"""
+MODEL = ["gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)"]
+
+
+@pytest.fixture
+def shades(tmp_path, monkeypatch):
+    """The images of the benchmark; its module can be imported, and is forgotten afterwards."""
+    lines = ["file,label,lamp"]
+    for number in range(36):
+        lamp, light = number % 3, number // 3 % 2
+        pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+        pixels[..., 2 - lamp] = 60 + 140 * light + number
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{('dark', 'light')[light]},{('blue', 'green', 'red')[lamp]}")
+    (tmp_path / "shades.csv").write_text("\n".join(lines))
+    (tmp_path / "shades.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    table._ROWS.pop("shades", None)
+    sys.modules.pop("shades", None)
+
+
+def test_the_row_is_found_by_its_name_and_reads_what_the_module_says(shades):
+    assert "shades" not in BENCHMARKS
+    importlib.import_module("shades")
+    domains = get_benchmark("shades").read(shades)
+    assert [(domain.name, len(domain)) for domain in domains] == [("blue", 12), ("green", 12), ("red", 12)]
+    assert domains[0].targets == [0, 1] * 6
+    assert domains[2].image(1).getpixel((0, 0)) == (60 + 140 + 5, 0, 0)
+
+
+def test_a_sweep_plans_its_runs(shades, capsys):
+    importlib.import_module("shades")
+    words = ["--datasets", "shades", "--data-dir", str(shades), "--trial-seeds", "0", "--output", str(shades / "runs")]
+    load_tool("sweep").main([*words, "--dry-run"])
+    out = capsys.readouterr().out
+    assert out.startswith("# shades: leave_one_domain_out 3;")
+    assert out.count("--dataset shades") == 3
+
+
+def test_finetune_trains_on_it(shades):
+    start = f"import runpy, shades; runpy.run_path({str(TOOLS / 'finetune.py')!r}, run_name='__main__')"
+    words = ["--dataset", "shades", "--data-dir", ".", "--experiment", "run", "--workers", "0", "--batch-size", "4"]
+    command = [sys.executable, "-c", start, *words, "--model", *MODEL]
+    done = subprocess.run(command, cwd=shades, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (shades / "output" / "run" / "results.jsonl").read_text().splitlines()]
+    assert records[-1]["args"]["domains"] == ["blue", "green", "red"]
+    assert records[-1]["args"]["img_size"] == 16

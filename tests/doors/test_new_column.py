@@ -1,0 +1,96 @@
+"""The door "a new column": a line in `OPTIONAL_COLUMNS` shows in text, Markdown, LaTeX, the comparison and the plot."""
+
+from types import MappingProxyType
+
+import pytest
+
+from tests.invented import write_sweep
+from tests.load_tool import load_tool
+from timm_moe_dg.analysis.plots import bars_of
+from timm_moe_dg.results import columns
+from timm_moe_dg.results.columns import Column
+from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.tables import make_tables
+
+GAP = Column("gap of splits", lambda record: record.in_acc[0] - record.out_acc[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for model in ("a", "b"):
+        write_sweep(root / model, dataset="colored_digits", model=model, hparams_seeds=(0,))
+    return root
+
+
+@pytest.fixture
+def shown(folder, capsys, monkeypatch):
+    """What the tool prints with the toy column, by rule oracle: its lines."""
+    tool = load_tool("collect_results")
+    monkeypatch.setattr(tool, "OPTIONAL_COLUMNS", MappingProxyType({**columns.OPTIONAL_COLUMNS, "gap": GAP}))
+
+    def show(*words):
+        tool.main([str(folder), "--rules", "oracle", "--columns", "gap", *map(str, words)])
+        return capsys.readouterr().out.splitlines()
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Percent of row b, by hand: the runs' last records, averaged over the held-out domains, then over the seeds."""
+    runs = [run for run in find_runs([folder / "b"])[0] if len(run.test_domains) == 1]
+    gaps = [run.records[-1].in_acc[0] - run.records[-1].out_acc[0] for run in runs]
+    assert len(gaps) == 9  # three domains, three seeds
+    return f"{100 * sum(gaps) / 9:.1f} ± "
+
+
+def test_text(shown, expected):
+    header, row = (next(line for line in shown() if line.startswith(start)) for start in ("algorithm", "ERM        b"))
+    assert header.split()[-4:] == ["average", "gap", "of", "splits"]
+    assert row.index(expected) == header.index("gap of splits")
+
+
+def test_markdown(shown, expected):
+    lines = [line for line in shown("--format", "markdown") if line.startswith("|")]
+    assert lines[0].endswith("| average | gap of splits |")
+    assert lines[1].count("---") == lines[0].count("|") - 1
+    assert lines[3].split(" | ")[-1].startswith(expected)
+
+
+def test_latex(shown, expected):
+    lines = shown("--format", "latex")
+    assert r"\begin{tabular}{llccccc}" in lines
+    assert any(line.endswith(r"& gap of splits \\") for line in lines)
+    (row,) = [line for line in lines if line.startswith("ERM & b")]
+    assert row.split(" & ")[-1].startswith(expected.replace("±", r"$\pm$"))
+
+
+def test_comparison(shown, expected):
+    (row,) = [line for line in shown("--compare", "b", "a", "--format", "markdown") if line.startswith("| gap of")]
+    assert row.split(" | ")[1].startswith(expected)
+
+
+def test_the_plot_and_its_data(shown, folder, expected, tmp_path):
+    (table,) = make_tables(find_runs([folder])[0], ["oracle"], further=[GAP])
+    plain, *_ = make_tables(find_runs([folder])[0], ["oracle"])
+    assert table.columns == [*plain.columns, "gap of splits"]
+    for row, bars in bars_of(table).items():
+        assert bars.heights[:-1] == bars_of(plain)[row].heights
+        assert len(bars.errors) == len(table.columns)
+        if row.model == "b":
+            assert expected.startswith(f"{bars.heights[-1]:.1f} ")
+    pytest.importorskip("matplotlib")
+    shown("--plot", tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_kind_of_table_takes_every_column_that_there_is(folder):
+    """Held-out domains, cross-validation and single sources; averages of data sets do without."""
+    runs, _ = find_runs([folder])
+    every = list(columns.OPTIONAL_COLUMNS.values())
+    tables = make_tables(runs, further=every)
+    assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
+    for table in tables:
+        assert table.columns[-len(every) :] == [column.title for column in every]
+        assert all(len(cells) == len(table.columns) for cells in table.rows.values())

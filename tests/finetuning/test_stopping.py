@@ -1,0 +1,42 @@
+"""Why runs stop: the steps that divergence can have begun at, weights that a finite loss hides, and SIGTERM."""
+
+import math
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from timm_moe_dg.errors import DivergenceError
+from timm_moe_dg.finetuning.stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+
+
+def test_the_step_or_the_range_of_steps_is_named():
+    check = DivergenceCheck(5, ["sea", "land"])
+    check(5, torch.tensor(1.0), "none yet")
+    with pytest.raises(DivergenceError, match=r"not finite at step 6, on a batch of sea, land; .*checkpoint: step-3"):
+        check(6, torch.tensor(math.nan), "step-3")
+    with pytest.raises(DivergenceError, match="loss=inf: not finite in one of the steps 6 to 10"):
+        check(10, torch.tensor(math.inf), "step-3")
+
+
+def test_weights_count():
+    network = nn.Linear(2, 2)
+    total = torch.tensor(2.5)
+    assert nan_if_not_finite(total, network).item() == 2.5
+    with torch.no_grad():
+        network.bias[1] = math.inf
+    assert math.isnan(nan_if_not_finite(total, network).item())
+
+
+def test_the_signal_is_noted_and_the_handler_before_comes_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption() as stop:
+        assert not stop.should_stop()
+        assert list(stop.until_stopped([1, 2])) == [1, 2]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.should_stop()
+        with pytest.raises(Interrupted):
+            list(stop.until_stopped([1, 2]))
+    assert signal.getsignal(signal.SIGTERM) is before

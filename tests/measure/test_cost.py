@@ -1,0 +1,56 @@
+"""Multiply-accumulates against closed forms, whichever kernel computes attention.
+
+Axes: B images, T tokens, D width, H = 4 D hidden width.
+"""
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from timm_moe_dg.measure.cost import count_macs
+
+B, T, D = 3, 7, 32
+
+
+def attention_macs(batch: int, tokens: int, width: int) -> int:
+    """Queries, keys, values and the output are D x D each; scores and their sum over values are T x T x D each."""
+    return batch * (4 * tokens * width**2 + 2 * tokens**2 * width)
+
+
+class SelfAttention(nn.Module):
+    """Attention without parameters, computed by a kernel that is allowed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_costs_its_four_projections_and_two_products_of_tokens(fused):
+    layer = Attention(D, num_heads=4)
+    layer.fused_attn = fused
+    assert count_macs(layer, [torch.randn(B, T, D)]) == attention_macs(B, T, D)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_the_kernel_that_a_user_prefers_does_not_change_the_count(backend):
+    x = torch.randn(B, 1, T, D)
+    with sdpa_kernel(backend):
+        assert count_macs(SelfAttention(), [x]) == B * 2 * T**2 * D
+
+
+def test_a_vision_transformer_costs_patches_blocks_and_head():
+    width, depth, classes, patches = 192, 12, 10, 4
+    model = timm.create_model("deit_tiny_patch16_224", img_size=32, num_classes=classes)
+    block = attention_macs(1, patches + 1, width) + (patches + 1) * 8 * width**2
+    expected = patches * 3 * 16**2 * width + depth * block + width * classes
+    assert count_macs(model, [torch.randn(1, 3, 32, 32)]) == expected
+
+
+def test_the_preferred_kernel_is_restored():
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    count_macs(nn.Linear(D, D), [torch.randn(1, D)])
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before

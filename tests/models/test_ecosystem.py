@@ -1,0 +1,201 @@
+"""What other libraries do to a network: meta tensors, torch.func, quantization, offloading, sharding, adapters."""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call, grad, vmap
+
+from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, randomize
+from timm_moe_dg.layers import MoeMlp
+from timm_moe_dg.layers.precision import UpcastLinear
+
+GMOE, SFMOE, MOGE = (BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "moge_tiny"))
+ROUTED = pytest.mark.parametrize("case", [GMOE, SFMOE, MOGE], ids=lambda case: case.name)
+
+
+def prepared(case: Case, **options: object) -> nn.Module:
+    """A small model in which every expert differs, without draws in training."""
+    return randomize(case.small(**case.without_chance, **options)).eval()
+
+
+def loss_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    return nn.functional.cross_entropy(model(*inputs), torch.arange(len(inputs[0])) % 10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_forward_on_the_meta_device(case: Case, training: bool) -> None:
+    model = case.small(device="meta").train(training)
+    outputs = model(*(value.to("meta") for value in case.inputs()))
+    assert outputs.is_meta
+    assert outputs.shape == (3, 10)
+
+
+def test_capacity_on_the_meta_device() -> None:
+    layer = MoeMlp(8, 16, capacity_factor=1.0, device="meta")
+    assert layer(torch.empty(2, 5, 8, device="meta")).shape == (2, 5, 8)
+
+
+@ROUTED
+def test_gradients_of_single_samples_equal_those_one_by_one(case: Case) -> None:
+    model, inputs = prepared(case), case.inputs()
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    targets = torch.arange(3)
+
+    def loss(given: dict[str, Tensor], target: Tensor, *sample: Tensor) -> Tensor:
+        logits = functional_call(model, given, tuple(value.unsqueeze(0) for value in sample))
+        return nn.functional.cross_entropy(logits, target.unsqueeze(0))
+
+    batched = vmap(grad(loss), in_dims=(None, 0, *[0] * len(inputs)))(weights, targets, *inputs)
+    for index in range(3):
+        model.zero_grad()
+        one = tuple(value[index : index + 1] for value in inputs)
+        nn.functional.cross_entropy(model(*one), targets[index : index + 1]).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(batched[name][index], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@ROUTED
+def test_masked_experts_compute_what_the_loop_computes(case: Case) -> None:
+    experts = next(iter(mixture_layers(prepared(case)).values())).experts
+    x, indices = torch.randn(9, 32), torch.randint(0, 7, (9, 2), generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(9, 2).masked_fill(indices == 6, torch.nan)  # to no expert: its weight does not matter
+    masked = experts.forward_masked(x, indices, weights)
+    torch.testing.assert_close(masked, experts.forward_loop(x, indices, weights))
+    assert masked.isfinite().all()
+
+
+@ROUTED
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_dynamic_quantization_leaves_the_routing_in_float32(case: Case) -> None:
+    model = prepared(case)
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    assert isinstance(quantized.blocks[0].attn.qkv, torch.ao.nn.quantized.dynamic.Linear)
+    assert [module for module in quantized.modules() if isinstance(module, UpcastLinear)] or case is MOGE
+    with torch.no_grad():
+        exact, rounded = model(*case.inputs()), quantized(*case.inputs())
+    # weights and activations of the dense layers are rounded to 8 bits
+    assert (rounded - exact).abs().max() < 0.2 * exact.abs().max()
+
+
+@ROUTED
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_weights_come_back_for_each_forward(case: Case, where: str, tmp_path: Path) -> None:
+    model, inputs = prepared(case), case.inputs()
+    with torch.no_grad():
+        expected = model(*inputs)
+        if where == "cpu":
+            accelerate.cpu_offload(model, torch.device("cpu"))
+        else:
+            accelerate.disk_offload(model, str(tmp_path), torch.device("cpu"))
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        assert torch.equal(model(*inputs), expected)
+
+
+@pytest.fixture
+def gloo(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def shard(model: nn.Module) -> nn.Module:
+    """Mixture layers and the linear layers of routers as units of their own, then the whole model."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in mixture_layers(model).values():
+        for module in layer.router.modules():
+            if isinstance(module, nn.Linear):
+                fully_shard(module, mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def trained(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Whole weights after three steps with momentum."""
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model, inputs).backward()
+        optimizer.step()
+    return {
+        name: value.full_tensor() if isinstance(value, dist.tensor.DTensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def assert_trained_alike(case: Case, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Bit by bit; the layers of MoGE share one embedding, whose gradients a unit's boundary adds in another order."""
+    assert found.keys() == expected.keys()
+    tolerance = 1e-6 if case.metadata else 0
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance)
+
+
+@ROUTED
+def test_a_sharded_model_trains_as_the_whole_one(case: Case, gloo: None) -> None:
+    model = prepared(case)
+    expected = trained(copy.deepcopy(model), case.inputs())
+    assert_trained_alike(case, trained(shard(model), case.inputs()), expected)
+
+
+def _train_shard(rank: int, folder: str, name: str) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    case = BY_NAME[name]
+    found = trained(shard(prepared(case)), case.inputs())
+    if rank == 0:
+        torch.save(found, os.path.join(folder, "weights.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("case", [GMOE, MOGE], ids=lambda case: case.name)
+def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(case: Case, tmp_path: Path) -> None:
+    expected = trained(prepared(case), case.inputs())
+    torch.multiprocessing.spawn(_train_shard, (str(tmp_path), case.name), nprocs=2)
+    found = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert_trained_alike(case, found, expected)  # (g + g) / 2 is g
+
+
+@ROUTED
+def test_low_rank_adapters_on_router_and_experts_learn_and_merge(case: Case) -> None:
+    peft = pytest.importorskip("peft")
+    model, inputs = prepared(case), case.inputs()
+    routers = [name for name, module in model.named_modules() if isinstance(module, UpcastLinear) and "router" in name]
+    stacks = [f"{name}.experts.{part}.weight" for name in mixture_layers(model) for part in ("fc1", "fc2")]
+    config = peft.LoraConfig(r=2, target_modules="all-linear", target_parameters=stacks)
+    adapted = peft.get_peft_model(copy.deepcopy(model), config)
+    loss_of(adapted, inputs).backward()  # the second factor starts at zero, so that it alone has a gradient
+    moved = {name for name, value in adapted.named_parameters() if value.grad is not None and value.grad.any()}
+    for part in [*routers, *(stack.removesuffix(".weight") for stack in stacks)]:
+        assert any(part in name and "lora_B" in name for name in moved), part
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in adapted.named_parameters():
+            if "lora_B" in name:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.05)
+        with_adapters, without = adapted.eval()(*inputs), model(*inputs)
+        merged = adapted.merge_and_unload()(*inputs)
+    assert (with_adapters - without).abs().max() > 1e-3
+    torch.testing.assert_close(merged, with_adapters, rtol=0, atol=1e-6)
+
+
+@ROUTED
+def test_torchaos_8_bit_weights(case: Case) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    model = prepared(case)
+    with torch.no_grad():
+        exact = model(*case.inputs())
+        torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+        rounded = model(*case.inputs())
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).abs().max() < 0.2 * exact.abs().max()

@@ -1,0 +1,113 @@
+"""Initial weights: their distribution, timm's initialization modes, and models made without memory."""
+
+import math
+
+import pytest
+import torch
+
+from tests.models.cases import BY_NAME, MOGE, mixture_layers
+
+MODES = ["", "jax", "jax_nlhb", "moco", "reset", "skip"]
+GMOE = BY_NAME["gmoe_tiny_patch16"]
+LIGHT = [GMOE, BY_NAME["sfmoe_small"], *MOGE]
+
+
+def test_experts_start_as_different_truncated_normals_with_zero_bias(family):
+    for layer in mixture_layers(family.small(embed_dim=128)).values():
+        for linear in (layer.experts.fc1, layer.experts.fc2):
+            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.02)
+            assert linear.bias.count_nonzero() == 0
+            stds = linear.weight.flatten(1).std(dim=1)
+            torch.testing.assert_close(stds, torch.full((6,), 0.02), rtol=0.05, atol=0)
+            correlations = torch.corrcoef(linear.weight.detach().flatten(1)) - torch.eye(6)
+            assert correlations.abs().max() < 0.05
+
+
+def spread(parameter: torch.Tensor) -> float:
+    return parameter.detach().double().std(correction=0).item() if parameter.numel() > 1 else 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
+def test_made_without_memory_and_initialized_later_is_distributed_as_made_at_once(case, mode):
+    options = {"embed_dim": 128, "weight_init": mode}
+    at_once, later = case.small(**options), case.small(device="meta", **options)
+    assert {parameter.device.type for parameter in later.parameters()} == {"meta"}
+    later.to_empty(device="cpu")
+    for tensor in later.state_dict().values():
+        tensor.fill_(7.0)  # what memory may hold
+    later.init_weights()
+    for name, parameter in later.named_parameters():
+        if mode == "skip" and name in ("cls_token", "pos_embed"):
+            continue  # timm leaves these as the memory was, when it makes them at once
+        expected = at_once.get_parameter(name)
+        if parameter.numel() == 1:
+            torch.testing.assert_close(parameter, expected)
+            continue
+        # two draws of n values differ in standard deviation by about 1 / sqrt(n)
+        tolerance = 1e-12 + 6 / math.sqrt(parameter.numel()) * spread(expected)
+        assert abs(spread(parameter) - spread(expected)) <= tolerance, name
+        assert abs((parameter.mean() - expected.mean()).item()) <= tolerance, name
+
+
+def test_the_hybrids_stem_too_can_be_made_later():
+    case = BY_NAME["hybrid_sfmoe_r26_s16"]
+    at_once, later = case.small(), case.small(device="meta").to_empty(device="cpu")
+    for tensor in later.state_dict().values():
+        tensor.fill_(7.0)
+    later.init_weights()
+    for name, parameter in later.named_parameters():
+        expected = at_once.get_parameter(name)
+        tolerance = 1e-12 + 6 / math.sqrt(parameter.numel()) * spread(expected)
+        assert abs(spread(parameter) - spread(expected)) <= tolerance, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_and_routers_start_alike_in_every_mode(mode):
+    # timm's modes reach only nn.Linear; experts keep their truncated normal, as documented for stacked weights
+    layer = GMOE.small(embed_dim=128, weight_init=mode).blocks[0].mlp
+    assert layer.experts.fc1.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert layer.router.proj.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert layer.router.codes.std().item() == pytest.approx(0.01, rel=0.1)
+    assert layer.router.logit_scale.exp().item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("mode", ["jax", "moco"])
+def test_a_mode_still_reaches_the_dense_feed_forwards(mode):
+    width = 128
+    block = GMOE.small(embed_dim=width, weight_init=mode).blocks[1]
+    xavier = math.sqrt(2 / (width + 4 * width))
+    assert block.mlp.fc1.weight.std().item() == pytest.approx(xavier, rel=0.02)
+
+
+@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
+def test_fix_init_divides_every_output_layer_by_the_depth(case):
+    model = case.small(embed_dim=128, fix_init=True)
+    for index, block in enumerate(model.blocks):
+        expected = pytest.approx(0.02 / math.sqrt(2 * (index + 1)), rel=0.03)
+        outputs = [block.attn.proj, block.mlp.fc2]
+        if hasattr(block.mlp, "shared"):
+            outputs.append(block.mlp.shared.fc2)
+        for layer in outputs:
+            assert layer.weight.std().item() == expected
+        assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_moge_starts_half_shared_and_half_routed(moge):
+    for layer in mixture_layers(moge.small()).values():
+        assert layer.gamma.sigmoid().item() == 0.5
+        assert layer.router.logit_scale.exp().item() == pytest.approx(2.0)
+
+
+def test_a_model_of_another_type_has_all_its_weights_in_that_type():
+    for case in (GMOE, *MOGE):
+        tensors = case.small(dtype=torch.float64).state_dict().values()
+        assert {tensor.dtype for tensor in tensors} == {torch.float64}
+
+
+def test_an_encoder_that_was_given_keeps_its_weights():
+    encoder = torch.nn.Linear(3, 16)
+    before = encoder.weight.detach().clone()
+    model = BY_NAME["moge_tiny"].small(metadata_encoder=encoder, metadata_features=16)
+    assert model.metadata_encoder.encoder is encoder
+    assert torch.equal(encoder.weight, before)

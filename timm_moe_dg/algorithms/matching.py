@@ -1,0 +1,113 @@
+"""Features (CORAL, MMD) or the classifier's gradients (Fishr) distributed alike in all domains."""
+
+from abc import abstractmethod
+from itertools import combinations
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..losses import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
+from .base import Algorithm, Setup
+from .hparams import SHARE
+from .risks import Annealed
+from .step import Minibatches, StepContext, mean_scalars
+from .taps import classifier_of, tap_features
+
+
+class Alignment(Algorithm):
+    """mean_e R_e + gamma * mean over pairs of domains of a distance between their features.
+
+    Features are what the classifier is given. Each domain has a forward pass of its own, as in the reference. Under
+    several processes each compares the features of its own images.
+    """
+
+    MIN_DOMAINS = 2
+    HPARAMS = MappingProxyType({"mmd_gamma": 1.0})
+    SEARCH = MappingProxyType({"mmd_gamma": lambda random: 10 ** random.uniform(-1, 1)})
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._features = tap_features(setup.network, type(self).__name__)
+
+    @abstractmethod
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compares the features (B, D) of two domains; a scalar."""
+
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        scalars, features = [], []
+        for minibatch in minibatches:
+            out = self.forward_domains(context.model, [minibatch])
+            features.append(self._features.take())
+            task_loss = F.cross_entropy(out.logits, out.targets)
+            scalars.append(out.scalars(task_loss, task_loss=task_loss))
+        penalty = torch.stack([self.distance(x, y) for x, y in combinations(features, 2)]).mean()
+        losses = mean_scalars(scalars)
+        return {**losses, "loss": losses["loss"] + self.hparams["mmd_gamma"] * penalty, "penalty": penalty}
+
+
+class CORAL(Alignment):
+    """Means and covariances alike (Sun and Saenko, Deep CORAL, 2016).
+
+    The paper compares covariances only, in one layer's logits; the reference adds the means, and takes features.
+    """
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean squared differences of means and covariances; see `losses.coral_distance`."""
+        return coral_distance(x, y)
+
+
+class MMD(Alignment):
+    """Maximum mean discrepancy with Gaussian kernels (Li et al., CVPR 2018), without that paper's adversary."""
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared discrepancy over seven kernels; see `losses.mmd_distance`."""
+        return mmd_distance(x, y)
+
+
+class Fishr(Annealed):
+    """CE + lambda * mean over domains and classifier parameters of (v_e - mean_e v_e)^2.
+
+    Variances of gradients alike in all domains (Rame et al., ICML 2022): v_e is the variance, over a domain's images,
+    of the gradient with respect to the linear classifier, smoothed over steps: v_e <- ema v_e + (1 - ema) Var_e, from
+    0. It is divided by 1 - ema, so that what flows back does not depend on ema, and collected from the first step on.
+    The penalty weighs 0 before step `penalty_anneal_iters`, where the optimizer starts afresh. As the reference; the
+    paper's penalty sums over parameters. Variances are those within each process's images, averaged over processes.
+    """
+
+    ANNEAL = "penalty_anneal_iters"
+    MIN_DOMAINS = 2
+    ACCUMULATES = False  # each part of a step would move the averages
+    HPARAMS = MappingProxyType({"lambda": 1000.0, "penalty_anneal_iters": 1500, "ema": 0.95})
+    RANGES = MappingProxyType({"ema": SHARE})
+    SEARCH = MappingProxyType(
+        {
+            "lambda": lambda random: 10 ** random.uniform(1.0, 4.0),
+            "penalty_anneal_iters": lambda random: int(random.uniform(0.0, 5000.0)),
+            "ema": lambda random: random.uniform(0.90, 0.99),
+        }
+    )
+    variances: Tensor
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        classifier = classifier_of(setup.network, "Fishr")
+        self._bias = classifier.bias is not None
+        self._features = tap_features(setup.network, "Fishr")
+        size = sum(parameter.numel() for parameter in classifier.parameters())
+        self.register_buffer("variances", torch.zeros(setup.num_domains, size))
+
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Moves the averages and returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        out = self.forward_domains(context.model, minibatches)
+        columns = (self._features.take(), out.logits, out.targets)
+        domains = zip(*(out.by_domain(column) for column in columns), strict=True)
+        new = torch.stack([classifier_gradient_variance(z, p, y, bias=self._bias) for z, p, y in domains])
+        ema = self.hparams["ema"]
+        smooth = ema * self.variances + (1 - ema) * context.mean_keeping_gradient(new)
+        self.variances.copy_(smooth.detach())
+        task_loss, penalty = F.cross_entropy(out.logits, out.targets), fishr_penalty(smooth / (1 - ema))
+        weight = self.hparams["lambda"] if self.annealed else 0.0
+        return out.scalars(task_loss + weight * penalty, task_loss=task_loss, penalty=penalty)

@@ -1,0 +1,140 @@
+"""Methods with steps inside a step, taken on the network in place: Fish goes part of the way, MLDG back."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from ..errors import ArgumentError, ProtocolError
+from .base import ParameterGroup, Setup
+from .erm import ERM
+from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, detached, mean_scalars
+
+
+class Fish(ERM):
+    """w <- w + meta_lr * (w' - w), where w' comes from w by one optimizer step on each domain in turn.
+
+    Gradients of the domains are matched to first order (Shi et al., ICLR 2022, algorithm 1).
+
+    The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
+    the reference's inner Adam does. The outer weights move by interpolation only; buffers such as running statistics
+    are interpolated too, counters are not; what did not change stays as it is, infinite or not. The domains keep their
+    order; the paper permutes them.
+    """
+
+    MIN_DOMAINS = 2
+    ACCUMULATES = False
+    HPARAMS = MappingProxyType({"meta_lr": 0.5})
+    SEARCH = MappingProxyType({"meta_lr": lambda random: float(random.choice([0.05, 0.1, 0.5]))})
+
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Takes the inner steps, then moves part of the way."""
+        self.chunk(minibatches, context.grad_accum_steps)
+        state = [*context.model.parameters(), *context.model.buffers()]
+        outer = [value.detach().clone() for value in state]
+        scalars = []
+        for minibatch in minibatches:
+            losses = self.objective(context, [minibatch])
+            context.optimizer.zero_grad()
+            context.backward(losses["loss"])
+            context.optimizer.step()
+            scalars.append(detached(losses))
+        with torch.no_grad():
+            for inner, start in zip(state, outer, strict=True):
+                if inner.is_floating_point():
+                    moved = start.lerp(inner, self.hparams["meta_lr"])
+                    inner.copy_(torch.where(inner == start, inner, moved))  # avoids inf - inf
+        return mean_scalars(scalars)
+
+
+class MLDG(ERM):
+    """grad R_i(w) + beta * grad R_j(w'), w' one Adam step from w on R_i: what helps domain i shall help domain j.
+
+    Meta-learning for domain generalization (Li et al., AAAI 2018). A random `n_meta_test` of the domains are the j;
+    every other domain i is paired with one of them in turn, and the larger minibatch of a pair is cut to the smaller.
+    The sum over pairs is divided by the number of all domains. As the reference: first order (the paper differentiates
+    through the inner step), and a fresh Adam, with the run's rate and weight decay, for each pair's inner step. The
+    inner steps are taken on the network in place; running statistics, which the reference leaves alone, see every pass.
+    """
+
+    MIN_DOMAINS = 2
+    ACCUMULATES = False
+    HPARAMS = MappingProxyType({"mldg_beta": 1.0, "n_meta_test": 2})
+    SEARCH = MappingProxyType(
+        {
+            "mldg_beta": lambda random: 10 ** random.uniform(-1, 1),
+            "n_meta_test": lambda random: int(random.choice([1, 2])),
+        }
+    )
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        if self.hparams["n_meta_test"] >= setup.num_domains:
+            remedy = f"must be less than the number of training domains, {setup.num_domains}; set it in --hparams"
+            raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
+
+    def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Gathers the gradients of all pairs, then steps.
+
+        Raises:
+            ArgumentError: Gradients are scaled, as float16 needs it, and cannot be added up here.
+        """
+        if getattr(context.optimizer, "scaler", None) is not None:
+            raise ArgumentError.of("amp_dtype", "float16", "MLDG adds up gradients itself; take bfloat16 or none")
+        self.chunk(minibatches, context.grad_accum_steps)
+        groups = context.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+        totals = [torch.zeros_like(parameter) for parameter in parameters]
+        beta = float(self.hparams["mldg_beta"])
+        scalars = []
+        for inner, outer in self._pairs(context, minibatches):
+            start = [parameter.detach().clone() for parameter in parameters]
+            losses = self._add_gradients(context, inner, parameters, totals, 1.0)
+            _fresh_adam(groups).step()
+            ahead = self._add_gradients(context, outer, parameters, totals, beta)
+            _restore(parameters, start)
+            scalars.append({**losses, "loss": losses["loss"] + beta * ahead["loss"], "meta_loss": ahead["task_loss"]})
+        for parameter, total in zip(parameters, totals, strict=True):
+            parameter.grad = total / len(minibatches)
+        context.optimizer.step()
+        return mean_scalars(scalars)
+
+    def _pairs(self, context: StepContext, minibatches: Minibatches) -> list[tuple[Minibatch, Minibatch]]:
+        """Pairs every domain of a random split with one of the `n_meta_test` others in turn, cut to one size."""
+        held_out = int(self.hparams["n_meta_test"])
+        # The mean of what processes draw is the same order on all of them
+        order = context.reduce(torch.rand(len(minibatches), device=minibatches[0][1].device)).argsort().tolist()
+        pairs = zip(order[:-held_out], cycle(order[-held_out:]), strict=False)
+        return [cut_to_smaller(minibatches[inner], minibatches[outer]) for inner, outer in pairs]
+
+    def _add_gradients(
+        self,
+        context: StepContext,
+        minibatch: Minibatch,
+        parameters: Sequence[nn.Parameter],
+        totals: Sequence[Tensor],
+        weight: float,
+    ) -> dict[str, Tensor]:
+        """Adds one domain's weighted gradients, where the network stands, to the totals; leaves them in `grad` too."""
+        context.optimizer.zero_grad()
+        losses = self.objective(context, [minibatch])
+        context.backward(losses["loss"])
+        for parameter, total in zip(parameters, totals, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad, alpha=weight)
+        return detached(losses)
+
+
+def _fresh_adam(groups: Sequence[ParameterGroup]) -> Adam:
+    """Adam without moments, with the rate and the weight decay of an optimizer's groups."""
+    kept = ("params", "lr", "weight_decay")
+    return Adam([{name: group[name] for name in kept if name in group} for group in groups])
+
+
+@torch.no_grad()
+def _restore(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

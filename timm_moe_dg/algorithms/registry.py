@@ -1,0 +1,80 @@
+"""Algorithms and averages by name, and how further algorithms are registered."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TypeVar
+
+from ..errors import ArgumentError
+from .adversarial import CDANN, DANN
+from .averaging import Averaging, ExponentialAverage, MovingAverage
+from .base import Algorithm
+from .erm import ERM
+from .matching import CORAL, MMD, Fishr
+from .meta import MLDG, Fish
+from .regularized import MIRO, SD, Mixup
+from .risks import IRM, RDM, GroupDRO, VREx
+from .swad import SWAD
+from .swad_released import ReleasedSWAD
+
+Method = TypeVar("Method", bound=type[Algorithm])
+
+_METHODS = (ERM, IRM, VREx, GroupDRO, Mixup, MLDG, CORAL, MMD, DANN, CDANN, Fish, Fishr, RDM, SD, MIRO)
+_algorithms: dict[str, type[Algorithm]] = {method.__name__: method for method in _METHODS}  # DomainBed's names
+ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(_algorithms)
+AVERAGING: Mapping[str, type[Averaging]] = MappingProxyType(
+    {"ema": ExponentialAverage, "moving": MovingAverage, "swad": SWAD, "swad_released": ReleasedSWAD}
+)
+
+
+def register_algorithm(method: Method) -> Method:
+    """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class.
+
+    Raises:
+        ArgumentError: The name is taken, or what is decorated is no `Algorithm`.
+    """
+    name = method.__name__
+    if not issubclass(method, Algorithm):
+        raise ArgumentError.of("algorithm", name, "must be a subclass of timm_moe_dg.algorithms.Algorithm")
+    if name in _algorithms:
+        raise ArgumentError.of("algorithm", name, "is registered already; give the class another name")
+    _algorithms[name] = method
+    return method
+
+
+def get_algorithm(name: str) -> type[Algorithm]:
+    """Looks up an algorithm in `ALGORITHMS`.
+
+    Args:
+        name: The class's, or MODULE:CLASS, which imports first the module that registers it.
+
+    Raises:
+        ArgumentError: There is no such algorithm or module.
+    """
+    module, _, own = name.rpartition(":")
+    if module:
+        _import(name, module)
+    if own not in ALGORITHMS:
+        choices = f"choose from {', '.join(ALGORITHMS)}, or give MODULE:CLASS of one registered elsewhere"
+        raise ArgumentError.of("algorithm", name, choices)
+    return ALGORITHMS[own]
+
+
+def _import(name: str, module: str) -> None:
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there and misses another
+        raise ArgumentError.of("algorithm", name, f"no module {module!r}; install it or set PYTHONPATH") from None
+
+
+def get_averaging(name: str) -> type[Averaging]:
+    """Looks up a way of averaging by its name in `AVERAGING`.
+
+    Raises:
+        ArgumentError: There is no such way.
+    """
+    if name not in AVERAGING:
+        raise ArgumentError.of("averaging", name, f"choose from {', '.join(AVERAGING)}")
+    return AVERAGING[name]

@@ -1,0 +1,95 @@
+"""Image files: found below a folder, and decoded as RGB without the help of other programs."""
+
+import os
+from functools import cache
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from ...errors import DataError, ImageReadError
+
+# What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
+DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+
+
+def images_below(folder: str) -> list[tuple[str, list[str]]]:
+    """Lists files with torchvision's image extensions, to any depth, in the order of its ImageFolder.
+
+    Links to files are followed. Links to folders are refused: they could lead around in a circle, or to images that are
+    found elsewhere as well.
+
+    Returns:
+        Folders and the names of their images, both sorted; folders without images are left out.
+
+    Raises:
+        DataError: A folder cannot be listed, or is a link.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=_not_listed):
+        for path in (os.path.join(parent, name) for name in folders):
+            if os.path.islink(path):
+                raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
+        images = sorted(name for name in names if name.lower().endswith(IMG_EXTENSIONS))
+        found += [(parent, images)] if images else []
+    return sorted(found)
+
+
+def subfolders(folder: str | os.PathLike[str]) -> list[str]:
+    """Lists the names of a folder's folders, sorted; links to folders are among them.
+
+    Raises:
+        DataError: The folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        _not_listed(error)
+        raise
+
+
+def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
+    """Reads an image file as RGB.
+
+    Other modes become RGB as PIL's `convert` makes them, so transparency is dropped and not blended; an EXIF rotation
+    is ignored. Both are what torchvision's ImageFolder does, and DomainBed with it. It is not followed in two things:
+    16 bits become the upper 8, which it cuts off at 255, and a truncated file is an error, whose missing part DomainBed
+    fills with gray.
+
+    Args:
+        path: The file, and its name in messages.
+        file: Where to read instead of opening `path`.
+
+    Raises:
+        ImageReadError: The file cannot be decoded, is of a format not in `DECODERS`, or is no regular file.
+    """
+    try:
+        if file is None and os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError("no regular file")  # to open a named pipe would wait for a writer
+        with Image.open(file or path, formats=_decoders()) as image:
+            image.load()
+            return image if image.mode == "RGB" else _as_rgb(image)
+    except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
+        remedy = "repair or remove the file, or give --skip-unreadable"
+        raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
+
+
+@cache
+def _decoders() -> tuple[str, ...]:
+    """Those of `DECODERS` that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in DECODERS if name in Image.OPEN)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F"):
+        raise ValueError(f"mode {image.mode!r} has no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _not_listed(error: OSError) -> None:
+    raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error

@@ -1,0 +1,135 @@
+"""The feed-forward network of fast style transfer, which repaints a photograph in one learned style.
+
+Johnson et al., Perceptual Losses for Real-Time Style Transfer, ECCV 2016, with instance normalisation and nearest
+upsampling before convolutions, as in PyTorch's fast-neural-style example. Parameters have that example's names, so that
+weights trained with it load.
+"""
+
+import os
+import pickle
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+
+STRIDE = 4  # the product of the network's strides: sides that it keeps are multiples of it
+FORMATS = (".safetensors", ".pth")
+
+
+class PaddedConv(nn.Module):
+    """A convolution whose input is extended by reflection so that stride 1 keeps the size; upsamples before it."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, upsample: int = 1) -> None:
+        super().__init__()
+        self.upsample = upsample
+        self.padding = kernel // 2
+        self.conv2d = nn.Conv2d(in_channels, out_channels, kernel, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, out_channels, H * upsample / stride, W * upsample / stride)."""
+        if self.upsample > 1:
+            x = F.interpolate(x, scale_factor=self.upsample, mode="nearest")
+        return self.conv2d(F.pad(x, [self.padding] * 4, mode="reflect"))
+
+
+class ResidualBlock(nn.Module):
+    """Two normalised 3 x 3 convolutions, added to their input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = PaddedConv(channels, channels, 3)
+        self.in1 = nn.InstanceNorm2d(channels, affine=True)
+        self.conv2 = PaddedConv(channels, channels, 3)
+        self.in2 = nn.InstanceNorm2d(channels, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        return x + self.in2(self.conv2(F.relu(self.in1(self.conv1(x)))))
+
+
+class StyleTransferNetwork(nn.Module):
+    """Repaints images: 9 x 9 to 32 channels, two halvings to 128, five residual blocks, two doublings, 9 x 9 to 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = PaddedConv(3, 32, 9)
+        self.conv2 = PaddedConv(32, 64, 3, stride=2)
+        self.conv3 = PaddedConv(64, 128, 3, stride=2)
+        self.res1, self.res2, self.res3, self.res4, self.res5 = (ResidualBlock(128) for _ in range(5))
+        self.deconv1 = PaddedConv(128, 64, 3, upsample=2)
+        self.deconv2 = PaddedConv(64, 32, 3, upsample=2)
+        self.deconv3 = PaddedConv(32, 3, 9)
+        self.in1, self.in2, self.in3, self.in4, self.in5 = (
+            nn.InstanceNorm2d(channels, affine=True) for channels in (32, 64, 128, 64, 32)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W) values 0 to 255, H and W multiples of 4 -> the same shape, not limited to 0 to 255."""
+        for conv, norm in ((self.conv1, self.in1), (self.conv2, self.in2), (self.conv3, self.in3)):
+            x = F.relu(norm(conv(x)))
+        for block in (self.res1, self.res2, self.res3, self.res4, self.res5):
+            x = block(x)
+        for conv, norm in ((self.deconv1, self.in4), (self.deconv2, self.in5)):
+            x = F.relu(norm(conv(x)))
+        return self.deconv3(x)
+
+    @torch.inference_mode()
+    def restyle(self, image: Tensor) -> Tensor:
+        """Repaints one image of any size: (3, H, W) uint8 -> (3, H, W) uint8.
+
+        The lower and right edges are extended by reflection to a multiple of 4, and cut off again.
+        """
+        _, height, width = image.shape
+        x = image.float()[None]
+        x = F.pad(x, (0, -width % STRIDE, 0, -height % STRIDE), mode="reflect")
+        return self(x)[0, :, :height, :width].clamp(0, 255).round().to(torch.uint8)
+
+
+def find_weights(folder: str | os.PathLike[str], style: str) -> Path:
+    """The file of a style's weights: STYLE.safetensors or STYLE.pth.
+
+    Raises:
+        CheckpointError: The folder holds neither.
+    """
+    for extension in FORMATS:
+        path = Path(folder, style + extension)
+        if path.is_file():
+            return path
+    raise CheckpointError(f"weights_dir={str(folder)!r}: holds no {style}.pth or {style}.safetensors; add it")
+
+
+def load_style(path: Path) -> StyleTransferNetwork:
+    """Loads a style's network, in evaluation mode.
+
+    Old files hold running statistics, which instance normalisation no longer keeps; they are left out.
+
+    Raises:
+        CheckpointError: The file cannot be read without running code, or holds the weights of another network.
+    """
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        message = f"weights={str(path)!r}: cannot be read as weights ({reason}); download it anew"
+        raise CheckpointError(message) from error
+    network = StyleTransferNetwork()
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    found = _shapes(state)
+    if found != expected:
+        odd = sorted(expected.items() ^ found.items())[0][0]
+        remedy = f"holds the weights of another network ({odd} differs); give those of PyTorch's fast-neural-style"
+        raise CheckpointError(f"weights={str(path)!r}: {remedy}")
+    network.load_state_dict({name: state[name] for name in expected})
+    return network.eval()
+
+
+def _shapes(state: object) -> dict[str, torch.Size]:
+    if not isinstance(state, dict):
+        return {}
+    kept = {name: value for name, value in state.items() if not str(name).rpartition(".")[2].startswith("running_")}
+    return {str(name): getattr(value, "shape", torch.Size()) for name, value in kept.items()}

@@ -1,0 +1,151 @@
+"""The model of a run: the network with its starting weights, and all that changes them in a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+
+from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
+from ..errors import ArgumentError
+from ..losses import force_tokens
+from ..networks.build import build_network, checkpoint_activations, data_config, save_network
+from ..networks.freeze import FREEZABLE, freeze_batch_norm
+from ..networks.trained import takes_metadata
+from ..protocols.options import RunOptions
+from .optimization import build_optimizer, build_schedule
+from .plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network that is trained.
+
+    Attributes:
+        network: Not wrapped.
+        training: The network as the launcher wrapped it, its optimizer, and what else a step is taken with.
+        algorithm: Takes the steps.
+        schedule: Of the learning rate, if that is not constant.
+        averaging: Of the network's weights, if they are averaged.
+        with_metadata: Whether the network is given the images' metadata.
+        data_config: How it is fed, see `networks.data_config`.
+        classes: Names of the classes, in the order of the logits.
+    """
+
+    network: nn.Module
+    training: StepContext
+    algorithm: Algorithm
+    schedule: Scheduler | None
+    averaging: Averaging | None
+    with_metadata: bool
+    data_config: Mapping[str, Any]
+    classes: tuple[str, ...]
+
+    def save(self, network: nn.Module, folder: Path) -> None:
+        """Writes this network, or an average of it, as a folder that timm loads."""
+        save_network(network, folder, self.classes, self.data_config)
+
+
+def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
+    """Builds the network and what trains it, on the run's device; set the run's seed before.
+
+    Raises:
+        ArgumentError: The options do not go together, or with the data.
+        CheckpointError: The starting weights cannot be read or do not fit.
+    """
+    options = plan.options
+    network = prepare_network(plan).to(accelerator.device)
+    # Copy before the algorithm installs hooks
+    averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
+    setup = Setup(
+        network,
+        len(plan.training),
+        options.num_classes,
+        plan.hparams,
+        aux_coef=options.aux_coef,
+        cka_coef=options.cka_coef,
+        supcon_coef=options.supcon_coef,
+        supcon_temperature=options.supcon_temperature,
+    )
+    algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
+    optimizer, schedule = optimization(options, network, algorithm)
+    if options.compile:
+        network.compile()
+    wrapped, optimizer = accelerator.prepare(network, optimizer)
+    mean = partial(accelerator.reduce, reduction="mean")
+    return Model(
+        network=network,
+        training=StepContext(
+            wrapped, optimizer, accelerator.backward, mean, options.grad_accum_steps, accelerator.autocast
+        ),
+        algorithm=algorithm,
+        schedule=schedule,
+        averaging=averaging,
+        with_metadata=takes_metadata(network, plan.domains),
+        data_config=data_config(network, options.img_size),
+        classes=plan.classes,
+    )
+
+
+def prepare_network(plan: RunPlan) -> nn.Module:
+    """Builds the network and sets what is asked of it beyond its architecture."""
+    options = plan.options
+    dropout = plan.hparams.get("resnet_dropout")  # DomainBed's name for that of any featurizer
+    network = build_network(
+        options.model,
+        options.num_classes,
+        pretrained=options.pretrained,
+        initial_checkpoint=options.initial_checkpoint,
+        img_size=options.img_size,
+        drop_path=options.drop_path,
+        model_kwargs={**({"drop_rate": dropout} if dropout else {}), **options.model_kwargs},
+    )
+    if options.freeze:
+        FREEZABLE[options.freeze](network)
+    set_expert_mode(network, options, routes=takes_metadata(network, plan.domains))
+    force_tokens(network, options.cka_tokens if options.cka_coef else 0)
+    if options.grad_checkpointing:
+        checkpoint_activations(network)
+    if options.freeze_bn:
+        freeze_batch_norm(network)
+    return network
+
+
+def set_expert_mode(network: Any, options: RunOptions, routes: bool) -> None:
+    """Sets which experts of a MoGE model answer; without metadata the shared expert alone, and it is saved as such.
+
+    Args:
+        network: Any model; of the others, no mode may be asked for.
+        options: Of the run.
+        routes: Whether the network is given the metadata by which it routes.
+
+    Raises:
+        ArgumentError: A mode was asked for that the model does not have on this data.
+    """
+    has_modes = hasattr(network, "set_expert_mode")
+    if options.expert_mode != "routed" and not (has_modes and routes):
+        raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")
+    if has_modes:
+        network.set_expert_mode(options.expert_mode if routes else "shared")
+
+
+def optimization(
+    options: RunOptions, network: nn.Module, algorithm: Algorithm
+) -> tuple[torch.optim.Optimizer, Scheduler | None]:
+    """Builds the optimizer of the network's and the algorithm's parameters, and its schedule."""
+    optimizer = build_optimizer(
+        network,
+        options.opt,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        momentum=options.momentum,
+        layer_decay=options.layer_decay,
+        extra_groups=algorithm.parameter_groups(lr=options.lr, weight_decay=options.weight_decay),
+    )
+    lengths = {"steps": options.steps, "warmup_steps": options.warmup_steps}
+    return optimizer, build_schedule(optimizer, options.sched, **lengths, min_lr=options.min_lr)

@@ -1,0 +1,102 @@
+"""Why a run stops early: training that has diverged, and SIGTERM, which schedulers send before they end a job."""
+
+import math
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from ..errors import DivergenceError
+
+EXIT_CODE = 128 + signal.SIGTERM  # what shells report for a process that the signal ended
+Item = TypeVar("Item")
+
+
+class DivergenceCheck:
+    """Detects non-finite training and names the first suspect step.
+
+    Args:
+        first_step: The step that training starts or goes on with.
+        domains: Names of the training domains, all of which are in every step's batch.
+    """
+
+    def __init__(self, first_step: int, domains: Sequence[str]) -> None:
+        self._unchecked = first_step
+        self._domains = domains
+
+    def __call__(self, step: int, total: Tensor, checkpoint: str) -> None:
+        """Checks the steps since the last call, up to `step`.
+
+        Args:
+            step: The step that was just taken.
+            total: A sum over these steps that is finite only if they all were; reading it waits for the device.
+            checkpoint: The last good one, for the message.
+
+        Raises:
+            DivergenceError: It is not finite.
+        """
+        value = total.item()
+        if not math.isfinite(value):
+            since = f"at step {step}" if step == self._unchecked else f"in one of the steps {self._unchecked} to {step}"
+            raise DivergenceError(
+                f"loss={value}: not finite {since}, on a batch of {', '.join(self._domains)}; lower --lr, warm up, or "
+                f"train without --amp-dtype float16; last good checkpoint: {checkpoint}"
+            )
+        self._unchecked = step + 1
+
+
+def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
+    """Makes a sum of losses not finite where a weight of the network is not."""
+    finite = torch.stack([parameter.detach().isfinite().all() for parameter in network.parameters()]).all()
+    return torch.where(finite, total, torch.full_like(total, math.nan))
+
+
+class Interrupted(Exception):  # noqa: N818 (no mistake of anybody's)
+    """Raised at a safe point after SIGTERM."""
+
+
+class Interruption:
+    """Notes SIGTERM while it is entered as a context.
+
+    Args:
+        num_processes: How many processes have to agree. They do so over gloo, between CPUs, so that an accelerator is
+            not waited for.
+    """
+
+    def __init__(self, num_processes: int = 1) -> None:
+        self._noted = False
+        self._group: Any = (
+            distributed.new_group(backend="gloo") if num_processes > 1 else None
+        )  # torch does not type it
+
+    def __enter__(self) -> Self:
+        self._previous = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def should_stop(self) -> bool:
+        """Whether any process was told to end. All processes have to ask, and get the same answer."""
+        if self._group is None:
+            return self._noted
+        noted = torch.tensor(int(self._noted))
+        distributed.all_reduce(noted, distributed.ReduceOp.MAX, group=self._group)
+        return bool(noted)
+
+    def until_stopped(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Passes items on until a process was told to end.
+
+        Raises:
+            Interrupted: One was.
+        """
+        for item in items:
+            if self.should_stop():
+                raise Interrupted
+            yield item
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted = True

@@ -1,0 +1,67 @@
+"""The format of what a run writes down: a number and versions in args.yaml, records and checkpoints."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from ..cli.arguments import read_yaml
+from ..errors import FormatError
+from .options import ONCE, by_today_s_names, having
+
+FORMAT = 1  # raised when what was written before cannot be read any more; 0: not numbered yet, read as well
+
+
+def stamp() -> dict[str, Any]:
+    """Returns the format number, and the versions that a result may depend on."""
+    from .. import __version__  # not at the top: the package imports its rooms before it has a version
+
+    versions = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
+    return {"format": FORMAT, "versions": versions}
+
+
+def check_format(stamped: Mapping[str, Any], source: str) -> None:
+    """Makes sure that what was written down can be read.
+
+    Args:
+        stamped: Has what `stamp` returned when it was written, or is older than that.
+        source: What it is, for the error's message.
+
+    Raises:
+        FormatError: It is of another format.
+    """
+    number = stamped.get("format", 0)
+    if number not in range(FORMAT + 1):
+        by = (stamped.get("versions") or {}).get("timm_moe_dg", "unknown")
+        raise FormatError(
+            f"{source}: has format {number!r}, and this release reads up to {FORMAT}; use the one that wrote it "
+            f"(timm_moe_dg {by})"
+        )
+
+
+def read_arguments(path: Path, argument: str) -> dict[str, Any]:
+    """Reads the arguments of a run from its args.yaml, under today's names.
+
+    Args:
+        path: The file.
+        argument: Where the path comes from, for the error's message.
+
+    Raises:
+        ArgumentError: It cannot be read as such.
+        FormatError: It is of another format.
+    """
+    table = read_yaml(str(path), argument)
+    check_format(table, f"{argument}={str(path)!r}")
+    return by_today_s_names(table)
+
+
+def read_repeatable(path: str, argument: str) -> dict[str, Any]:
+    """Reads option values from a configuration, or from a run's args.yaml what its command line said.
+
+    That leaves out what was filled in, which another seed or data set fills in anew.
+    """
+    table = read_arguments(Path(path), argument)
+    left_out = {*having(ONCE), *table.get("filled_in", ())}
+    return {name: value for name, value in table.items() if name not in left_out}

@@ -1,0 +1,217 @@
+"""The options of a fine-tuning run: timm's names where timm has them, DomainBed's for the protocol.
+
+Each is declared once, in one line: default, spellings, role, type and help. A new option is a new line in one of the
+groups; runs that were written down without it have its default. `None` stands for "left open": the types are those
+that `make_plan` fills in.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
+
+from ..cli.arguments import (
+    fraction,
+    fraction_to_1,
+    json_object,
+    key_value,
+    non_negative,
+    non_negative_int,
+    positive_int,
+)
+from ..cli.options import add_options, declared, option
+from ..data import BENCHMARKS
+
+
+class Role(Flag):
+    """What an option has a part in; one without a role is a setting, which rows of tables are told apart by."""
+
+    IDENTITY = auto()  # names a run among those of its setting: what on, what with, held-out domains, seeds
+    DERIVED = auto()  # follows from the seeds and the data
+    FILLED_IN = auto()  # by `make_plan` where it is not given; args.yaml names those that were
+    PLANNED = auto()  # decided by a sweep for each of its runs
+    DATA = auto()  # decides which images there are and how they are split
+    PLACE = auto()  # where files are; moved data is recognised by its content
+    MEANS = auto()  # how it is computed, which has no part in the numbers
+    ONCE = auto()  # of one start of a run; repeating its args.yaml leaves it out
+    DOMAINBED = auto()  # where DomainBed puts things, in its own runs
+
+
+IDENTITY, DERIVED, FILLED_IN, PLANNED, DATA, PLACE, MEANS, ONCE, DOMAINBED = Role
+_HYPER_PARAMETER = DERIVED | FILLED_IN
+
+
+# fmt: off
+@dataclass(frozen=True)
+class DataOptions:
+    """What is trained on, what is held out, and how images reach the model."""
+
+    dataset: str = option("rotated_digits", role=IDENTITY | PLANNED | DATA, metavar="NAME",
+        help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
+    data_dir: str | None = option(None, role=PLACE | DATA, metavar="DIR",
+        help="folder of the images, for data sets that do not come with a package")
+    test_domains: Sequence[int] = option(None, "--test-envs", role=IDENTITY | FILLED_IN | PLANNED | DATA,
+        type=int, nargs="+", metavar="I",
+        help="positions of the domains to hold out, in their order (default: those set apart by the data, or 0)")
+    trial_seed: int = option(0, role=IDENTITY | PLANNED | DATA, type=int,
+        help="repetition; decides the splits (default: 0)")
+    holdout_fraction: float = option(0.2, role=DATA, type=float,
+        help="share of a domain for validation (default: %(default)s)")
+    class_balanced: bool = option(False,
+        help="draw every class of a domain equally often, instead of every image (default: off)")
+    val_augment: bool = option(False,
+        help="augment the out-splits of training domains, as DomainBed does (to in-splits too) (default: off)")
+    skip_unreadable: bool = option(False, role=DATA,
+        help="read all images first, and leave out and count those that cannot be decoded (default: stop at the first)")
+    workers: int = option(2, "-j", role=MEANS, type=non_negative_int,
+        help="loader processes; 0 for none (default: %(default)s)")
+    validation_batch_size: int = option(64, type=positive_int,
+        help="images per evaluation batch and process (default: %(default)s)")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is trained, and from which weights."""
+
+    model: str = option("gmoe_small_patch16", role=IDENTITY | PLANNED, metavar="NAME",
+        help="any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)")
+    pretrained: bool = option(False, help="start from published weights")
+    initial_checkpoint: str | None = option(None, metavar="FILE", help="start from this file; a dense one is upcycled")
+    num_classes: int = option(None, role=DERIVED | FILLED_IN, type=positive_int,
+        help="size of the classifier (default: classes in the data)")
+    img_size: int | None = option(None, role=FILLED_IN, type=positive_int, metavar="PIXELS",
+        help="side of the input (default: data set's, else model's)")
+    drop_path: float | None = option(None, type=fraction, metavar="RATE",
+        help="stochastic depth (default: 0.1 for models that have it)")
+    freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
+        help="backbone: draw a new classifier and train nothing else (default: train everything)")
+    freeze_bn: bool = option(True,
+        help="keep the running statistics of batch normalisation, as the papers do (default: on)")
+    expert_mode: str = option("routed", choices=("routed", "shared"),
+        help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
+    model_kwargs: Mapping[str, Any] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
+        help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What a step minimises, and what is made of the weights."""
+
+    algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
+        help="one of {names} (default: %(default)s)")
+    averaging: str | None = option(None, role=IDENTITY, metavar="NAME",
+        help="average weights over steps: one of {names} (default: off)")
+    aux_coef: float = option(0.01, type=non_negative,
+        help="weight of the routers' auxiliary loss (default: %(default)s)")
+    cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
+    cka_tokens: int = option(256, type=positive_int,
+        help="MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)")
+    supcon_coef: float = option(0.1, type=non_negative,
+        help="MoGE: weight of the invariance loss (default: %(default)s)")
+    supcon_temperature: float = option(0.1, type=float, help="MoGE: temperature of that loss (default: %(default)s)")
+    hparams: Mapping[str, float] = option({}, type=json_object, metavar="JSON",
+        help="hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it")
+    hparams_seed: int = option(0, role=IDENTITY | PLANNED, type=int,
+        help="draw hyper-parameters; 0 for defaults (default: 0)")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How long is trained, with which optimizer, and on what."""
+
+    steps: int = option(None, role=FILLED_IN, type=positive_int, help="training steps (default: data set's)")
+    eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
+        help="steps between evaluations; the other name is DomainBed's (default: data set's)")
+    batch_size: int = option(None, "-b", role=_HYPER_PARAMETER, type=positive_int,
+        help="images per training domain and step, over all processes (default: data set's)")
+    grad_accum_steps: int = option(1, type=positive_int,
+        help="parts that a step's images are cut into, to save memory (default: %(default)s)")
+    opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
+    momentum: float = option(0.9, type=fraction, help="of optimizers that have it (default: %(default)s)")
+    lr: float = option(None, role=_HYPER_PARAMETER, type=non_negative, help="learning rate (default: data set's)")
+    weight_decay: float = option(None, role=_HYPER_PARAMETER, type=non_negative,
+        help="of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)")
+    layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
+        help="rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)")
+    sched: str | None = option(None, help="timm schedule of the learning rate (default: constant)")
+    warmup_steps: int = option(0, type=non_negative_int, help="steps of rising learning rate (default: %(default)s)")
+    min_lr: float = option(0.0, type=non_negative, help="where a schedule ends (default: %(default)s)")
+    amp_dtype: str | None = option(None, help="automatic mixed precision (default: off, or as accelerate is told)")
+    grad_checkpointing: bool = option(False,
+        help="compute activations again in the backward pass, to save memory (default: off)")
+    compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
+    cpu_threads: int | None = option(None, role=MEANS, type=positive_int,
+        help="per process, on CPU (default: all cores, shared)")
+    seed: int = option(None, role=DERIVED | FILLED_IN, type=non_negative_int,
+        help="of the run (default: derived from data set, algorithm, domains, seeds)")
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is kept, where, and what a run goes on from."""
+
+    config: str | None = option(None, "-c", role=ONCE, metavar="YAML",
+        help="file of option values; the command line overrides it")
+    output: str = option("output", role=PLACE | PLANNED, metavar="DIR",
+        help="folder of all runs (default: %(default)s)")
+    experiment: str = option(None, role=PLACE | FILLED_IN | PLANNED, metavar="NAME",
+        help="sub-folder of this run (default: time, data set, model)")
+    resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
+        help="resume this folder; auto: --experiment's run, else the newest unfinished")
+    save_freq: int | None = option(None, role=MEANS, type=positive_int,
+        help="steps between checkpoints, beside those at evaluations (default: at evaluations only)")
+    log_tensorboard: bool = option(False, role=MEANS, help="write RUN/tensorboard/ (default: off)")
+    log_wandb: bool = option(False, role=MEANS, help="Weights & Biases; files in RUN/wandb/ (default: off)")
+# fmt: on
+
+
+GROUPS = {
+    "data and protocol": DataOptions,
+    "model": ModelOptions,
+    "method": MethodOptions,
+    "training": TrainingOptions,
+    "output": OutputOptions,
+}
+
+
+@dataclass(frozen=True)
+class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
+    """All options of a run, as parsed or, after `make_plan`, with what was left open filled in.
+
+    Attributes:
+        filled_in: Names of those that were.
+    """
+
+    filled_in: Sequence[str] = ()
+
+
+_DECLARED = declared(RunOptions)
+DEFAULTS: Mapping[str, Any] = vars(RunOptions())
+# What is written down beside the options
+_BESIDE: Mapping[str, Role] = {
+    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), DOMAINBED),
+}
+_ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_BESIDE}
+_OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
+
+
+def having(role: Role) -> tuple[str, ...]:
+    """Returns the names, of options and of what is written down beside them, that have one of the roles."""
+    return tuple(name for name, own in _ROLES.items() if own is not None and own & role)
+
+
+NOT_IDENTITY = frozenset(having(PLACE | MEANS | ONCE))  # what has no part in a run's numbers
+
+
+def by_today_s_names(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Renames arguments that an older run, or DomainBed's, has under another spelling."""
+    renamed = {_OTHER_NAMES.get(name, name): value for name, value in args.items()}
+    return renamed | {name: value for name, value in args.items() if name in renamed}
+
+
+def add_run_options(parser: argparse.ArgumentParser, names: Mapping[str, Iterable[str]]) -> None:
+    """Adds all options of a run to a parser, group by group; `names` as in `cli.options.add_options`."""
+    for title, group in GROUPS.items():
+        add_options(parser, title, group, names)
