@@ -15,11 +15,9 @@ confusion.png. Under accelerate launch the processes share the images.
 
 import argparse
 import csv
-import json
 import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -55,6 +53,7 @@ from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess,
 from timm_moe_dg.protocols.evaluation import Answers, answer
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.json_text import json_text
 from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
@@ -175,7 +174,7 @@ def write(
         "worst_domain": names[found.worst],
         **({"roles": roles} if roles else {}),
     }
-    (folder / "metrics.json").write_text(json.dumps(without_nan(metrics), indent=2) + "\n")
+    (folder / "metrics.json").write_text(json_text(metrics, indent=2))
     with (folder / "per_domain.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["domain", "test", *Scores._fields])
@@ -187,13 +186,6 @@ def write(
         writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
     with optional_picture(folder / "confusion.png") as path:
         plot_confusion(matrix, classes, path)
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces NaN, for which JSON has no word, by null."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -18,9 +18,23 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
         folder: Where the picture goes.
         file: Its name.
     """
-    trained = [record for record in records if not record.averaged]
     with optional_picture(folder / file) as path:
-        plot_curves([record.step for record in trained], learning_curves(trained, domains), path)
+        plot_learning_curves(records, domains, path)
+
+
+def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
+    """Draws the curves of a run.
+
+    Args:
+        records: Of one run; a final average has no place on the curves.
+        domains: Names of the domains.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    trained = [record for record in records if not record.averaged]
+    plot_curves([record.step for record in trained], learning_curves(trained, domains), path)
 
 
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
