@@ -61,7 +61,7 @@ def visualize(options: argparse.Namespace) -> None:
     figures.mkdir(exist_ok=True)
     records = read_records(run / "results.jsonl")
     draw_learning_curves(records, domain_names(records), figures, "curves.png")
-    args = read_arguments(run / "args.yaml", "run")
+    args = dict(read_arguments(run / "args.yaml", "run"))
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).to(options.device).eval()
     domains = [
         domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analyzed(domain, options.role)

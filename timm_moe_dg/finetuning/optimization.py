@@ -1,6 +1,6 @@
 """Optimizer and schedule, timm's by name; by default the papers': Adam, one group, at a constant rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from ..algorithms.base import ParameterGroup
 from ..errors import ArgumentError
 
 StateDict = dict[str, Any]  # torch's
@@ -36,7 +37,7 @@ def build_optimizer(
     weight_decay: float,
     momentum: float = 0.9,
     layer_decay: float | None = None,
-    extra_groups: Sequence[Mapping[str, Any]] = (),
+    extra_groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
     """Builds an optimizer of the network's parameters, in one group as DomainBed does.
 
@@ -55,7 +56,7 @@ def build_optimizer(
         ArgumentError: The optimizer does not take these settings.
     """
     fused = get_optimizer_class(name) in _FUSED and next(network.parameters()).device.type in _FUSED_DEVICES
-    parameters: Any = network if layer_decay is not None else network.parameters()
+    parameters = network if layer_decay is not None else network.parameters()
     options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **({"fused": True} if fused else {})}
     try:
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)

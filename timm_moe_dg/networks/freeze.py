@@ -64,7 +64,7 @@ def freeze_routers(network: nn.Module) -> None:
         router.requires_grad_(False)
 
 
-FREEZABLE: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {"backbone": freeze_backbone, "routers": freeze_routers, "all-but-routers": train_routers_only}
 )
 
