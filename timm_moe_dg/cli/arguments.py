@@ -22,7 +22,7 @@ def parse_arguments(
     saved: Path | None = None,
     read: Callable[[str, str], Arguments] | None = None,
 ) -> argparse.Namespace:
-    """Parses a command line whose options may be spelt with hyphens or underscores.
+    """Parses a command line whose options may be spelled with hyphens or underscores.
 
     A file given with `--config` supplies values for options that the command line does not mention: its entries are put
     before the command line's own, so they pass the same checks and the later ones win.
@@ -207,7 +207,7 @@ def _option_words(action: argparse.Action, value: object) -> list[str]:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which network, and from where; `load_trained` takes their values."""
     add = parser.add_argument_group("model").add_argument
-    source = "local-dir:output/RUN/best, hf-hub:ORGANISATION/NAME, or any timm model with one of the next two options"
+    source = "local-dir:output/RUN/best, hf-hub:ORGANIZATION/NAME, or any timm model with one of the next two options"
     add("--model", required=True, metavar="NAME", help=source)
     add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
     add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")

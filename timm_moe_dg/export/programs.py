@@ -1,7 +1,7 @@
 """Models as programs that run without this package: ONNX, torch.export and TorchScript, with a batch of any size.
 
 Every program is loaded back from its file and has to give the eager model's logits. Inputs are images (B, 3, H, W),
-normalised, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
+normalized, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
 """
 
 import importlib

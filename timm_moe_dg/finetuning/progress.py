@@ -65,7 +65,7 @@ class StepMeter:
         return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
 
     def load_state_dict(self, state: MeterState) -> None:
-        """Goes on counting from there."""
+        """Restores that state."""
         self._steps = state["steps"]
         self._sums: dict[str, Tensor] = dict(state["sums"])
         self._start = time.perf_counter() - state["seconds"]

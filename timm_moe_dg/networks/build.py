@@ -101,7 +101,7 @@ def build_network(
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
-    source = initial_checkpoint or ("published weights" if pretrained else "random initialisation")
+    source = initial_checkpoint or ("published weights" if pretrained else "random initialization")
     _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
     return network
 

@@ -70,7 +70,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
 
 
 def freeze_batch_norm(network: nn.Module) -> None:
-    """Keeps the running statistics of batch normalisation as they are, and normalises by them in training too.
+    """Keeps the running statistics of batch normalization as they are, and normalizes by them in training too.
 
     Scales and shifts are trained still. Says so where there is any; vision transformers have none.
     """

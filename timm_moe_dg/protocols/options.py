@@ -32,7 +32,7 @@ class Role(Flag):
     FILLED_IN = auto()  # by `make_plan` where it is not given; args.yaml names those that were
     PLANNED = auto()  # decided by a sweep for each of its runs
     DATA = auto()  # decides which images there are and how they are split
-    PLACE = auto()  # where files are; moved data is recognised by its content
+    PLACE = auto()  # where files are; moved data is recognized by its content
     MEANS = auto()  # how it is computed, which has no part in the numbers
     ONCE = auto()  # of one start of a run; repeating its args.yaml leaves it out
     DOMAINBED = auto()  # where DomainBed puts things, in its own runs
@@ -87,7 +87,7 @@ class ModelOptions:
     freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
         help="backbone: draw a new classifier and train nothing else (default: train everything)")
     freeze_bn: bool = option(True,
-        help="keep the running statistics of batch normalisation, as the papers do (default: on)")
+        help="keep the running statistics of batch normalization, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
@@ -96,7 +96,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """What a step minimises, and what is made of the weights."""
+    """What a step minimizes, and what is made of the weights."""
 
     algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
         help="one of {names} (default: %(default)s)")

@@ -24,7 +24,7 @@ def leave_one_domain_out(num_domains: int) -> DomainSets:
     return [(domain,) for domain in range(num_domains)]
 
 
-def leave_one_domain_out_cv(num_domains: int) -> DomainSets:
+def leave_one_or_two_domains_out(num_domains: int) -> DomainSets:
     """Holds out each domain and each pair of domains once: n + n(n-1)/2 runs."""
     return leave_one_domain_out(num_domains) + list(combinations(range(num_domains), 2))
 
@@ -39,7 +39,7 @@ def single_source(num_domains: int) -> DomainSets:
 PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingProxyType(
     {
         "leave_one_domain_out": (leave_one_domain_out, "{n}", 2),
-        "leave_one_domain_out_cv": (leave_one_domain_out_cv, "{n} + {n}*{m}/2", 3),
+        "leave_one_domain_out_cv": (leave_one_or_two_domains_out, "{n} + {n}*{m}/2", 3),
         "single_source": (single_source, "{n}", 2),
     }
 )

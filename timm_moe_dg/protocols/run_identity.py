@@ -1,4 +1,4 @@
-"""Arguments that determine a run's results: to tell settings apart, to recognise a run, to name what differs."""
+"""Arguments that determine a run's results: to tell settings apart, to recognize a run, to name what differs."""
 
 import json
 from collections.abc import Mapping
