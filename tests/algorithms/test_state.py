@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.algorithms.networks import minibatches, network
+from tests.algorithms.networks import network
 from tests.algorithms.test_updates import build, train
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
@@ -97,60 +97,9 @@ def test_an_average_goes_on_from_its_state(name):
                 assert torch.equal(one, two), (cut, look)
 
 
-def before_formats(value):
-    """A state as written before formats were numbered: what is (1,) now was (), what is `ended` was `dead`."""
-    if isinstance(value, torch.Tensor):
-        return value.reshape(()) if value.shape == (1,) else value
-    if isinstance(value, list):
-        return [before_formats(item) for item in value]
-    if isinstance(value, dict):
-        return {{"ended": "dead"}.get(key, key): before_formats(item) for key, item in value.items()}
-    return value
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_released_swad_goes_on_from_a_state_of_before_formats(ends):
-    losses = [5.0, 3.0, 3.5, *([9.0] * 9 if ends else [3.2] * 9)]
-
-    def run(average, net, steps):
-        for step in steps:
-            torch.manual_seed(step)
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.copy_(torch.randn_like(parameter))
-            average.update(net, step)
-            average.evaluated(step, losses[step])
-        return average.final()
-
-    nets = [nn.Linear(2, 1) for _ in range(3)]  # its bias is (1,)
-    first, second, straight = (AVERAGING["swad_released"](net, AVERAGES["swad_released"]) for net in nets)
-    expected = run(straight, nets[2], range(12))
-    run(first, nets[0], range(9))
-    state = before_formats(through_json(dict(first.state_dict())))
-    assert state["_extra_state"]["dead"] is ends
-    assert "ended" not in state["_extra_state"]
-    second.load_state_dict(state)
-    for one, two in zip(expected.parameters(), run(second, nets[1], range(9, 12)).parameters(), strict=True):
-        assert one.shape == two.shape
-        assert torch.equal(one, two)
-
-
 def test_the_frozen_twin_is_not_in_miro_s_state_but_follows_its_device_and_type():
     algorithm, context = build("MIRO", network("mlp"))
     train(algorithm, context, "mlp", range(1))
     assert set(algorithm.state_dict()) == {"b.0", "b.1"}
     assert next(algorithm._twin[0].parameters()).dtype == torch.float64
     assert next(algorithm.to("meta")._twin[0].parameters()).device.type == "meta"
-
-
-def test_a_network_that_is_tapped_can_be_copied_and_its_copy_is_a_network_of_its_own():
-    from copy import deepcopy
-
-    net = network("mlp")
-    algorithm, context = build("CORAL", net)
-    train(algorithm, context, "mlp", range(1))
-    copy = deepcopy(net)
-    copy.train()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None
-    net.eval()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None
