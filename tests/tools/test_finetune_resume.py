@@ -237,6 +237,7 @@ def two_processes(rank, output, ports):
             tool.main([*words, *(("stopped", "--resume") if name == "resumed" else (name,))])
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path):
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
