@@ -84,7 +84,7 @@ def check_models(args: argparse.Namespace) -> None:
         check_name(name)
     for name in args.model:
         mixture_layer(timm.create_model(name, device="meta"))
-    for setting in settings(args):
+    for setting in model_options(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
 
 
@@ -224,7 +224,7 @@ def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str,
     ]
 
 
-def settings(args: argparse.Namespace) -> list[dict[str, Any]]:
+def model_options(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every combination of the command line's lists."""
     grid = itertools.product(args.model, args.mode, args.img_size, args.num_experts, args.top_k, args.batch_size)
     return [
@@ -264,7 +264,7 @@ def report(args: argparse.Namespace) -> None:
     heading = f"{'M param':>8} {'GMACs':>7} {'ms':>9} {'ratio to it (quartiles)':>23} {'MiB (ratio)':>13}"
     print(f"{'model':40} {'mode':9} {'batch':>5} {heading}")
     rows = []
-    for setting in settings(args):
+    for setting in model_options(args):
         new = measure(setting, args)
         print("\n".join(table_line(row, new[0]) for row in new), flush=True)
         rows += new

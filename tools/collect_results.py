@@ -4,7 +4,7 @@
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
-Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are per cent; a run that is
+Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are percent; a run that is
 missing is named below its table, and runs without a `done` file are left out.
 """
 

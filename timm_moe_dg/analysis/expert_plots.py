@@ -25,7 +25,7 @@ def plot_domain_map(domains: DomainMap, path: Path, places: Mapping[str, Tensor]
     Args:
         domains: From `domain_map`.
         path: Picture to write.
-        places: Name of a group -> (N, 2) coordinates, outlined and labelled on top.
+        places: Name of a group -> (N, 2) coordinates, outlined and labeled on top.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

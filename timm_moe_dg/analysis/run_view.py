@@ -97,7 +97,7 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
     args = run_arguments(source)
     model = load_trained(source, img_size=args.get("img_size")).to(device)
     config = data_config(model, args.get("img_size"))
-    size = tuple(config["input_size"][1:])
+    size = config["input_size"][1:]
     view = evaluation_transform(size, config["mean"], config["std"])
     return RunView(folder, args, model, size, view, device, batch_size)
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .canvas import DPI, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Curves = Mapping[str, Sequence[float]]
 
@@ -71,14 +75,14 @@ def plot_against_experts(
 
 
 def _line_with_range(
-    axes: Any, at: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], **options: Any
+    axes: "Axes", at: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], marker: str | None = None
 ) -> None:
     color, dashes = style
-    axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, **options)
+    axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, marker=marker)
     axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: "Figure", path: Path) -> None:
     for axes in figure.axes:
         labels = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
         for text in labels:

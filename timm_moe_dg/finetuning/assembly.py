@@ -1,6 +1,5 @@
 """The model of a run: the network with its starting weights, and all that changes them in a step."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..errors import ArgumentError
 from ..losses import force_tokens
-from ..networks.build import build_network, checkpoint_activations, data_config, save_network
+from ..networks.build import DataConfig, build_network, checkpoint_activations, data_config, save_network
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import RunOptions
@@ -43,7 +42,7 @@ class Model:
     schedule: Scheduler | None
     averaging: Averaging | None
     with_metadata: bool
-    data_config: Mapping[str, Any]
+    data_config: DataConfig
     classes: tuple[str, ...]
 
     def save(self, network: nn.Module, folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
+from ..cli.arguments import Arguments
 from ..data import (
     Benchmark,
     Domain,
@@ -54,7 +55,7 @@ class RunPlan:
     training: Sequence[int]
     splits: Sequence[Split]
     folder: RunFolder
-    record_args: Mapping[str, Any]
+    record_args: Arguments
 
     @property
     def names(self) -> list[str]:
@@ -66,7 +67,7 @@ class RunPlan:
         """Names of the classes."""
         return self.domains[0].classes
 
-    def identity(self, **launched: object) -> dict[str, Any]:
+    def identity(self, **launched: object) -> dict[str, object]:
         """Returns all that the numbers of a run follow from; a resumed run has to have the same.
 
         Args:

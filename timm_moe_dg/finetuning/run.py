@@ -1,10 +1,10 @@
 """A run in progress: where it begins, and what it does besides taking steps: evaluate, record, save, end."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -14,15 +14,26 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..algorithms import Minibatches
+from ..cli.arguments import Arguments
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores
+from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
-from ..storage.checkpoint import TrainingState
+from ..storage.checkpoint import RunState, TrainingState
 from ..storage.run_folder import summary_row
 from .assembly import Model
 from .loaders import build_loaders
 from .plan import RunPlan, wanted_trackers
 from .progress import StepMeter, Trackers, domain_table, summary
 from .stopping import Interruption
+
+
+class Scores(TypedDict):
+    """What an evaluation measures, as `Record` has it."""
+
+    in_acc: tuple[float, ...]
+    out_acc: tuple[float, ...]
+    out_loss: tuple[float, ...]
+    roles: dict[str, RoleScores]
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,8 @@ class Beginning:
         first_step: The first that is taken.
     """
 
-    identity: Mapping[str, Any]
-    checkpoint: Mapping[str, Any] | None
+    identity: Arguments
+    checkpoint: RunState | None
     first_step: int
 
 
@@ -149,7 +160,7 @@ class FineTuning:
             return "asked to end at the start"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with --resume {folder.path}"
 
-    def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
+    def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
         """Scores a model on every domain; all processes take part."""
         domains = self.plan.domains
         with self.accelerator.autocast():
@@ -219,7 +230,7 @@ def training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> 
     )
 
 
-def restore(run: FineTuning, checkpoint: Mapping[str, Any]) -> None:
+def restore(run: FineTuning, checkpoint: RunState) -> None:
     """Puts everything back to where a checkpoint was written, the records too."""
     folder = run.plan.folder
     run.state.restore(checkpoint)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import jinja2
 import yaml
@@ -13,10 +13,41 @@ from torch import nn
 from ..data import BENCHMARKS
 from ..networks.trained import label_names
 from ..protocols import reported_accuracy
-from .config import read_config, write_config
+from .config import Config, read_config, write_config
 from .origin import DomainResult, Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
+
+
+class Family(TypedDict):
+    """A family of models; `paper` is the name of its entry among the papers."""
+
+    name: str
+    paper: str
+    tags: list[str]
+
+
+class Paper(TypedDict):
+    """A paper; the citation is BibTeX."""
+
+    reference: str
+    citation: str
+
+
+class DenseSource(TypedDict):
+    """Published weights that models start from, and the BibTeX of their paper."""
+
+    license: str
+    citation: str
+
+
+class Facts(TypedDict):
+    """What facts.yaml says about a model."""
+
+    template: str
+    family: Family
+    paper: Paper
+    dense_sources: dict[str, DenseSource]
 
 
 def write_card(
@@ -46,13 +77,13 @@ def write_card(
     return card
 
 
-def _inherited_license(config: Mapping[str, Any], origin: Origin) -> str:
+def _inherited_license(config: Config, origin: Origin) -> str:
     """The license that a model's registered weights have, if the run's own began as published ones."""
     known = config["pretrained_cfg"].get("license") if origin.base_model else None
     return known or "unknown"
 
 
-def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
+def read_facts(cards: Path, architecture: str) -> Facts:
     """Looks up what facts.yaml says about a model: its family, that family's paper, and all dense sources."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
@@ -107,7 +138,7 @@ def _relevant(row: DomainResult) -> tuple[str, str, float]:
     return ("held-out", "in", row.inside) if row.held_out else ("training", "out", row.outside)
 
 
-def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, object]:
     return {
         "architecture": config["architecture"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -120,7 +151,7 @@ def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) ->
     }
 
 
-def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mapping[str, Any]) -> str:
+def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, object]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(cards),
         undefined=jinja2.StrictUndefined,
@@ -129,16 +160,16 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
         keep_trailing_newline=True,
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
-    source = facts["dense_sources"].get(origin.base_model, {})
+    source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
-    name = model["repo_id"].partition("/")[2]
+    name = str(model["repo_id"]).partition("/")[2]
     page = {**model, "name": name, "origin": origin, "paper": facts["paper"], "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin)
     return environment.get_template(facts["template"]).render(page)
 
 
-def _run_facts(origin: Origin) -> dict[str, Any]:
+def _run_facts(origin: Origin) -> dict[str, object]:
     record = origin.selected
     return {
         "record": record,

@@ -2,15 +2,15 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import timm
 from timm.models import parse_model_name
 
-from ..cli.arguments import option_words
+from ..cli.arguments import Arguments, option_words
 from ..protocols import Record, training_domain_validation
 from ..protocols.options import NOT_IDENTITY
 from ..results.runs import domain_names
@@ -54,7 +54,7 @@ class Origin:
         return training_domain_validation(self.records)
 
     @property
-    def args(self) -> Mapping[str, Any]:
+    def args(self) -> Arguments:
         """Options of the run."""
         return self.selected.args
 
@@ -92,7 +92,7 @@ def hub_link(repository: str) -> str:
     return f"[{repository}](https://huggingface.co/{repository})"
 
 
-def training_command(args: Mapping[str, Any], width: int = 100) -> str:
+def training_command(args: Arguments, width: int = 100) -> str:
     """Writes the command that repeats a run, every option spelled out, broken into lines that a shell joins.
 
     Args:
@@ -115,7 +115,7 @@ def training_command(args: Mapping[str, Any], width: int = 100) -> str:
     return " \\\n".join(lines)
 
 
-def without_local_paths(args: Mapping[str, Any]) -> dict[str, Any]:
+def without_local_paths(args: Arguments) -> dict[str, object]:
     """Shortens absolute paths among a run's options to their last part: nobody else has these folders."""
     return {name: _shortened(value) if isinstance(value, str) else value for name, value in args.items()}
 

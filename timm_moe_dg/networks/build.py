@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import timm
 from huggingface_hub.errors import HfHubHTTPError
@@ -29,6 +29,26 @@ _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pi
 _logger = logging.getLogger(__name__)
 
 
+class DataConfig(TypedDict):
+    """How images reach a network, in timm's words.
+
+    Attributes:
+        input_size: (3, height, width).
+        mean: Of each channel, which is subtracted.
+        std: Of each channel, which is divided by.
+        interpolation: Of resizing.
+        crop_pct: Share of the image that is seen.
+        crop_mode: How it is cut or squeezed to size.
+    """
+
+    input_size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+
+
 def build_network(
     name: str,
     num_classes: int | None,
@@ -37,7 +57,7 @@ def build_network(
     initial_checkpoint: str | os.PathLike[str] | None = None,
     img_size: int | None = None,
     drop_path: float | None = None,
-    model_kwargs: Mapping[str, Any] | None = None,
+    model_kwargs: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Builds any timm model with its starting weights.
 
@@ -81,12 +101,12 @@ def build_network(
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
-    source = initial_checkpoint or ("published weights" if pretrained else "random initialisation")
+    source = initial_checkpoint or ("published weights" if pretrained else "random initialization")
     _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
     return network
 
 
-def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, Any]:
+def data_config(network: nn.Module, img_size: int | None = None) -> DataConfig:
     """Returns timm's data configuration of a network as this package feeds it: squeezed to size, bilinear, no crop.
 
     Args:
@@ -97,7 +117,8 @@ def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, An
         input_size (3, height, width), mean, std, interpolation, crop_pct and crop_mode.
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
-    return resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+    found = resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+    return cast(DataConfig, found)
 
 
 def checkpoint_activations(network: Any) -> None:
@@ -113,7 +134,7 @@ def checkpoint_activations(network: Any) -> None:
         raise ArgumentError.of("grad_checkpointing", True, f"{name} does not support it ({error})") from error
 
 
-def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: Mapping[str, Any]) -> None:
+def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
     """Writes a timm folder: config.json with class names, preprocessing and MoGE's expert mode, model.safetensors.
 
     Args:
@@ -149,13 +170,13 @@ def check_name(name: str) -> None:
         raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
 
 
-def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+def _check_kwargs(kwargs: Mapping[str, object]) -> None:
     taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
     if taken:
         raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
 
 
-def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:
     """Points a model's configuration at a file, with the number of classes that is in it."""
     try:
         weights = load_state_dict(str(path))

@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any
 
 from ..cli.arguments import (
+    Arguments,
     fraction,
     fraction_to_1,
     json_object,
@@ -32,7 +32,7 @@ class Role(Flag):
     FILLED_IN = auto()  # by `make_plan` where it is not given; args.yaml names those that were
     PLANNED = auto()  # decided by a sweep for each of its runs
     DATA = auto()  # decides which images there are and how they are split
-    PLACE = auto()  # where files are; moved data is recognised by its content
+    PLACE = auto()  # where files are; moved data is recognized by its content
     MEANS = auto()  # how it is computed, which has no part in the numbers
     ONCE = auto()  # of one start of a run; repeating its args.yaml leaves it out
     DOMAINBED = auto()  # where DomainBed puts things, in its own runs
@@ -87,16 +87,16 @@ class ModelOptions:
     freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
         help="backbone: draw a new classifier and train nothing else (default: train everything)")
     freeze_bn: bool = option(True,
-        help="keep the running statistics of batch normalisation, as the papers do (default: on)")
+        help="keep the running statistics of batch normalization, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
-    model_kwargs: Mapping[str, Any] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
+    model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """What a step minimises, and what is made of the weights."""
+    """What a step minimizes, and what is made of the weights."""
 
     algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
         help="one of {names} (default: %(default)s)")
@@ -187,7 +187,7 @@ class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, Outp
 
 
 _DECLARED = declared(RunOptions)
-DEFAULTS: Mapping[str, Any] = vars(RunOptions())
+DEFAULTS: Arguments = vars(RunOptions())
 # What is written down beside the options
 _BESIDE: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
@@ -205,7 +205,7 @@ def having(role: Role) -> tuple[str, ...]:
 NOT_IDENTITY = frozenset(having(PLACE | MEANS | ONCE))  # what has no part in a run's numbers
 
 
-def by_today_s_names(args: Mapping[str, Any]) -> dict[str, Any]:
+def by_today_s_names(args: Arguments) -> Arguments:
     """Renames arguments that an older run, or DomainBed's, has under another spelling."""
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in args.items()}
     return renamed | {name: value for name, value in args.items() if name in renamed}

@@ -9,19 +9,20 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
+from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError
 from ..protocols.formats import read_arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
 from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 from .atomic import append_line, recovered, replaced, write_text
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, RunState
 
 BEST = {"training_domain_validation": "best", "oracle": "best_oracle"}  # selection rule -> folder of its network
 ARGUMENTS = "args.yaml"
@@ -41,7 +42,7 @@ class RunFolder:
         FormatError: What it holds is of another format.
     """
 
-    def __init__(self, path: str | os.PathLike[str], args: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], args: Arguments, *, resume: bool = False) -> None:
         self.path = Path(path)
         self.args = args
         self.records: list[Record] = []
@@ -54,9 +55,9 @@ class RunFolder:
         """The record that training-domain validation picks so far."""
         return training_domain_validation(self.records)
 
-    def newest_checkpoint(self) -> dict[str, Any] | None:
+    def newest_checkpoint(self) -> RunState | None:
         """Reads what to go on from; None, and a message if the run had begun, when it starts afresh."""
-        checkpoint = self.checkpoints.newest()
+        checkpoint = cast(RunState | None, self.checkpoints.newest())  # what was written
         if checkpoint is None and self.path.exists():
             _logger.info(f"{self.path} holds no complete checkpoint: starting afresh")
         return checkpoint
@@ -124,7 +125,7 @@ def run_arguments(model: str) -> dict[str, Any]:
     """
     source, _, folder = model.partition(":")
     path = Path(folder).parent / ARGUMENTS
-    return read_arguments(path, "model") if source == "local-dir" and path.is_file() else {}
+    return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
 
 
 def summary_row(record: Record) -> dict[str, float | bool]:
