@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from timm.models import safe_model_name
 
@@ -21,6 +21,8 @@ from ..data import (
     split_domains,
     training_domains,
 )
+from ..data.photograph_split import FileDomain
+from ..data.photograph_split import split_by_photograph as by_photograph
 from ..errors import ArgumentError
 from ..protocols.formats import stamp
 from ..protocols.options import FILLED_IN, RunOptions, having
@@ -100,11 +102,43 @@ def make_plan(options: RunOptions) -> RunPlan:
     filled = fill_in(options, benchmark, hparams, domains)
     names = [domain.name for domain in domains]
     training = training_domains(names, filled.test_domains, evaluation_only(domains))
-    splits = split_domains(domains, training, trial_seed=filled.trial_seed, holdout_fraction=filled.holdout_fraction)
+    splits = make_splits(
+        domains,
+        training,
+        trial_seed=filled.trial_seed,
+        holdout_fraction=filled.holdout_fraction,
+        split_by_photograph=filled.split_by_photograph,
+    )
     args = {**vars(filled), **stamp()}
     folder = RunFolder(Path(filled.output, filled.experiment), args, resume=filled.resume is not None)
-    record_args = {**args, "test_envs": filled.test_domains, "domains": names}
+    facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
+    record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def make_splits(
+    domains: Sequence[Domain],
+    training: Sequence[int],
+    *,
+    trial_seed: int,
+    holdout_fraction: float,
+    split_by_photograph: bool,
+) -> list[Split]:
+    """Splits every domain as a run's options say; see `split_domains` and `data.photograph_split`.
+
+    Raises:
+        ProtocolError: They leave a domain nothing to train on or to validate on.
+    """
+    if split_by_photograph:
+        return by_photograph(cast(Sequence[FileDomain], domains), training)  # it refuses others
+    return split_domains(domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
+
+
+def _way_of_splitting(options: RunOptions, domain: Domain) -> str:
+    """Names what `make_splits` does with a domain, for whoever reads the records."""
+    if options.split_by_photograph:
+        return "photograph"
+    return "random" if domain.split is None else "official"
 
 
 def config_hparams(

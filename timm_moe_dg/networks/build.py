@@ -26,6 +26,7 @@ DROP_PATH = 0.1  # what the papers fine-tune with
 # A download that breaks off raises its HTTP library's own error
 _HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
 _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
+_ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
 
 
@@ -78,6 +79,8 @@ def build_network(
         if not loads:
             raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
         raise _unusable(name, initial_checkpoint, error) from error
+    if not pretrained:
+        network.pretrained_cfg = without_origin(network.pretrained_cfg)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -98,6 +101,11 @@ def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, An
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
     return resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+
+
+def without_origin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a network's configuration without what it says of published weights that its own did not begin as."""
+    return {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
 def checkpoint_activations(network: Any) -> None:

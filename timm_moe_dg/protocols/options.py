@@ -58,6 +58,8 @@ class DataOptions:
         help="repetition; decides the splits (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
         help="share of a domain for validation (default: %(default)s)")
+    split_by_photograph: bool = option(False, role=DATA,
+        help="split by photograph, the same in all domains, which hold it in several styles (default: by domain)")
     class_balanced: bool = option(False,
         help="draw every class of a domain equally often, instead of every image (default: off)")
     val_augment: bool = option(False,
@@ -190,7 +192,7 @@ _DECLARED = declared(RunOptions)
 DEFAULTS: Mapping[str, Any] = vars(RunOptions())
 # What is written down beside the options
 _BESIDE: Mapping[str, Role] = {
-    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("filled_in", "format", "versions", "domain_facts"), ONCE),
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), DOMAINBED),
 }
 _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_BESIDE}
