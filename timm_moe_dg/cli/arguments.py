@@ -147,6 +147,11 @@ def non_negative(text: str) -> float:
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
 
 
+def positive(text: str) -> float:
+    """Reads a finite number above 0."""
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
+
+
 def fraction(text: str) -> float:
     """Reads a number from 0 up to, but without, 1."""
     return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")

@@ -87,6 +87,8 @@ def make_plan(options: RunOptions) -> RunPlan:
         MissingDependencyError: A tracker is not installed.
         ProtocolError: Domains or splits leave nothing to train on or to evaluate.
     """
+    if options.epochs is not None and options.steps is not None:
+        raise ArgumentError.of("epochs", options.epochs, f"leave it out, or --steps {options.steps}")
     method = get_algorithm(options.algorithm)
     averaging = get_averaging(options.averaging) if options.averaging else None
     benchmark = get_benchmark(options.dataset)
@@ -109,6 +111,9 @@ def make_plan(options: RunOptions) -> RunPlan:
         holdout_fraction=filled.holdout_fraction,
         split_by_photograph=filled.split_by_photograph,
     )
+    if filled.epochs is not None:
+        smallest = min(len(splits[position].inside) for position in training)
+        filled = replace(filled, steps=max(1, round(filled.epochs * smallest / filled.batch_size)))
     args = {**vars(filled), **stamp()}
     folder = RunFolder(Path(filled.output, filled.experiment), args, resume=filled.resume is not None)
     facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]

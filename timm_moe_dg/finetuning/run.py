@@ -1,5 +1,6 @@
 """A run in progress: where it begins, and what it does besides taking steps: evaluate, record, save, end."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,10 @@ from .assembly import Model
 from .loaders import build_loaders
 from .plan import RunPlan, wanted_trackers
 from .progress import StepMeter, Trackers, domain_table, summary
+from .resume import can_be_extended
 from .stopping import Interruption
+
+_COMMAND = "accelerate launch tools/finetune.py --resume"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def find_beginning(plan: RunPlan, accelerator: Accelerator) -> Beginning:
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     identity = plan.identity(**launched)
     if checkpoint is not None:
-        check_unchanged(checkpoint["identity"], identity)
+        # Steps may have been added since, which args.yaml, that is compared as a whole, then says
+        check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
     return Beginning(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)
 
 
@@ -127,17 +132,16 @@ class FineTuning:
     def catch_up(self, stop: Interruption) -> None:
         """Does what was left to do after the step that a resumed run goes on from."""
         last = self.beginning.first_step - 1
-        if last >= 0 and self.is_evaluated(last):
-            found = [record for record in self.plan.folder.records if record.step == last]
-            if found:
-                self._conclude(found[0])
-            else:
-                self.evaluate(last, stop)
+        found = [record for record in self.plan.folder.records if record.step == last]
+        if found:
+            self._conclude(found[0])
+        elif last >= 0 and self.is_evaluated(last):
+            self.evaluate(last, stop)
 
     def close(self) -> None:
         """Marks the run as finished, on the main process, and says what it found."""
         folder = self.plan.folder
-        folder.finish()
+        folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         self.trackers.finish()
         self.accelerator.print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
         self.accelerator.print(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
@@ -147,7 +151,8 @@ class FineTuning:
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
-        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with --resume {folder.path}"
+        command = f"{_COMMAND} {shlex.quote(str(folder.path))}"
+        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
         """Scores a model on every domain; all processes take part."""

@@ -18,6 +18,7 @@ from ..cli.arguments import (
     key_value,
     non_negative,
     non_negative_int,
+    positive,
     positive_int,
 )
 from ..cli.options import add_options, declared, option
@@ -123,6 +124,8 @@ class TrainingOptions:
     """How long is trained, with which optimizer, and on what."""
 
     steps: int = option(None, role=FILLED_IN, type=positive_int, help="training steps (default: data set's)")
+    epochs: float | None = option(None, role=MEANS, type=positive,  # the numbers follow from the steps that it comes to
+        help="instead of --steps: passes over the smallest training domain")
     eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
     batch_size: int = option(None, "-b", role=_HYPER_PARAMETER, type=positive_int,
