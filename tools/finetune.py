@@ -57,6 +57,7 @@ from timm_moe_dg.finetuning import (
     Interruption,
     RunLog,
     build_model,
+    describe,
     find_beginning,
     join_processes,
     make_plan,
@@ -86,6 +87,8 @@ def train(run: FineTuning, stop: Interruption) -> None:
     hidden = not accelerator.is_main_process
     bar = tqdm(steps, options.model, options.steps, initial=first, unit="step", disable=hidden)
     run.catch_up(stop)
+    if run.has_stalled():
+        return
     for step, minibatches in zip(bar, run.batches, strict=False):
         # What a step draws is a function of the step
         set_seed(seed_hash(options.seed, step, accelerator.process_index))
@@ -110,6 +113,10 @@ def train(run: FineTuning, stop: Interruption) -> None:
             raise Interrupted
         if evaluated:
             run.evaluate(step, stop)
+            if run.has_stalled():
+                said = f"ending after step {step}: {options.early_stop} evaluations without a better validation"
+                accelerator.print(said)
+                break
 
 
 def finish(run: FineTuning, stop: Interruption) -> None:
@@ -125,6 +132,10 @@ def finetune(options: RunOptions, log: RunLog) -> None:
     """Runs the whole of it: checks and data, then the model, then the loop."""
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
+    accelerator.print(describe(plan))
+    if options.dry_run:
+        accelerator.print("dry run: nothing was trained")
+        return
     beginning = find_beginning(plan, accelerator)
     log.keep_in(plan.folder)
     set_seed(plan.options.seed)

@@ -125,3 +125,36 @@ def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
     assert process.returncode == 130, text
     assert "go on with: accelerate launch tools/finetune.py --resume" in text
     assert "Traceback" not in text
+
+
+def test_a_dry_run_checks_says_and_writes_nothing(tmp_path, capsys):
+    words = ["--dataset", "colored_digits", "--test_domains", "+80%", "--dry_run", "--output", str(tmp_path / "runs")]
+    load_tool("finetune").main(words)
+    out = capsys.readouterr().out
+    assert "held out: +80%\n" in out
+    assert out.endswith("dry run: nothing was trained\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_gets_no_better_ends_early_and_is_finished(tmp_path, capsys):
+    words = [*RUN, "--workers", "0", "--lr", "0", "--steps", "50", "--early-stop", "2", "--eval-freq", "1"]
+    load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "a"])
+    assert [record.step for record in read_records(tmp_path / "a" / "results.jsonl")] == [0, 1, 2]
+    assert "ending after step 2: 2 evaluations without a better validation" in capsys.readouterr().out
+    assert (tmp_path / "a" / "done").exists()
+
+
+def test_what_changes_the_training_has_a_part_in_it_and_survives_reloading(tmp_path):
+    words = [*RUN, *QUICK, "--steps", "2", "--aa", "rand-m9-mstd0.5", "--reprob", "0.3", "--label-smoothing", "0.1"]
+    words += ["--class-weights", "balanced", "--mean", "0.1", "0.2", "0.3", "--std", "0.4", "0.5", "0.6"]
+    tool = load_tool("finetune")
+    for name, further in (("a", []), ("b", []), ("c", ["--reprob", "0.9"])):
+        tool.main([*words, *further, "--output", str(tmp_path), "--experiment", name])
+    a, b, c = (read_records(tmp_path / name / "results.jsonl")[-1] for name in "abc")
+    assert (a.losses, a.out_loss) == (b.losses, b.out_loss)
+    assert a.losses != c.losses
+    assert json.loads((tmp_path / "a" / "best" / "config.json").read_text())["pretrained_cfg"]["mean"] == [
+        0.1,
+        0.2,
+        0.3,
+    ]

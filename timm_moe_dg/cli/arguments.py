@@ -14,6 +14,11 @@ import yaml
 from ..errors import ArgumentError
 
 
+def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line, without the program's name, whose options may be spelt with hyphens or underscores."""
+    return parser.parse_args([_hyphenated(word) for word in argv])
+
+
 def parse_arguments(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
@@ -87,6 +92,11 @@ def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argum
             raise ArgumentError.of(argument, source, f"{key!r} is no option of {parser.prog}; see --help")
         words += _option_words(action, value)
     return words
+
+
+def position_or_name(text: str) -> int | str:
+    """Reads a whole number as such, and anything else as a name."""
+    return int(text) if text.isdecimal() else text
 
 
 def key_value(text: str) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ from .plan import RunPlan, make_plan
 from .resume import nothing_to_do, parse_resumable, run_parser
 from .run import Beginning, FineTuning, find_beginning, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from .summary import describe
 
 __all__ = [
     "Beginning",
@@ -18,6 +19,7 @@ __all__ = [
     "RunLog",
     "RunPlan",
     "build_model",
+    "describe",
     "find_beginning",
     "join_processes",
     "make_plan",

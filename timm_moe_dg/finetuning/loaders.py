@@ -15,6 +15,7 @@ from ..data import (
     training_loader,
     training_transform,
 )
+from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 
@@ -45,7 +46,8 @@ def build_loaders(
     options = plan.options
     view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
     loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
-    augmented = training_transform(plan.benchmark.augmentation, **view)
+    own = training_transform(plan.benchmark.augmentation, **view)
+    augmented = with_timm_augmentation(own, options.aa, options.reprob, **view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
     sampler = StepSampler(plan.training, options.batch_size, first_step, process, num_processes)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None

@@ -23,7 +23,7 @@ from ..data import (
 )
 from ..data.photograph_split import FileDomain
 from ..data.photograph_split import split_by_photograph as by_photograph
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ProtocolError
 from ..protocols.formats import stamp
 from ..protocols.options import FILLED_IN, RunOptions, having
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
@@ -95,6 +95,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     check_optimizer(options.opt)
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
+    _check_task_loss(options, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
@@ -176,9 +177,12 @@ def fill_in(
     Raises:
         ArgumentError: The classifier is smaller than the data needs.
     """
-    given = vars(options)
     classes = len(domains[0].classes)
-    test_domains = evaluation_only(domains) or [0] if options.test_domains is None else list(options.test_domains)
+    if options.test_domains is None:
+        test_domains = evaluation_only(domains) or [0]
+    else:
+        test_domains = domain_positions(options.test_domains, [domain.name for domain in domains])
+        options = replace(options, test_domains=test_domains)
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
     found: dict[str, Any] = {
         **{name: hparams[name] for name in _RATES},
@@ -192,11 +196,32 @@ def fill_in(
             [f"{datetime.now():%Y%m%d-%H%M%S}", *map(safe_model_name, (options.dataset, options.model))]
         ),
     }
-    open_ = [name for name in having(FILLED_IN) if given[name] is None]
+    open_ = [name for name in having(FILLED_IN) if vars(options)[name] is None]
     filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
+
+
+def domain_positions(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
+    """Finds domains by name; whole numbers are positions, unless they are names and no positions.
+
+    Raises:
+        ProtocolError: A name is unknown, or stands beside positions.
+    """
+    positions = [one for one in given if isinstance(one, int)]
+    if len(positions) == len(given) and set(positions) <= set(range(len(names))):
+        return positions
+    words = list(map(str, given))
+    if set(words) <= set(names):
+        return [names.index(word) for word in words]
+    if len(positions) == len(given):
+        return positions  # which `training_domains` refuses
+    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
+    if positions:
+        raise ProtocolError.of("test_domains", list(given), f"give names or positions, not both, out of: {listing}")
+    unknown = ", ".join(word for word in words if word not in names)
+    raise ProtocolError.of("test_domains", list(given), f"no domain is called {unknown}; choose from: {listing}")
 
 
 def wanted_trackers(options: RunOptions) -> list[str]:
@@ -209,6 +234,14 @@ def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
     for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
         if vars(options)[name]:
             remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
+            raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
+    """Leaves smoothed labels and weighted classes to the methods whose task loss knows them."""
+    for name in ("label_smoothing", "class_weights") if not method.TAKES_TASK_LOSS else ():
+        if vars(options)[name]:
+            remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
             raise ArgumentError.of(name, vars(options)[name], remedy)
 
 

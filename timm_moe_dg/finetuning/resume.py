@@ -113,12 +113,13 @@ def nothing_to_do(options: RunOptions) -> str | None:
 
 def can_be_extended(args: Mapping[str, Any]) -> bool:
     """Whether the steps that a run took would have been the same, had more of them been asked for."""
-    return not (args["sched"] or args["averaging"])
+    return not (args["sched"] or args["averaging"] or args["early_stop"])
 
 
 def _obstacle(run: Path, recorded: Mapping[str, Any]) -> str | None:
     """Why a finished run cannot take further steps, if it cannot."""
     if not can_be_extended(recorded):
-        kind = f"its {recorded['sched']} schedule" if recorded["sched"] else f"its average ({recorded['averaging']})"
-        return f"{kind} ends with the {recorded['steps']} steps that it was begun with"
+        ends = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}
+        kind = " and ".join(f"its {words} ({recorded[name]})" for name, words in ends.items() if recorded[name])
+        return f"{kind} goes with the {recorded['steps']} steps that it was begun with"
     return None if Checkpoints(run / "checkpoints").newest() else "its last checkpoint is not there"

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..algorithms import Minibatches
-from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores
+from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
 from ..protocols.run_identity import check_unchanged
 from ..storage.checkpoint import TrainingState
 from ..storage.run_folder import summary_row
@@ -89,6 +89,16 @@ class FineTuning:
     def is_evaluated(self, step: int) -> bool:
         """Whether an evaluation follows a step."""
         return step % self.plan.options.eval_freq == 0 or step == self.plan.options.steps - 1
+
+    def has_stalled(self) -> bool:
+        """Whether --early-stop ends the run here; all processes have to ask, and get the same answer."""
+        patience = self.plan.options.early_stop
+        if patience is None:
+            return False
+        accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
+        stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
+        # The main process has the records
+        return any(gather_object([stalled and self.accelerator.is_main_process]))
 
     def is_saved(self, step: int) -> bool:
         """Whether --save-freq asks for a checkpoint after a step."""

@@ -74,7 +74,7 @@ class RunFolder:
         self.records = [replace(record, args={**record.args, **steps}) for record in kept]
 
     def cut_back(self) -> None:
-        """Removes from the files what `read_until` left out and what was half-written, and `done` of an extended run."""
+        """Removes from the files what `read_until` left out or was half-written, and the end of a run that goes on."""
         if self._extends:
             (self.path / DONE).unlink()
             write_text(self.path / ARGUMENTS, _yaml(self.args))
