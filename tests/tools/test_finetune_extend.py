@@ -66,7 +66,7 @@ def test_what_a_finished_run_ignores_is_said(runs, capsys, tmp_path):
     capsys.readouterr()
     assert not (tmp_path / "a" / "checkpoints").exists()
     tool.main(["--resume", str(tmp_path / "a"), "--steps", "9"])
-    reason = "its cosine schedule ends with the 2 steps that it was begun with"
+    reason = "its schedule (cosine) goes with the 2 steps that it was begun with"
     assert f"ignored: steps=9 ({reason})" in capsys.readouterr().out
 
 
