@@ -31,7 +31,14 @@ from torch.nn import functional as F
 
 import timm_moe_dg
 from timm_moe_dg.analysis.plots import plot_cost
-from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.arguments import (
+    int_from_2,
+    non_negative_int,
+    output_file,
+    parse_words,
+    positive_int,
+    usable_device,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
@@ -278,7 +285,7 @@ def report(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    report(build_parser().parse_args(argv))
+    report(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

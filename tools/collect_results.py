@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_accuracies
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
@@ -66,7 +67,7 @@ def collect(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    collect(build_parser().parse_args(argv))
+    collect(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ from ..errors import ArgumentError
 Arguments = Mapping[str, Any]  # options by name; a value is whatever its type reads, or JSON and YAML hold
 
 
+def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line, without the program's name, whose options may be spelt with hyphens or underscores."""
+    return parser.parse_args([_hyphenated(word) for word in argv])
+
+
 def parse_arguments(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
@@ -91,6 +96,11 @@ def table_words(parser: argparse.ArgumentParser, table: Arguments, argument: str
     return words
 
 
+def position_or_name(text: str) -> int | str:
+    """Reads a whole number as such, and anything else as a name."""
+    return int(text) if text.isdecimal() else text
+
+
 def key_value(text: str) -> tuple[str, object]:
     """Reads KEY=VALUE; the value is a Python literal if it reads as one, and a string otherwise."""
     key, separator, value = text.partition("=")
@@ -147,6 +157,11 @@ def usable_device(text: str) -> str:
 def non_negative(text: str) -> float:
     """Reads a finite number of at least 0."""
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+
+
+def positive(text: str) -> float:
+    """Reads a finite number above 0."""
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def fraction(text: str) -> float:

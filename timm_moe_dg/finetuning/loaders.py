@@ -13,6 +13,7 @@ from ..data import (
     training_transform,
 )
 from ..networks.build import DataConfig
+from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 
@@ -42,9 +43,11 @@ def build_loaders(
     """
     options = plan.options
     view = (config["input_size"][1:], config["mean"], config["std"])
-    augmented = training_transform(plan.benchmark.augmentation, *view)
+    own = training_transform(plan.benchmark.augmentation, *view)
+    augmented = with_timm_augmentation(own, options.aa, options.reprob, *view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
-    sampler = StepSampler(plan.training, options.batch_size, first_step, process, num_processes)
+    share = (options.batch_size, first_step, process, num_processes)
+    sampler = StepSampler(plan.training, *share, plan.benchmark.domains_per_step, options.seed)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(*view), with_metadata, validation)
     evaluation = evaluation_loader(

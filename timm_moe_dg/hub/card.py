@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import TypedDict
+from urllib.parse import quote
 
 import jinja2
 import yaml
@@ -11,10 +12,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import nn
 
 from ..data import BENCHMARKS
+from ..networks.build import without_origin
 from ..networks.trained import label_names
-from ..protocols import reported_accuracy
+from . import escape
 from .config import Config, read_config, write_config
-from .origin import DomainResult, Origin, training_command
+from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
+from .origin import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
 
@@ -67,6 +70,8 @@ def write_card(
     config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
     license = license or _inherited_license(config, origin)
+    if not (origin.base_model or origin.upcycled):  # timm's row of the architecture speaks of weights that had no part
+        config["pretrained_cfg"] = without_origin(config["pretrained_cfg"])
     config["pretrained_cfg"]["license"] = license  # for the cards of those who go on from these weights
     write_config(folder, config)
     data = card_data(repo_id, origin, license, facts["family"]["tags"])
@@ -115,27 +120,28 @@ def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> Mo
 def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
     """One result a domain: what is reported on held-out domains, what chose the step on training domains."""
     results = []
-    for row in origin.domain_results() if origin.records else []:
-        role, split, value = _relevant(row)
+    for row in domain_results(origin.selected) if origin.records else []:
+        split, value = _relevant(row)
+        name = escape.one_line(row.domain)
         if isfinite(value):
             results.append(
                 EvalResult(
                     task_type="image-classification",
                     task_name="Image classification",
                     dataset_type=dataset.removeprefix("hub:"),
-                    dataset_name=f"{dataset}, {row.domain}",
-                    dataset_config=row.domain,
+                    dataset_name=f"{dataset}, {name}",
+                    dataset_config=name,
                     dataset_split=split,
                     metric_type="accuracy",
-                    metric_name=f"Accuracy on the {role} domain {row.domain}, {split}-split",
+                    metric_name=f"Accuracy on the domain {name} ({row.role}), {split}-split",
                     metric_value=round(value, 4),
                 )
             )
     return results
 
 
-def _relevant(row: DomainResult) -> tuple[str, str, float]:
-    return ("held-out", "in", row.inside) if row.held_out else ("training", "out", row.outside)
+def _relevant(row: DomainResult) -> tuple[str, float]:
+    return ("out", row.outside) if row.trained else ("in", row.inside)
 
 
 def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, object]:
@@ -147,7 +153,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
         "config": config["pretrained_cfg"],
         "options": config.get("model_args", {}),
         "expert_mode": config.get("expert_mode", "routed"),
-        "figures": sorted(path.relative_to(folder) for path in folder.glob("*.png")),
+        "figures": sorted(path.relative_to(folder) for path in folder.rglob("*.png")),
     }
 
 
@@ -159,14 +165,22 @@ def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, objec
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters |= {"markdown": escape.markdown, "code": escape.code, "url": quote}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
     source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
     name = str(model["repo_id"]).partition("/")[2]
-    page = {**model, "name": name, "origin": origin, "paper": facts["paper"], "citations": citations, "source": source}
+    known = {"name": name, "repository": _repository(cards), "paper": facts["paper"]}
+    page = {**model, **known, "origin": origin, "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin)
     return environment.get_template(facts["template"]).render(page)
+
+
+def _repository(cards: Path) -> str | None:
+    """Where the package is to be had, as CITATION.cff says; None while it does not."""
+    citation = cards.parent / "CITATION.cff"
+    return yaml.safe_load(citation.read_text()).get("repository-code") if citation.is_file() else None
 
 
 def _run_facts(origin: Origin) -> dict[str, object]:
@@ -175,9 +189,12 @@ def _run_facts(origin: Origin) -> dict[str, object]:
         "record": record,
         "args": record.args,
         "hparams": record.hparams,
-        "results": origin.domain_results(),
-        "reported": reported_accuracy(record),
+        "results": domain_results(record),
+        "headline": headline(record),
+        "losses": losses_in_effect(record),
+        "splits": splits_in_words(record),
+        "drawn": any(fact.split == RANDOM for fact in domain_facts(record)),
         "benchmark": BENCHMARKS.get(record.args["dataset"]),
-        "holdout": record.args.get("holdout_fraction", 0.2),
+        "versions": record.args.get("versions"),
         "command": training_command(record.args),
     }

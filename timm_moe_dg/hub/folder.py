@@ -16,6 +16,7 @@ from ..protocols import read_records
 from .config import WEIGHTS, read_config
 from .origin import Origin, origin_of_run, without_local_paths
 
+FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
 
 
@@ -42,6 +43,9 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
     origin = origin_of_run(read_records(run / "results.jsonl"))
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *sorted(run.glob("*.png"))):
         shutil.copyfile(path, folder / path.name)
+    for path in sorted((run / FIGURES).glob("*.png")):
+        (folder / FIGURES).mkdir(exist_ok=True)
+        shutil.copyfile(path, folder / FIGURES / path.name)
     rows = map(json.loads, (run / "results.jsonl").read_text().splitlines())
     lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
     (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -17,6 +17,7 @@ import timm
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from timm.data.model_config import resolve_input_data_config
+from timm.layers import PatchEmbed
 from timm.models import load_state_dict, parse_model_name, resolve_model_input_args, save_for_hf, split_model_name_tag
 from torch import nn
 
@@ -26,6 +27,7 @@ DROP_PATH = 0.1  # what the papers fine-tune with
 # A download that breaks off raises its HTTP library's own error
 _HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
 _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
+_ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
 
 
@@ -98,6 +100,9 @@ def build_network(
         if not loads:
             raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
         raise _unusable(name, initial_checkpoint, error) from error
+    if not pretrained:
+        network.pretrained_cfg = without_origin(network.pretrained_cfg)
+    _check_patches(network, img_size)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -106,19 +111,32 @@ def build_network(
     return network
 
 
-def data_config(network: nn.Module, img_size: int | None = None) -> DataConfig:
+def data_config(
+    network: nn.Module,
+    img_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> DataConfig:
     """Returns timm's data configuration of a network as this package feeds it: squeezed to size, bilinear, no crop.
 
     Args:
         network: A timm model.
         img_size: Side of the input for networks that take any; None for the size that the network recommends.
+        mean: Of each channel; None for what the network recommends.
+        std: Likewise.
 
     Returns:
         input_size (3, height, width), mean, std, interpolation, crop_pct and crop_mode.
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
-    found = resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
-    return cast(DataConfig, found)
+    own = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
+    given = wanted | {name: value for name, value in own.items() if value}
+    return cast(DataConfig, resolve_input_data_config(network, args=given))
+
+
+def without_origin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a network's configuration without what it says of published weights that its own did not begin as."""
+    return {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
 def checkpoint_activations(network: Any) -> None:
@@ -168,6 +186,16 @@ def check_name(name: str) -> None:
         near = difflib.get_close_matches(architecture, timm.list_models(), n=5)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
+
+
+def _check_patches(network: nn.Module, img_size: int | None) -> None:
+    """Refuses a size whose last pixels no patch would hold."""
+    embedding = getattr(network, "patch_embed", None)
+    patch = max(embedding.patch_size) if isinstance(embedding, PatchEmbed) else 1
+    if img_size is not None and img_size % patch:
+        near = sorted({max(patch, img_size // patch * patch), -(-img_size // patch) * patch})
+        remedy = f"is no multiple of the model's patches of {patch} pixels; give {' or '.join(map(str, near))}"
+        raise ArgumentError.of("img_size", img_size, remedy)
 
 
 def _check_kwargs(kwargs: Mapping[str, object]) -> None:

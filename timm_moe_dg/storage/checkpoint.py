@@ -119,9 +119,13 @@ class Checkpoints:
             (fresh / STATE).write_text(json.dumps({**stamp(), "state": skeleton}))
             checksums = {name: _checksum(fresh / name) for name in (TENSORS, STATE)}
             (fresh / CHECKSUMS).write_text(json.dumps(checksums))
-        for old in self._paths()[:-KEPT]:
-            shutil.rmtree(old)
+        self.keep(KEPT)
         return target
+
+    def keep(self, number: int) -> None:
+        """Removes all but the newest."""
+        for old in self._paths()[:-number]:
+            shutil.rmtree(old)
 
     def newest(self) -> dict[str, object] | None:
         """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported.
