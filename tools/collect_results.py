@@ -21,7 +21,7 @@ from timm_moe_dg.results.columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.comparison import compare
 from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import NEEDED, make_tables
+from timm_moe_dg.results.tables import NEEDED, lacking, make_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folders", nargs="+", metavar="DIR", help="folders that hold runs")
     rules = f"of {', '.join(NEEDED)} (default: those that there are runs for)"
-    add("--rules", nargs="+", choices=NEEDED, default=list(NEEDED), metavar="RULE", help=rules)
+    add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
     add("--format", choices=RENDERERS, default="text", help="(default: %(default)s)")
     whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
     add("--whole-domain", action="store_true", help=whole)
@@ -50,8 +50,15 @@ def collect(args: argparse.Namespace) -> None:
     if not runs:
         raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
     report = whole_accuracy if args.whole_domain else reported_accuracy
-    tables = make_tables(runs, args.rules, report, [OPTIONAL_COLUMNS[name] for name in args.columns])
+    further = [OPTIONAL_COLUMNS[name] for name in args.columns]
+    tables = make_tables(runs, args.rules or list(NEEDED), report, further)
     print(f"{len(runs)} finished runs", file=sys.stderr)
+    lacks = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
+    reasons = [f"{rule}: {lacking(rule, runs)}" for rule in lacks]
+    if not tables:
+        raise RecordError("; ".join(reasons) or "rules: no rule has the runs that it needs; see sweep.py --status")
+    for reason in reasons:
+        print(reason, file=sys.stderr)
     if args.compare:
         first, second = args.compare
         print(compare(tables, first, second, args.format))

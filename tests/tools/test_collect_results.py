@@ -64,6 +64,17 @@ def test_picture(folder, capsys, tmp_path):
     assert len(one.convert("RGB").getcolors(1 << 24)) > 10
 
 
+def test_a_rule_without_its_scores_says_so_in_one_line(folder, capsys):
+    tool = load_tool("collect_results")
+    with pytest.raises(SystemExit, match=r"ood_f1_macro: records: .* lack f1_macro on the ood validation split") as end:
+        tool.main([str(folder), "--rules", "ood_f1_macro"])
+    assert "\n" not in str(end.value)
+    tool.main([str(folder), "--rules", "ood_f1_macro", "oracle"])
+    streams = capsys.readouterr()
+    assert "ood_f1_macro: records" in streams.err
+    assert "selection by test-domain validation" in streams.out
+
+
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
         load_tool("collect_results").main([str(tmp_path)])

@@ -13,7 +13,13 @@ from types import MappingProxyType
 from ..errors import RecordError
 from ..protocols.planner import OFFICIAL, leave_one_domain_out, leave_one_domain_out_cv, single_source
 from ..protocols.records import Record
-from ..protocols.selection import SELECTION_RULES, reported_accuracy, training_domain_validation
+from ..protocols.roles import SCORED_ROLES
+from ..protocols.selection import (
+    OOD_RULES,
+    SELECTION_RULES,
+    has_ood_validation,
+    reported_accuracy,
+)
 from .columns import (
     AVERAGE,
     Cell,
@@ -36,6 +42,7 @@ NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
         "oracle": leave_one_domain_out,
         SINGLE_SOURCE: single_source,
         OFFICIAL: lambda num_domains: [],
+        **dict.fromkeys(OOD_RULES, lambda num_domains: []),
     }
 )
 TITLES: Mapping[str, str] = MappingProxyType(
@@ -45,6 +52,8 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "oracle": "test-domain validation (oracle)",
         SINGLE_SOURCE: "single source",
         OFFICIAL: "the data's own test domains",
+        "ood_worst_group": "the worst group of the ood validation split",
+        "ood_f1_macro": "F1-macro on the ood validation split",
     }
 )
 AVERAGES = "averages"  # stands for the data set where several are averaged
@@ -105,20 +114,33 @@ def make_tables(
                 continue
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(dataset, rows, further)
-            elif rule == OFFICIAL:
-                made.append(_official_table(dataset, rows, further))
+            elif rule == OFFICIAL or rule in OOD_RULES:
+                made.append(_official_table(dataset, rule, rows, further))
             else:
                 made.append(_held_out_table(dataset, rule, rows, report, further))
         tables += made
-        if len(made) > 1 and rule in SELECTION_RULES:
+        if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
+
+
+def lacking(rule: str, runs: Sequence[FinishedRun]) -> str:
+    """Says in a line why no table of a rule can be made of runs; at least one."""
+    if rule in OOD_RULES:
+        with_roles = [run for run in runs if run.records[0].roles] or runs
+        try:
+            SELECTION_RULES[rule](with_roles[0].records)
+        except RecordError as error:
+            return str(error)
+    return "no run holds out what it needs"
 
 
 def _has_something(rule: str, rows: Rows) -> bool:
     """Whether some run shows that a rule is meant to be applied."""
     runs = _runs(rows)
     held_out = {len(run.test_domains) for run in runs}
+    if rule in OOD_RULES:
+        return any(has_ood_validation(record, OOD_RULES[rule]) for run in runs for record in run.records)
     if rule == OFFICIAL or any(run.records[0].roles for run in runs):
         return rule == OFFICIAL and any(run.records[0].roles for run in runs)
     if rule == SINGLE_SOURCE:
@@ -157,7 +179,9 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
     tables = []
     for source, held_out in enumerate(single_source(len(names))):
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        selected = {row: {source: _validated(runs, seeds)} for row, runs in of_source.items()}
+        selected = {
+            row: {source: _of_each_seed("training_domain_validation", runs, seeds)} for row, runs in of_source.items()
+        }
         columns = [*single_source_columns(names, source), *further]
         title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
         cells, missing = _cells(columns, selected, seeds), _missing([held_out], rows)
@@ -167,23 +191,29 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
     return tables
 
 
-def _official_table(dataset: str, rows: Rows, further: Sequence[Column]) -> Table:
+def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column]) -> Table:
     """Scores on the data's own test domains, which all runs hold out together."""
-    seeds = _trial_seeds(rows)
-    chosen = {row: _validated(runs, seeds) for row, runs in rows.items()}
-    roles = sorted({role for records in chosen.values() for record in records.values() for role in record.roles})
+    seeds, selection = _trial_seeds(rows), rule if rule in OOD_RULES else "training_domain_validation"
+    chosen = {row: _of_each_seed(selection, runs, seeds) for row, runs in rows.items()}
+    there = {role for records in chosen.values() for record in records.values() for role in record.roles}
+    roles = [role for role in SCORED_ROLES if role in there]
     columns = [*official_columns(roles), *further]
     cells = _cells(columns, {row: {0: records} for row, records in chosen.items()}, seeds)
-    title = f"{dataset}, its own test domains, selection by {TITLES['training_domain_validation']}"
-    lacking = {row: sorted(set(seeds) - set(records)) for row, records in chosen.items()}
-    missing = [f"{row}: trial seeds {absent}" for row, absent in lacking.items() if absent]
-    return Table(dataset, OFFICIAL, title, _titles(columns), cells, rows, missing)
+    title = f"{dataset}, its own test domains, selection by {TITLES[selection]}"
+    absent = {row: sorted(set(seeds) - set(records)) for row, records in chosen.items()}
+    what = ", or their scores on the ood validation split" if rule in OOD_RULES else ""
+    missing = [f"{row}: trial seeds {those}{what}" for row, those in absent.items() if those]
+    return Table(dataset, rule, title, _titles(columns), cells, rows, missing)
 
 
-def _validated(runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
-    """What training-domain validation selects, by trial seed; seeds without a run are left out."""
-    records = {seed: [record for run in runs if run.seeds[0] == seed for record in run.records] for seed in seeds}
-    return {seed: training_domain_validation(found) for seed, found in records.items() if found}
+def _of_each_seed(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
+    """What a rule selects of all runs, by trial seed; seeds without a run, or without its scores, are left out."""
+    found = {}
+    for seed in seeds:
+        records = [record for run in runs if run.seeds[0] == seed for record in run.records]
+        with suppress(RecordError):
+            found[seed] = SELECTION_RULES[rule](records)
+    return found
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
