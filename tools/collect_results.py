@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timm_moe_dg.analysis.plots import plot_accuracies
+from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
@@ -41,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
+    ablation = "draw a column of the first table against a setting that its rows differ in, such as top_k"
+    add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
     return parser
 
 
@@ -66,6 +68,9 @@ def collect(args: argparse.Namespace) -> None:
         print("\n\n".join(render(table, args.format) for table in tables))
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
+    if args.ablation:
+        setting, column, path = args.ablation
+        plot_ablation(tables[0], setting, column, Path(path))
     if args.plot:
         plot_accuracies(tables, args.plot)
 
