@@ -19,6 +19,7 @@ from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.comparison import compare
+from timm_moe_dg.results.improvement import with_improvements
 from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import NEEDED, lacking, make_tables
@@ -38,6 +39,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--whole-domain", action="store_true", help=whole)
     further = f"further columns, of {', '.join(OPTIONAL_COLUMNS)}: accuracy on training domains' or held-out out-splits"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
+    add("--groups", action="store_true", help="data with its own test domains: a column for every group")
+    relative = "add columns of relative improvement over a row: a model, an algorithm, a variant, or a folder"
+    add("--relative-to", metavar="ROW", help=relative)
     pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
@@ -53,7 +57,7 @@ def collect(args: argparse.Namespace) -> None:
         raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
     report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
-    tables = make_tables(runs, args.rules or list(NEEDED), report, further)
+    tables = make_tables(runs, args.rules or list(NEEDED), report, further, by_group=args.groups)
     print(f"{len(runs)} finished runs", file=sys.stderr)
     lacks = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {lacking(rule, runs)}" for rule in lacks]
@@ -65,7 +69,10 @@ def collect(args: argparse.Namespace) -> None:
         first, second = args.compare
         print(compare(tables, first, second, args.format))
     else:
-        print("\n\n".join(render(table, args.format) for table in tables))
+        shown = tables
+        if args.relative_to:
+            shown = [with_improvements(table, args.relative_to) for table in tables if table.runs]
+        print("\n\n".join(render(table, args.format) for table in shown))
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
     if args.ablation:
