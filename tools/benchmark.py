@@ -111,7 +111,7 @@ def mixture_layer(model: Network) -> RoutedMlp:
 def active_width(layer: RoutedMlp) -> int:
     """How many feed-forwards a token passes in a mixture layer."""
     router: Network = layer.router
-    return router.top_k + isinstance(layer, GeoMoeMlp)
+    return router.top_k + (isinstance(layer, GeoMoeMlp) and layer.shared is not None)
 
 
 def builders(name: str, options: dict[str, Any], args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:

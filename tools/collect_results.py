@@ -13,16 +13,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timm_moe_dg.analysis.plots import plot_accuracies
+from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.comparison import compare
+from timm_moe_dg.results.improvement import with_improvements
 from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import NEEDED, make_tables
+from timm_moe_dg.results.tables import NEEDED, lacking, make_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,15 +34,20 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folders", nargs="+", metavar="DIR", help="folders that hold runs")
     rules = f"of {', '.join(NEEDED)} (default: those that there are runs for)"
-    add("--rules", nargs="+", choices=NEEDED, default=list(NEEDED), metavar="RULE", help=rules)
+    add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
     add("--format", choices=RENDERERS, default="text", help="(default: %(default)s)")
     whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
     add("--whole-domain", action="store_true", help=whole)
     further = f"further columns, of {', '.join(OPTIONAL_COLUMNS)}: accuracy on training domains' or held-out out-splits"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
+    add("--groups", action="store_true", help="data with its own test domains: a column for every group")
+    relative = "add columns of relative improvement over a row: a model, an algorithm, a variant, or a folder"
+    add("--relative-to", metavar="ROW", help=relative)
     pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
+    ablation = "draw a column of the first table against a setting that its rows differ in, such as top_k"
+    add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
     return parser
 
 
@@ -51,15 +57,28 @@ def collect(args: argparse.Namespace) -> None:
     if not runs:
         raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
     report = whole_accuracy if args.whole_domain else reported_accuracy
-    tables = make_tables(runs, args.rules, report, [OPTIONAL_COLUMNS[name] for name in args.columns])
+    further = [OPTIONAL_COLUMNS[name] for name in args.columns]
+    tables = make_tables(runs, args.rules or list(NEEDED), report, further, by_group=args.groups)
     print(f"{len(runs)} finished runs", file=sys.stderr)
+    lacks = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
+    reasons = [f"{rule}: {lacking(rule, runs)}" for rule in lacks]
+    if not tables:
+        raise RecordError("; ".join(reasons) or "rules: no rule has the runs that it needs; see sweep.py --status")
+    for reason in reasons:
+        print(reason, file=sys.stderr)
     if args.compare:
         first, second = args.compare
         print(compare(tables, first, second, args.format))
     else:
-        print("\n\n".join(render(table, args.format) for table in tables))
+        shown = tables
+        if args.relative_to:
+            shown = [with_improvements(table, args.relative_to) for table in tables if table.runs]
+        print("\n\n".join(render(table, args.format) for table in shown))
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
+    if args.ablation:
+        setting, column, path = args.ablation
+        plot_ablation(tables[0], setting, column, Path(path))
     if args.plot:
         plot_accuracies(tables, args.plot)
 

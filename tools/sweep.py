@@ -48,7 +48,16 @@ from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.finetuning.launch import available_cpus
 from timm_moe_dg.protocols.formats import read_arguments, read_repeatable
 from timm_moe_dg.protocols.options import PLANNED, having
-from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, PlannedRun, Sweep, describe_plan, plan_runs
+from timm_moe_dg.protocols.planner import (
+    OFFICIAL,
+    PER_REGION,
+    PROTOCOLS,
+    Choice,
+    PlannedRun,
+    Sweep,
+    describe_plan,
+    plan_runs,
+)
 from timm_moe_dg.protocols.run_identity import differences
 
 FINETUNE = Path(__file__).with_name("finetune.py")
@@ -70,8 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
     formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
     protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
-    what = f"what is held out of a data set's n domains: {protocols}; {OFFICIAL}: 1 run, as the data says (%(default)s)"
-    choices = [*PROTOCOLS, OFFICIAL]
+    what = f"what is held out of a data set's n domains: {protocols}; {OFFICIAL}: 1 run, as the data says; "
+    what += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (%(default)s)"
+    choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
     add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=what)
     only = "positions of the only domains to hold out, or to train on for single_source (default: all)"
     add("--domains", type=int, nargs="+", metavar="I", help=only)

@@ -1,12 +1,17 @@
 """Modes of MoGE models: routed, shared, forced, and the fallback of each sample without metadata."""
 
+import json
+
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.errors import MetadataError, RouterError
+from timm_moe_dg.errors import CheckpointError, MetadataError, RouterError
+from timm_moe_dg.losses import moge_losses
+from timm_moe_dg.models._upcycle import upcycle_filter_fn
+from timm_moe_dg.networks import save_network
 
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}
 ENCODERS = {
@@ -71,3 +76,25 @@ def test_encoders_by_name_and_their_errors() -> None:
     model = timm.create_model("moge_tiny", metadata_drop=0.25, metadata_features=32, **SIZES)
     assert model.metadata_encoder.encoder.drop.p == 0.25
     assert model.metadata_encoder.out_features == 32
+
+
+def test_a_model_without_shared_experts_is_saved_scripted_trained_and_upcycled_as_such(tmp_path) -> None:
+    model = timm.create_model("moge_tiny", shared_expert=False, router_noise=0.0, metadata_drop=0.0, **SIZES)
+    save_network(model, tmp_path, "abcde", {"input_size": (3, 16, 16)})
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["shared_expert"] is False
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images, places = torch.randn(5, 3, 16, 16), ENCODERS["sincos"]
+    expected = model.eval()(images, places)
+    torch.testing.assert_close(again(images, places), expected)
+    torch.testing.assert_close(torch.jit.script(model)(images, places), expected)
+    with pytest.raises(MetadataError, match=r"metadata of samples=\[2\]"):
+        model(images, unknown(places, [2]))
+
+    model.train()(images, places).sum().backward()
+    losses = moge_losses(model, torch.arange(5))
+    assert "supcon_loss" not in losses  # it is the shared expert's
+
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    upcycle_filter_fn(dense.state_dict(), model)  # complete: would name what is missing
+    with pytest.raises(CheckpointError, match="not in the model"):
+        upcycle_filter_fn(timm.create_model("moge_tiny", **SIZES).state_dict(), model)

@@ -55,6 +55,16 @@ def test_network_without_stochastic_depth_or_fixed_size():
         build_network("dla46_c", 7, drop_path=0.2)
 
 
+@pytest.mark.parametrize("model", ["resnet18", "resnet50.tv_in1k"])
+def test_resnets_have_stochastic_depth_only_when_asked_for(model):
+    def rates(**options):
+        network = build_network(model, 7, **options)
+        return {block.drop_path.drop_prob for block in network.layer4 if block.drop_path is not None}
+
+    assert rates() <= {0.0}
+    assert max(rates(drop_path=0.2)) == pytest.approx(0.2)
+
+
 def test_same_classes_keep_the_classifier(dense, dense_file):
     network = build_network(DENSE, 10, initial_checkpoint=dense_file, img_size=32, model_kwargs=SMALL).eval()
     torch.testing.assert_close(network(images()), dense(images()), rtol=0, atol=0)

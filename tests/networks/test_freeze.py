@@ -60,6 +60,30 @@ def test_routers_alone_and_everything_but_routers() -> None:
             FREEZABLE[policy](dense)
 
 
+def test_everything_but_the_gating() -> None:
+    moge = timm.create_model("moge_tiny", **{**SIZES, "moe_layers": (1, 3)})
+    FREEZABLE["all-but-gating"](moge)
+    expected = {name for name, _ in moge.named_parameters() if ".router." in name or name.startswith("metadata_enc")}
+    assert trained(moge) == expected
+    assert any(name.startswith("metadata_encoder.") for name in expected)
+    moge(torch.randn(4, 3, 16, 16), torch.rand(4, 2) * 50).square().sum().backward()
+    assert all(p.grad.any() for name, p in moge.named_parameters() if name.endswith("weight") and p.requires_grad)
+    frozen = timm.create_model("moge_tiny", **SIZES)
+    frozen.metadata_encoder.requires_grad_(False)  # as published weights of SatCLIP are
+    FREEZABLE["all-but-gating"](frozen)
+    assert {name.split(".")[0] for name in trained(frozen)} == {"blocks"}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("gmoe_tiny_patch16", "route by metadata"), ("deit_tiny_patch16_224", "routers")]
+)
+def test_gating_of_models_without_metadata_is_refused(model: str, reason: str) -> None:
+    network = timm.create_model(model, **SIZES)
+    with pytest.raises(ArgumentError, match=f"freeze='all-but-gating': .*{reason}"):
+        FREEZABLE["all-but-gating"](network)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
 def test_batch_norm_keeps_its_statistics_in_training() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     freeze_batch_norm(model)

@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 from PIL import Image
 
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, Sweep, describe_plan, plan_runs
 
@@ -133,3 +134,20 @@ def test_mistakes_are_named(tmp_path):
             plan_runs(plan)
     with pytest.raises(ArgumentError, match=r"models=\{'modell': 'a'\}: lacks 'model'"):
         sweep(models=[{"modell": "a"}])
+
+
+def test_each_region_alone_on_data_with_test_domains_of_its_own():
+    plan = sweep(["geo_digits"], ["per_region"], trial_seeds=(0,))
+    found = held_out(plan)
+    names = [domain.name for domain in get_benchmark("geo_digits").read(None)]
+    trained = [[name for at, name in enumerate(names) if at not in test] for test in found]
+    assert trained == [[name] for name in names if name.startswith("train ")]
+    assert len(trained) == 5
+    assert "per_region 5" in describe_plan(plan)
+    assert held_out(sweep(["geo_digits"], ["per_region"], trial_seeds=(0,), domains=[0]))[0] == list(
+        range(1, len(names))
+    )
+    with pytest.raises(ProtocolError, match="protocols='per_region': rotated_digits has 0 training regions"):
+        plan_runs(sweep(["rotated_digits"], ["per_region"]))
+    with pytest.raises(ProtocolError, match=r"domains=\[9\]: the regions are \[0, 1, 2, 3, 4\]"):
+        plan_runs(sweep(["geo_digits"], ["per_region"], domains=[9]))

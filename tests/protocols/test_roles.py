@@ -51,6 +51,39 @@ def test_scores_by_hand() -> None:
     assert line.endswith("worst group 0.5000 (Africa), F1-macro 0.6667; images: Africa 2, Asia 3, Other 1")
 
 
+def shifted() -> Predictions:
+    """Validation under shift: two regions and "Other", tests of another outcome beside them."""
+    # (domain, inside?, predicted, target)
+    rows = [
+        (0, True, 0, 1), (0, False, 1, 1), (0, False, 0, 1),  # training: of its validation images 1 of 2
+        (1, True, 0, 1), (1, False, 1, 1), (1, False, 1, 1), (1, False, 0, 2),  # Africa: 2 of 3
+        (2, True, 1, 1), (2, False, 2, 2), (2, False, 0, 2), (2, False, 0, 2),  # Asia: 1 of 3
+        (3, False, 0, 2),  # Other: 0 of 1
+    ]  # fmt: skip
+    domain, inside, predicted, target = zip(*rows, strict=True)
+    group = 2 * torch.tensor(domain) + torch.tensor([0 if is_inside else 1 for is_inside in inside])
+    return Predictions(torch.tensor(predicted), torch.tensor(target), group, torch.zeros(len(rows)))
+
+
+def test_validation_under_shift_by_hand() -> None:
+    names = ("Africa", "Asia", "Other")
+    domains = [place("train", "all", "train"), *(place("ood", name, f"ood {name}") for name in names)]
+    scores = role_scores(shifted(), domains)
+    found = scores["ood_val"]
+    assert found["accuracy"] == pytest.approx(3 / 7)
+    assert (found["worst_group"], found["worst_accuracy"]) == ("Asia", pytest.approx(1 / 3))  # Other is no group
+    # targets 1 1 2 2 2 2 2, predictions 1 1 0 2 0 0 0: class 1 has F1 1, class 2 has 2/(5 + 1), class 0 is no target
+    assert found["f1_macro"] == pytest.approx((1 + 2 / 6) / 2)
+    assert found["num_samples"] == {"Africa": 3, "Asia": 3, "Other": 1}
+    assert scores["ood"]["group_accuracy"]["Africa"] == 0.0  # the test is scored apart
+    assert scores["id_val"]["accuracy"] == 0.5
+    assert list(scores) == ["ood", "id_val", "ood_val"]
+
+
+def test_data_without_validation_under_shift_have_no_such_scores() -> None:
+    assert role_scores(predictions(), DOMAINS).keys() == {"id", "ood", "id_val"}
+
+
 def test_benchmarks_without_roles_have_no_such_scores() -> None:
     assert role_scores(predictions(), [FolderDomain(str(index), ("a",), [], []) for index in range(5)]) == {}
 

@@ -13,6 +13,8 @@ from timm_moe_dg.protocols import (
     SELECTION_RULES,
     Record,
     leave_one_domain_out_cv,
+    ood_f1_macro,
+    ood_worst_group,
     oracle,
     reported_accuracy,
     training_domain_validation,
@@ -178,3 +180,32 @@ def test_whole_domain_counts_images_where_the_split_is_even():
     record = invented(0, out_acc=(3 / outside, 1, 1), in_acc=(30 / inside, 0, 0))
     assert whole_accuracy(record) == pytest.approx((30 + 3) / 50)
     assert whole_accuracy(invented(0, out_acc=(nan, 1, 1), in_acc=(0.5, 0, 0))) == 0.5
+
+
+def shifted(step, worst, f1, validation=0.5, **options):
+    """An evaluation with scores on the ood validation split, and tests that would choose otherwise."""
+    scores = {"worst_accuracy": worst, "f1_macro": f1}
+    misleading = {"worst_accuracy": 1 - worst, "f1_macro": 1 - f1}
+    return replace(
+        invented(step, (nan, validation, validation), **options), roles={"ood_val": scores, "ood": misleading}
+    )
+
+
+def test_worst_group_and_f1_of_validation_under_shift_choose_each_its_own():
+    records = [shifted(0, 0.2, 0.1, 0.9), shifted(300, 0.4, 0.3), shifted(600, 0.3, 0.6), shifted(900, 0.4, 0.6)]
+    assert ood_worst_group(records) is records[1]  # the first of equals
+    assert ood_f1_macro(records) is records[2]
+    assert training_domain_validation(records) is records[0]
+    drawn = [*records, shifted(0, 0.4, 0.6, hparams_seed=1)]
+    assert ood_worst_group(drawn) is drawn[-1]  # the highest draw of equals
+    averaged = [*records, replace(shifted(901, 0.1, 0.1), averaged=True)]
+    assert ood_f1_macro(averaged) is averaged[-1]
+
+
+def test_records_without_these_scores_say_what_is_lacking_in_one_line():
+    old = [invented(0, (0, 1, 1)), shifted(300, 0.5, 0.5)]
+    with pytest.raises(RecordError, match="1 of 2 evaluations lack f1_macro on the ood validation split") as caught:
+        ood_f1_macro(old)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RecordError, match="lack worst_accuracy"):
+        ood_worst_group([shifted(0, nan, 0.5)])  # all images in "Other"

@@ -11,7 +11,7 @@ from tests.invented import FIVE
 from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.results.columns import AVERAGE, OFFICIAL_SCORES
-from timm_moe_dg.results.paper_figures import FIGURES, figures_for, read_figures
+from timm_moe_dg.results.paper_figures import FIGURES, figures_for, read_figures, with_tag
 from timm_moe_dg.results.tables import NEEDED
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"
@@ -37,6 +37,29 @@ def test_what_was_not_trained_as_in_a_paper_has_no_figure():
     assert paper(model_kwargs={"num_experts": 4}) == []
     assert paper("oracle") == []
     assert paper(steps=300) == []
+
+
+@pytest.mark.parametrize("model", ["resnet50", "resnet50.a1_in1k", "resnet50.tv2_in1k", "resnet50.nonsense"])
+def test_other_weights_than_the_papers_have_no_figure(model):
+    cell = {"dataset": "PACS", "steps": 5001}
+    assert paper(**cell, model="resnet50.tv_in1k")[0] == ("GMoE, Table 1", 85.7, 0.5)
+    assert timm.get_pretrained_cfg("resnet50").tag == "a1_in1k"  # so that a run without a tag is another network
+    assert paper(**cell, model=model) == []
+
+
+def test_a_run_without_a_tag_has_timms_default():
+    cell = {"dataset": "PACS", "steps": 5001}
+    assert paper(**cell, model=f"{VIT}.fb_in1k") == paper(**cell, model=VIT) != []
+    assert paper(**cell, model=f"{GMOE}.deit_in1k") == paper(**cell) != []
+    assert paper(**cell, model="local-dir:runs/a.b/best") == []
+
+
+def test_weights_of_every_figure_are_known_to_timm():
+    assert {with_tag(figure.model) for figure in FIGURES} <= set(timm.list_models(pretrained=True))
+    assert {figure.model for figure in FIGURES if figure.model.startswith("resnet")} == {
+        "resnet50.tv_in1k",
+        "resnet101.tv_in1k",
+    }
 
 
 def test_every_figure_is_a_percentage_for_a_rule_that_tables_know():
@@ -65,7 +88,7 @@ TABLE_11_AVERAGES = {
     ("ERM + swad", GMOE): 68.5,
     ("Fish", VIT): 65.5,
     ("Fish", GMOE): 67.3,  # 67.1 in print, by mistake
-    ("Fishr", "resnet50"): 64.2,
+    ("Fishr", "resnet50.tv_in1k"): 64.2,
     ("Fishr", VIT): 65.6,
     ("Fishr", GMOE): 66.7,
 }

@@ -11,7 +11,7 @@ from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
 from timm_moe_dg.results.rendering import render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
-from timm_moe_dg.results.tables import make_tables
+from timm_moe_dg.results.tables import lacking, make_tables
 
 ROW = RowKey("ERM", "vit")
 
@@ -98,3 +98,27 @@ def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
     assert table.rows[ROW][3].values == {0: 0.5, 1: 0.75}
     assert table.rows[ROW][4].mean == pytest.approx(0.3125)
     assert "nan" in render(table, "text")
+
+
+def scored_run(seed, *validation, **options):
+    """A run with an evaluation for each (worst group, F1) on the ood validation split; its ood accuracy is the step."""
+    base = run_of((1, 2), (0.5, nan, nan), (0.5, nan, nan), trial_seed=seed, **options)
+    records = []
+    for step, scores in enumerate(validation):
+        test = {"accuracy": step / 8, "worst_accuracy": 0.0, "f1_macro": 0.0}
+        roles = {"ood": test} | ({"ood_val": {"worst_accuracy": scores[0], "f1_macro": scores[1]}} if scores else {})
+        records.append(replace(base.records[0], step=step, roles=roles))
+    return FinishedRun(f"{seed}", records)
+
+
+def test_tables_by_validation_under_shift():
+    runs = [scored_run(0, (0.1, 0.9), (0.5, 0.2), (0.3, 0.3)), scored_run(1, (0.5, 0.1), (0.2, 0.3), (0.3, 0.8))]
+    runs.append(scored_run(2, None))
+    worst, f1 = make_tables(runs, ["ood_worst_group", "ood_f1_macro"])
+    assert worst.columns == ["ood accuracy", "ood worst group", "ood F1-macro"]  # validation is no result
+    assert worst.rows[ROW][0].values == {0: 1 / 8, 1: 0.0}
+    assert f1.rows[ROW][0].values == {0: 0.0, 1: 2 / 8}
+    assert worst.title == "toy, its own test domains, selection by the worst group of the ood validation split"
+    assert worst.missing == ["ERM, vit: trial seeds [2], or their scores on the ood validation split"]
+    assert make_tables(runs[2:], ["ood_f1_macro"]) == []
+    assert "1 of 1 evaluations lack f1_macro" in lacking("ood_f1_macro", runs[2:])

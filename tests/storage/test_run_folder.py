@@ -61,6 +61,21 @@ def test_files_of_a_run(tmp_path):
     assert settings == {**SETTINGS, "model_kwargs": {"moe_layers": [8, 10]}}
 
 
+def test_networks_of_every_rule_where_there_is_validation_under_shift(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    worst_and_f1 = {0: (0.4, 0.1), 300: (0.2, 0.3), 600: (0.3, 0.2)}
+    for step, (worst, f1) in worst_and_f1.items():
+        roles = {"ood_val": {"worst_accuracy": worst, "f1_macro": f1}}
+        folder.add(make_record(step=step, out_acc=(step / 600, 0.0, 0.5), roles=roles), saving(f"step {step}"))
+    kept = {path.name: (path / "model").read_text() for path in folder.path.iterdir() if path.is_dir()}
+    assert kept == {
+        "best": "step 600",
+        "best_oracle": "step 600",
+        "best_ood_worst_group": "step 0",
+        "best_ood_f1_macro": "step 300",
+    }
+
+
 def test_summary_has_one_row_an_evaluation(tmp_path):
     folder = RunFolder(tmp_path / "a", SETTINGS)
     for record in [at(0, 0.5, 0.0, 0.1), at(300, 0.7, 0.0, 0.7)]:

@@ -3,8 +3,12 @@
 import pytest
 from PIL import Image
 
-from tests.invented import write_sweep
+from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
+from timm_moe_dg.analysis.plots import ablation_lines
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.tables import make_tables
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,41 @@ def test_picture(folder, capsys, tmp_path):
     more = Image.open(tmp_path / "more.png")
     assert more.height > 1.5 * one.height
     assert len(one.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_ablation(tmp_path, capsys):
+    for top_k in (5, 1, 3):
+        for number, shared in enumerate((True, False)):
+            options = {"model_kwargs": {"top_k": top_k, "shared_expert": shared}, "model": "moge_tiny"}
+            for seed in range(2):
+                records = invented_records([0], dataset="toy", trial_seed=seed, **options)
+                write_run(tmp_path / f"{top_k}-{number}-{seed}", records)
+    (table, *_) = make_tables(find_runs([tmp_path])[0], ["oracle"])
+    lines = ablation_lines(table, "top_k", "average")
+    assert lines.keys() == {f"ERM, moge_tiny, shared_expert={shared}" for shared in (True, False)}
+    for name, points in lines.items():
+        assert [value for value, _ in points] == [1, 3, 5]
+        for value, cell in points:
+            (row,) = [row for row in table.rows if str(row) == f"{name}, top_k={value}"]
+            assert cell == table.rows[row][table.columns.index("average")]
+    png = tmp_path / "ablation.png"
+    shown(capsys, tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
+    assert Image.open(png).width > 500
+    with pytest.raises(ArgumentError, match="ablation='num_experts': no run has this setting"):
+        ablation_lines(table, "num_experts", "average")
+    with pytest.raises(ArgumentError, match="ablation='oods': the columns are: domain 0,"):
+        ablation_lines(table, "top_k", "oods")
+
+
+def test_a_rule_without_its_scores_says_so_in_one_line(folder, capsys):
+    tool = load_tool("collect_results")
+    with pytest.raises(SystemExit, match=r"ood_f1_macro: records: .* lack f1_macro on the ood validation split") as end:
+        tool.main([str(folder), "--rules", "ood_f1_macro"])
+    assert "\n" not in str(end.value)
+    tool.main([str(folder), "--rules", "ood_f1_macro", "oracle"])
+    streams = capsys.readouterr()
+    assert "ood_f1_macro: records" in streams.err
+    assert "selection by test-domain validation" in streams.out
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..errors import ArgumentError
+from ..protocols.run_identity import settings
+from ..results.columns import Cell
 from ..results.runs import RowKey
 from ..results.tables import Table
 from .canvas import DPI, new_figure, swatch
@@ -98,6 +101,56 @@ def bars_of(table: Table) -> dict[RowKey, Bars]:
         )
         for row, cells in table.rows.items()
     }
+
+
+def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
+    """Sorts one column of a table by a setting that tells its rows apart, such as "top_k".
+
+    Returns:
+        Points (value of the setting, cell) in ascending order, by what the rows of a line have in common.
+
+    Raises:
+        ArgumentError: There is no such column, or no row was run with such a setting.
+    """
+    if column not in table.columns:
+        raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
+    lines: dict[str, list[tuple[Any, Cell]]] = {}
+    for row, cells in table.rows.items():
+        value = settings(table.runs[row][0].args).get(setting) if row in table.runs else None
+        if value is not None:
+            kept = [part for part in row.variant.split(", ") if part and not part.startswith(f"{setting}=")]
+            name = str(RowKey(row.algorithm, row.model, ", ".join(kept)))
+            lines.setdefault(name, []).append((value, cells[list(table.columns).index(column)]))
+    if not lines:
+        raise ArgumentError.of("ablation", setting, "no run has this setting; settings are options and model_kwargs")
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+
+
+def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
+    """Draws a column of a table against a setting, with standard errors, as MoGE's Figure 2 does.
+
+    Args:
+        table: From `results.tables.make_tables`.
+        setting: Name of an option or of a model's argument.
+        column: Title of a column.
+        path: Picture to write.
+
+    Raises:
+        ArgumentError: See `ablation_lines`.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    lines = ablation_lines(table, setting, column)
+    axes = (figure := new_figure(6.0, 3.8)).subplots()
+    values = sorted({value for points in lines.values() for value, _ in points})
+    for name, points in lines.items():
+        means = [100 * cell.mean for _, cell in points]
+        errors = [0.0 if isnan(cell.error) else 100 * cell.error for _, cell in points]
+        places = [values.index(value) for value, _ in points]
+        axes.errorbar(places, means, errors, marker="o", capsize=2, label=name)
+    axes.set_xticks(range(len(values)), map(str, values))
+    axes.set(xlabel=setting, ylabel=f"{column} (%)", title=table.title)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=DPI)
 
 
 def plot_accuracies(tables: Sequence[Table], path: Path) -> None:

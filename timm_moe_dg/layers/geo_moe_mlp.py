@@ -3,17 +3,18 @@
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from timm.layers import Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from ..errors import RouterError
+from ..errors import MetadataError, RouterError
 from .experts import StackedExperts
 from .moe_mlp import RoutedMlp, both_rates
 from .own_parameters import OwnParameters
+from .precision import portable_path, values_hidden
 from .router import MetadataRouter
 
 
@@ -21,11 +22,11 @@ class ExpertReport(NamedTuple):
     """What a training forward leaves for the losses that tell experts apart.
 
     Attributes:
-        shared: (B, D) first token (a ViT's class token) as the shared expert returned it.
+        shared: (B, D) first token (a ViT's class token) as the shared expert returned it; None in a layer without one.
         forced: (E, T, D) each routed expert's output for the same T random tokens; None where none were asked for.
     """
 
-    shared: Tensor
+    shared: Tensor | None
     forced: Tensor | None
 
 
@@ -34,7 +35,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
 
     The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
-    (MoGE, section 2.2, invariant fallback).
+    (MoGE, section 2.2, invariant fallback). With `shared_expert=False` the layer is the routed sum alone (MoGE, Figures
+    2c and 3), which an image without metadata has nothing of.
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
@@ -55,6 +57,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         expert_drop: Dropout rate of the routed experts' hidden activations in training, besides `drop`.
         expert_perturbation: Standard deviation of the noise that upcycling adds to each expert's weights, relative to
             that of the matrix: equal experts have no gradient toward difference (see `cka_diversity_loss`).
+        shared_expert: Whether there is f_0, and g with it.
         device: Where the parameters are made.
         dtype: Their type.
 
@@ -79,6 +82,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         router_noise: float | None = None,
         expert_drop: float = 0.0,
         expert_perturbation: float = 0.0,
+        shared_expert: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -88,18 +92,11 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         size = (num_experts, in_features, hidden_features)
         hidden_drop = both_rates(drop, expert_drop)
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
-        self.shared = Mlp(
-            in_features,
-            hidden_features,
-            act_layer=act_layer,
-            norm_layer=norm_layer,
-            bias=bias,
-            drop=(drop, 0.0),
-            device=device,
-            dtype=dtype,
-        )
+        dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.shared = Mlp(in_features, hidden_features, **dense, **dd) if shared_expert else None
         self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, device, dtype)
-        self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+        self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype)) if shared_expert else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
         self.forced_expert = None
@@ -112,19 +109,23 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     def reset_parameters(self) -> None:
         """Half shared, half routed; the submodules initialize themselves."""
-        nn.init.zeros_(self.gamma)
+        if self.gamma is not None:
+            nn.init.zeros_(self.gamma)
 
     @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:
         """'routed' by metadata, 'shared' expert only, or an expert's index to send every image to it.
 
         Raises:
-            RouterError: Neither of these.
+            RouterError: Neither of these, or 'shared' where there is none.
         """
         num_experts = self.experts.num_experts
         index = mode if isinstance(mode, int) and not isinstance(mode, bool) else None
         if mode not in ("routed", "shared") and (index is None or not 0 <= index < num_experts):
             raise RouterError.of("expert mode", mode, f"choose 'routed', 'shared' or an index 0..{num_experts - 1}")
+        if mode == "shared" and self.shared is None:
+            remedy = "shared_expert=False leaves none; route by metadata, or choose an expert's index"
+            raise RouterError.of("expert mode", mode, remedy)
         self.shared_only = mode == "shared"
         self.forced_expert = index
 
@@ -138,6 +139,9 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
         Returns:
             (B, N, D).
+
+        Raises:
+            MetadataError: Without a shared expert: an image has no metadata.
         """
         routing = self.router(context)
         expert_indices, combine_weights = routing.expert_indices, routing.combine_weights
@@ -148,21 +152,37 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             combine_weights = torch.ones_like(combine_weights[:, :1])
         if self.shared_only:
             present = torch.zeros_like(present)
+        if self.shared is None and not torch.jit.is_scripting():
+            self._require(present)
         expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
-        routed = self.experts(x, expert_indices, combine_weights)
-        gate = self.gamma.sigmoid().where(present, torch.ones_like(self.gamma)).view(-1, 1, 1)
+        output = self.experts(x, expert_indices, combine_weights)
         if not torch.jit.is_scripting() and (self.training or self.record_routing):
             self.routing = routing._replace(routed=present)
-        shared = self.shared(x)
+        shared: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
+        if self.shared is not None and self.gamma is not None:
+            shared = self.shared(x)
+            gate = self.gamma.sigmoid().where(present, torch.ones_like(self.gamma)).view(-1, 1, 1)
+            output = gate * shared + (1.0 - gate) * output
         if not torch.jit.is_scripting() and self.training:
             self._report(x, shared)
-        return self.drop(gate * shared + (1.0 - gate) * routed)
+        return self.drop(output)
 
     @torch.jit.unused
-    def _report(self, x: Tensor, shared: Tensor) -> None:
+    def _require(self, present: Tensor) -> None:
+        """Refuses images without metadata, where Python can see them."""
+        if portable_path() or values_hidden(present) or bool(present.all()):
+            return
+        samples = (~present).nonzero().flatten().tolist()
+        remedy = (
+            "have none, and shared_expert=False leaves no expert for them; leave them out or keep the shared expert"
+        )
+        raise MetadataError.of("metadata of samples", samples, remedy)
+
+    @torch.jit.unused
+    def _report(self, x: Tensor, shared: Optional[Tensor]) -> None:  # noqa: UP045 (TorchScript)
         forced = None
         if self.forced_tokens > 0:
             tokens = x.flatten(0, 1)
             chosen = torch.randperm(len(tokens), device=x.device)[: self.forced_tokens]
             forced = self.experts.forward_all(tokens[chosen])
-        self.report = ExpertReport(shared[:, 0], forced)
+        self.report = ExpertReport(None if shared is None else shared[:, 0], forced)

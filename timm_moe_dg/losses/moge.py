@@ -58,8 +58,8 @@ def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> 
         temperature: Of the invariance loss.
 
     Returns:
-        "cka_loss", the mean over the layers that forced tokens, and "supcon_loss", of the last layer; without such
-        layers, neither.
+        "cka_loss", the mean over the layers that forced tokens, and "supcon_loss", of the last layer's shared expert;
+        without such layers, or without a shared expert, they are left out.
 
     Raises:
         ArgumentError: There are MoGE layers and none has reported.
@@ -73,6 +73,7 @@ def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> 
     reports = [layer.report for layer in layers if layer.report is not None]
     forced = [report.forced for report in reports if report.forced is not None]
     losses = {"cka_loss": torch.stack([cka_diversity_loss(outputs) for outputs in forced]).mean()} if forced else {}
-    domains = discovered_domains(last.routing)
-    losses["supcon_loss"] = supcon_invariance_loss(last.report.shared, targets, domains, temperature)
+    if last.report.shared is not None:
+        domains = discovered_domains(last.routing)
+        losses["supcon_loss"] = supcon_invariance_loss(last.report.shared, targets, domains, temperature)
     return losses

@@ -89,6 +89,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
         expert_drop: Dropout rate of the routed experts' hidden activations in training.
         expert_perturbation: Relative deviation of the noise that upcycling adds to each expert's weights; 0 keeps the
             dense model's output exactly.
+        shared_expert: Whether mixture blocks have a shared expert; without one they are the routed sum alone, and an
+            image without metadata is an error.
         metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
             'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
             (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
@@ -113,6 +115,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         router_noise: float | None = None,
         expert_drop: float = 0.0,
         expert_perturbation: float = 0.0,
+        shared_expert: bool = True,
         metadata_encoder: str | nn.Module = "spherical_harmonics",
         metadata_drop: float = 0.5,
         metadata_features: int | None = None,
@@ -128,6 +131,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
             "router_noise": router_noise,
             "expert_drop": expert_drop,
             "expert_perturbation": expert_perturbation,
+            "shared_expert": shared_expert,
         }
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
@@ -149,7 +153,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         """Which experts answer: 'routed' by metadata, 'shared' alone, or an index to send every image to that expert.
 
         Raises:
-            RouterError: Neither of these.
+            RouterError: Neither of these, or 'shared' in a model without a shared expert.
         """
         for module in self.modules():
             if isinstance(module, GeoMoeMlp):
@@ -161,7 +165,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         super().fix_init_weight()
         with torch.no_grad():
             for index, block in enumerate(self.blocks):
-                if block.routed:
+                if block.routed and block.mlp.shared is not None:
                     block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * (index + 1)))
 
     def _embed(self, x: Tensor) -> Tensor:

@@ -18,12 +18,20 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from timm.data.model_config import resolve_input_data_config
 from timm.layers import PatchEmbed
-from timm.models import load_state_dict, parse_model_name, resolve_model_input_args, save_for_hf, split_model_name_tag
+from timm.models import (
+    is_model_in_modules,
+    load_state_dict,
+    parse_model_name,
+    resolve_model_input_args,
+    save_for_hf,
+    split_model_name_tag,
+)
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 
-DROP_PATH = 0.1  # what the papers fine-tune with
+DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
+_WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
 # A download that breaks off raises its HTTP library's own error
 _HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
 _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
@@ -71,7 +79,7 @@ def build_network(
         initial_checkpoint: Start from this file instead; it passes through the model's own checkpoint filter, so a
             mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's own.
-        drop_path: Stochastic depth; None for 0.1 where the model has it.
+        drop_path: Stochastic depth; None for 0.1 where the model has it, and for none in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
 
     Raises:
@@ -79,7 +87,7 @@ def build_network(
         CheckpointError: The weights cannot be read or do not fit.
     """
     check_name(name)
-    kwargs = {"drop_path_rate": DROP_PATH if drop_path is None else drop_path} | dict(model_kwargs or {})
+    kwargs = {"drop_path_rate": _default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
     _check_kwargs(kwargs)
     overlay = _checkpoint_overlay(name, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
@@ -109,6 +117,12 @@ def build_network(
     source = initial_checkpoint or ("published weights" if pretrained else "random initialization")
     _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
     return network
+
+
+def _default_drop_path(name: str) -> float:
+    source, architecture = parse_model_name(name)
+    is_resnet = source is None and is_model_in_modules(split_model_name_tag(architecture)[0], _WITHOUT_DROP_PATH)
+    return 0.0 if is_resnet else DROP_PATH
 
 
 def data_config(

@@ -54,6 +54,24 @@ def train_routers_only(network: nn.Module) -> None:
         router.requires_grad_(True)
 
 
+def train_gating_only(network: nn.Module) -> None:
+    """Freezes everything but the routers and a MoGE model's location encoder, which decide who answers where.
+
+    What of the encoder does not learn in any case, such as SatCLIP's published weights, stays frozen.
+
+    Raises:
+        ArgumentError: The model has no routers, or none that read metadata.
+    """
+    routers = _routers(network, "all-but-gating")
+    encoder = getattr(network, "metadata_encoder", None)
+    if encoder is None:
+        raise ArgumentError.of("freeze", "all-but-gating", f"{type(network).__name__} does not route by metadata")
+    gating = [p for part in (*routers, encoder) for p in part.parameters() if p.requires_grad]
+    network.requires_grad_(False)
+    for parameter in gating:
+        parameter.requires_grad_(True)
+
+
 def freeze_routers(network: nn.Module) -> None:
     """Freezes the routers and trains everything else.
 
@@ -65,7 +83,12 @@ def freeze_routers(network: nn.Module) -> None:
 
 
 FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
-    {"backbone": freeze_backbone, "routers": freeze_routers, "all-but-routers": train_routers_only}
+    {
+        "backbone": freeze_backbone,
+        "routers": freeze_routers,
+        "all-but-routers": train_routers_only,
+        "all-but-gating": train_gating_only,
+    }
 )
 
 

@@ -5,9 +5,12 @@ from .records import Record, read_records
 from .roles import role_scores
 from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
+    OOD_RULES,
     SELECTION_RULES,
     candidates,
     leave_one_domain_out_cv,
+    ood_f1_macro,
+    ood_worst_group,
     oracle,
     reported_accuracy,
     training_domain_validation,
@@ -17,6 +20,7 @@ from .selection import (
 )
 
 __all__ = [
+    "OOD_RULES",
     "SEARCH_SPACES",
     "SELECTION_RULES",
     "Predictions",
@@ -25,6 +29,8 @@ __all__ = [
     "domain_accuracies",
     "draw_hparams",
     "leave_one_domain_out_cv",
+    "ood_f1_macro",
+    "ood_worst_group",
     "oracle",
     "out_losses",
     "predict",

@@ -95,7 +95,7 @@ class ModelOptions:
     img_size: int | None = option(None, role=FILLED_IN, type=positive_int, metavar="PIXELS",
         help="side of the input (default: data set's, else model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
-        help="stochastic depth (default: 0.1 for models that have it)")
+        help="stochastic depth (default: 0.1 for models that have it, none for ResNets)")
     freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
         help="backbone: draw a new classifier and train nothing else (default: train everything)")
     freeze_bn: bool = option(True,

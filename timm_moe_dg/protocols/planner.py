@@ -44,6 +44,8 @@ PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingP
     }
 )
 OFFICIAL = "official"  # one run, which holds out what the data itself sets apart
+PER_REGION = "per_region"  # the same, trained on each of the regions alone: n runs
+TRAINING_PREFIX = "train "  # how the training domain of a region is called, see `data.readers.places`
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Sweep:
         datasets: Data sets.
         algorithms: Training methods.
         models: Models; two entries of one model need different labels.
-        protocols: Names in `PROTOCOLS`, or `OFFICIAL`; runs that several ask for are planned once.
+        protocols: Names in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`; runs that several ask for are planned once.
         trial_seeds: Repetitions.
         hparams_seeds: Draws of hyper-parameters; 0 for the defaults.
         domains: Domains of interest: held out, alone and in pairs, or trained on (single source); None for all.
@@ -158,8 +160,12 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
         if protocol == OFFICIAL:
             found.append(None)
             continue
+        if protocol == PER_REGION:
+            found += _one_region_each(sweep, dataset)
+            continue
         if protocol not in PROTOCOLS:
-            raise ProtocolError.of("protocols", protocol, f"choose from {', '.join([*PROTOCOLS, OFFICIAL])}")
+            known = ", ".join([*PROTOCOLS, OFFICIAL, PER_REGION])
+            raise ProtocolError.of("protocols", protocol, f"choose from {known}")
         hold_out, _, fewest = PROTOCOLS[protocol]
         number = number_of_domains(sweep, dataset)
         if number < fewest:
@@ -167,6 +173,24 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
         counts = _of_interest(sweep.domains, protocol, number)
         found += [held_out for held_out in hold_out(number) if counts(held_out)]
     return list(dict.fromkeys(found))
+
+
+def _one_region_each(sweep: Sweep, dataset: Choice) -> DomainSets:
+    """What runs hold out that are trained on one region of data with test domains of its own."""
+    names = _domain_names(dataset.value, _merged(sweep.options, dataset.options).get("data_dir"))
+    regions = [at for at, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
+    if len(regions) < 2 or len(regions) == len(names):
+        remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
+        raise ProtocolError.of("protocols", PER_REGION, f"{remedy}, as geo_digits and FMoW_regions have")
+    if unknown := [at for at in sweep.domains or () if at not in regions]:
+        raise ProtocolError.of("domains", unknown, f"the regions are {regions}")
+    sources = regions if sweep.domains is None else sweep.domains
+    return [tuple(at for at in range(len(names)) if at != source) for source in sources]
+
+
+@cache
+def _domain_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
+    return tuple(domain.name for domain in get_benchmark(dataset).read(data_dir))
 
 
 def number_of_domains(sweep: Sweep, dataset: Choice) -> int:
@@ -211,6 +235,8 @@ def describe_plan(sweep: Sweep) -> str:
 def _formula(sweep: Sweep, dataset: Choice, protocol: str) -> str:
     if protocol == OFFICIAL:
         return f"{protocol} 1"
+    if protocol == PER_REGION:
+        return f"{protocol} {len(_one_region_each(sweep, dataset))}"
     hold_out, formula, _ = PROTOCOLS[protocol]
     number = number_of_domains(sweep, dataset)
     counted = formula.format(n=number, m=number - 1)

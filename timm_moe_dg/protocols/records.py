@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from ..cli.arguments import Arguments
 from ..errors import RecordError
@@ -23,9 +23,11 @@ _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
 _ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
 
+Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
 
-class RoleScores(TypedDict):
-    """What `role_scores` measures of the domains of one role.
+
+class RoleScores(TypedDict, total=False):
+    """What `role_scores` measures of the domains of one role; older records, and tables' own, lack some.
 
     Attributes:
         accuracy: Over images.

@@ -1,4 +1,8 @@
-"""Scores over the domains that a benchmark sets apart for "id" and "ood" evaluation: overall, worst group, F1."""
+"""Scores over the domains that a benchmark sets apart for "id" and "ood" evaluation: overall, worst group, F1.
+
+Tests are in-splits; out-splits are what such a benchmark validates on: "id_val" the training domains' images of the
+validation split, "ood_val" those under shift, by which WILDS selects on FMoW and iWildCam.
+"""
 
 from collections.abc import Sequence
 
@@ -10,10 +14,12 @@ from .evaluation import Judged
 from .records import RoleScores
 
 SCORED_ROLES = ("id", "ood")
+OOD_VALIDATION = "ood_val"
+VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
 
 def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, RoleScores]:
-    """Scores each role over the in-splits of its domains, one group a domain.
+    """Scores each role over the in-splits of its domains, and its validation over out-splits, one group a domain.
 
     Args:
         predictions: Of every image, groups as `EvaluationImages` numbers them.
@@ -21,22 +27,31 @@ def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, Rol
 
     Returns:
         Role -> accuracy (over images), worst_accuracy and worst_group ("Other" counts overall, but is no group),
-        f1_macro, group_accuracy and num_samples by group. Roles that no domain has are left out.
+        f1_macro, group_accuracy and num_samples by group. Roles that no domain has are left out, and so is validation
+        without images; a benchmark whose domains are all trained on has no scores at all.
     """
     found = {}
     for role in SCORED_ROLES:
         positions = [index for index, domain in enumerate(domains) if domain.role == role]
         if positions:
-            names = [domains[index].group for index in positions]
-            found[role] = _scores(predictions, positions, names)
+            found[role] = _scores(predictions, positions, _groups(domains, positions))
+    for name, roles in VALIDATION_ROLES.items() if found else ():
+        positions = [index for index, domain in enumerate(domains) if domain.role in roles]
+        validated = [index for index in positions if (predictions.group == 2 * index + 1).any()]
+        if validated:
+            found[name] = _scores(predictions, validated, _groups(domains, validated), out=True)
     return found
 
 
-def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str]) -> RoleScores:
-    inside = 2 * torch.tensor(positions)
-    mine = torch.isin(predictions.group, inside)
+def _groups(domains: Sequence[Domain], positions: Sequence[int]) -> list[str]:
+    return [domains[index].group for index in positions]
+
+
+def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str], out: bool = False) -> RoleScores:
+    splits = 2 * torch.tensor(positions) + int(out)
+    mine = torch.isin(predictions.group, splits)
     predicted, target = predictions.predicted[mine], predictions.target[mine]
-    group = torch.searchsorted(inside, predictions.group[mine])
+    group = torch.searchsorted(splits, predictions.group[mine])
     each = group_accuracy(predicted, target, group, len(names))
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]
     worst = worst_group(predicted, target, group, len(names), ignored)

@@ -13,7 +13,8 @@ from statistics import fmean
 from types import MappingProxyType
 
 from ..errors import RecordError
-from .records import Record
+from .records import Record, RoleScores, Score
+from .roles import OOD_VALIDATION
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
@@ -108,6 +109,43 @@ def oracle(records: Sequence[Record]) -> Record:
     return _best(list(last.values()), transfer_accuracy)
 
 
+def ood_worst_group(records: Sequence[Record]) -> Record:
+    """Picks the highest worst-group accuracy on the "ood" validation split, as WILDS does on FMoW.
+
+    Groups are the regions there; "Other" is none, and neither test plays a part.
+
+    Raises:
+        RecordError: There are no records, or no evaluation was scored on that split by groups.
+    """
+    return _best_of_validation_under_shift(records, "worst_accuracy")
+
+
+def ood_f1_macro(records: Sequence[Record]) -> Record:
+    """Picks the highest macro-averaged F1 on the "ood" validation split, as WILDS does on iWildCam.
+
+    Raises:
+        RecordError: There are no records, or no evaluation was scored on that split.
+    """
+    return _best_of_validation_under_shift(records, "f1_macro")
+
+
+def has_ood_validation(record: Record, score: Score) -> bool:
+    """Whether an evaluation was scored on the "ood" validation split; by groups, if "Other" was not the only one."""
+    return not isnan(record.roles.get(OOD_VALIDATION, RoleScores()).get(score, nan))
+
+
+def _best_of_validation_under_shift(records: Sequence[Record], score: Score) -> Record:
+    _require(records)
+    kept = candidates(records)
+    scored = [record for record in kept if has_ood_validation(record, score)]
+    if len(scored) < len(kept):
+        raise RecordError(
+            f"records: {len(kept) - len(scored)} of {len(kept)} evaluations lack {score} on the ood validation split; "
+            "run anew with this release if the data has one, or select by training_domain_validation"
+        )
+    return _best(kept, lambda record: record.roles[OOD_VALIDATION][score])
+
+
 def candidates(records: Sequence[Record]) -> list[Record]:
     """Returns the records that may be selected: all of a run, or only that of its averaged network if it has one."""
     averaged = {_run(record) for record in records if record.averaged}
@@ -133,10 +171,14 @@ def _require(records: Sequence[Record]) -> None:
         raise RecordError("records=[]: nothing to select from; has the run reached its first evaluation?")
 
 
+# rule -> the score on the "ood" validation split that it compares; for data that sets such a split apart
+OOD_RULES: Mapping[str, Score] = MappingProxyType({"ood_worst_group": "worst_accuracy", "ood_f1_macro": "f1_macro"})
 SELECTION_RULES: Mapping[str, SelectionRule] = MappingProxyType(
     {
         "training_domain_validation": training_domain_validation,
         "leave_one_domain_out_cv": leave_one_domain_out_cv,
         "oracle": oracle,
+        "ood_worst_group": ood_worst_group,
+        "ood_f1_macro": ood_f1_macro,
     }
 )

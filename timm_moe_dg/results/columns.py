@@ -10,13 +10,13 @@ from itertools import product
 from math import nan, sqrt
 from statistics import fmean
 from types import MappingProxyType
-from typing import Literal
 
-from ..protocols.records import Record
+from ..protocols.records import Record, RoleScores, Score
+from ..protocols.roles import SCORED_ROLES
 from ..protocols.selection import transfer_accuracy, validation_accuracy
 
+AVERAGE_OOD = "average OOD"  # of single-source tables
 AVERAGE = "average"  # title of the column that tables of several data sets are made of
-Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
 OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
     {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
 )
@@ -92,16 +92,28 @@ def single_source_columns(names: Sequence[str], source: int) -> list[Column]:
     return [
         Column(f"{names[source]} (IID)", _out_accuracy(source)),
         *(Column(names[domain], _out_accuracy(domain)) for domain in others),
-        Column("average OOD", transfer_accuracy),
+        Column(AVERAGE_OOD, transfer_accuracy),
     ]
 
 
-def official_columns(roles: Sequence[str]) -> list[Column]:
+def official_columns(records: Sequence[Record]) -> list[Column]:
     """Scores over the domains that the data sets apart for "id" and "ood" evaluation; see `role_scores`."""
     return [
         Column(f"{role} {title}", _role_score(role, score))
-        for role, (score, title) in product(roles, OFFICIAL_SCORES.items())
+        for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items())
+        if any(score in record.roles.get(role, {}) for record in records)
     ]
+
+
+def group_columns(records: Sequence[Record]) -> list[Column]:
+    """Accuracies of the groups that these are scores over, by role and then by name."""
+    found = {
+        (role, group)
+        for record in records
+        for role in SCORED_ROLES
+        for group in record.roles.get(role, RoleScores()).get("group_accuracy", ())
+    }
+    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(found)]
 
 
 def _out_accuracy(domain: int) -> Value:
@@ -110,6 +122,10 @@ def _out_accuracy(domain: int) -> Value:
 
 def _role_score(role: str, score: Score) -> Value:
     return lambda record: record.roles[role][score]
+
+
+def _group_accuracy(role: str, group: str) -> Value:
+    return lambda record: record.roles.get(role, RoleScores()).get("group_accuracy", {}).get(group, nan)
 
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(

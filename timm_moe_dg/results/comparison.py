@@ -35,13 +35,14 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
 
 
 def _pairs(table: Table, first: str, second: str) -> Iterator[tuple[RowKey, RowKey]]:
-    for one in _named(table, first):
-        for other in _named(table, second):
+    for one in rows_named(table, first):
+        for other in rows_named(table, second):
             if one != other and (one.algorithm == other.algorithm or one.model == other.model):
                 yield one, other
 
 
-def _named(table: Table, name: str) -> list[RowKey]:
+def rows_named(table: Table, name: str) -> list[RowKey]:
+    """Returns the rows of a model, an algorithm, a variant, all of these as the table has them, or a folder of runs."""
     if Path(name).is_dir():
         folder = Path(name).resolve()
         return [row for row, runs in table.runs.items() if any(folder in _above(run.folder) for run in runs)]

@@ -4,16 +4,22 @@ They lie in paper_figures.csv, one a line, copied as they are printed, F1 scores
 differ, both are there. Errors known in the tables: GMoE's Table 10 has MLDG's PACS and VLCS the wrong way round, and
 Table 1 mixes runs of 5,000 and 15,000 steps on DomainNet, which Table 9 separates. SF-MoE does not say how long it
 trains on DomainNet; its ResNet-50 is DomainBed's of 5,000 steps. Networks go by their names in timm, ViT-S/16 by the
-checkpoint that the experts start from.
+checkpoint that the experts start from. A tag names the weights, such as torchvision's first ones in
+"resnet50.tv_in1k"; without one they are timm's default.
 """
 
 import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 
+import timm
+
 from ..cli.arguments import Arguments
+from ..protocols.planner import OFFICIAL
+from ..protocols.selection import OOD_RULES
 
 _TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column")
 
@@ -27,7 +33,7 @@ class PaperFigure:
         dataset: The data set.
         rule: How the model was selected; a name of `tables.NEEDED`.
         algorithm: The training method, with " + swad" where weights were averaged so.
-        model: The network's name in timm.
+        model: The network's name in timm, with a tag unless the weights are timm's default.
         column: The domain that it is an accuracy on, "average", or a role with its score.
         value: Percent.
         error: Standard error; None where none is stated.
@@ -82,7 +88,8 @@ def figures_for(
 
     Args:
         dataset: The data set.
-        rule: The selection rule.
+        rule: The selection rule. MoGE does not say how it selects: its figures stand beside every rule for the data's
+            own test domains.
         args: The run's arguments.
         algorithm: The training method, with weight averaging.
         column: A domain, or "average".
@@ -90,7 +97,8 @@ def figures_for(
     """
     if not (args.get("pretrained") or args.get("initial_checkpoint")):
         return []
-    model = str(args.get("model")).partition(".")[0]
+    model = with_tag(str(args.get("model")))
+    rule = OFFICIAL if rule in OOD_RULES else rule
     setting = (dataset, rule, algorithm, model, column, trained_on, args.get("model_kwargs", {}))
     return [
         figure
@@ -101,6 +109,13 @@ def figures_for(
     ]
 
 
+@cache
+def with_tag(model: str) -> str:
+    """Completes a network's name by the tag of timm's default weights, if it has none; others stay as they are."""
+    cfg = None if "." in model else timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return f"{model}.{cfg.tag}" if cfg and cfg.tag else model
+
+
 def _setting(figure: PaperFigure) -> tuple[object, ...]:
-    of = (figure.dataset, figure.rule, figure.algorithm, figure.model, figure.column)
+    of = (figure.dataset, figure.rule, figure.algorithm, with_tag(figure.model), figure.column)
     return (*of, figure.trained_on, figure.model_kwargs)

@@ -11,9 +11,20 @@ from itertools import product
 from types import MappingProxyType
 
 from ..errors import RecordError
-from ..protocols.planner import OFFICIAL, leave_one_domain_out, leave_one_or_two_domains_out, single_source
+from ..protocols.planner import (
+    OFFICIAL,
+    PER_REGION,
+    leave_one_domain_out,
+    leave_one_or_two_domains_out,
+    single_source,
+)
 from ..protocols.records import Record
-from ..protocols.selection import SELECTION_RULES, reported_accuracy, training_domain_validation
+from ..protocols.selection import (
+    OOD_RULES,
+    SELECTION_RULES,
+    has_ood_validation,
+    reported_accuracy,
+)
 from .columns import (
     AVERAGE,
     Cell,
@@ -21,13 +32,16 @@ from .columns import (
     Selected,
     Value,
     average,
+    group_columns,
     held_out_columns,
     official_columns,
     single_source_columns,
 )
+from .regions import joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 
 SINGLE_SOURCE = "single_source"
+VALIDATION = "training_domain_validation"
 # rule -> the runs that it needs, as sets of held-out domains
 NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
     {
@@ -36,6 +50,7 @@ NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
         "oracle": leave_one_domain_out,
         SINGLE_SOURCE: single_source,
         OFFICIAL: lambda num_domains: [],
+        **dict.fromkeys((*OOD_RULES, PER_REGION), lambda num_domains: []),
     }
 )
 TITLES: Mapping[str, str] = MappingProxyType(
@@ -45,8 +60,16 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "oracle": "test-domain validation (oracle)",
         SINGLE_SOURCE: "single source",
         OFFICIAL: "the data's own test domains",
+        "ood_worst_group": "the worst group of the ood validation split",
+        "ood_f1_macro": "F1-macro on the ood validation split",
+        PER_REGION: "a model per region, each on its own",
     }
 )
+_ALSO_LACKING = {
+    PER_REGION: ", or a region's model",
+    **dict.fromkeys(OOD_RULES, ", or their scores on the ood validation split"),
+}
+OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # those that take the data's own test domains
 AVERAGES = "averages"  # stands for the data set where several are averaged
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
 
@@ -64,6 +87,7 @@ class Table:
         runs: The runs of each row.
         missing: Runs that it lacks, one phrase each.
         trained_on: The only training domain, in single-source tables.
+        groups: Titles of the columns that are accuracies of groups.
     """
 
     dataset: str
@@ -74,6 +98,7 @@ class Table:
     runs: Rows = field(default_factory=dict)
     missing: Sequence[str] = ()
     trained_on: str | None = None
+    groups: Sequence[str] = ()
 
 
 def make_tables(
@@ -81,6 +106,7 @@ def make_tables(
     rules: Sequence[str] = tuple(NEEDED),
     report: Value = reported_accuracy,
     further: Sequence[Column] = (),
+    by_group: bool = False,
 ) -> list[Table]:
     """Makes the tables that runs have something for.
 
@@ -89,6 +115,7 @@ def make_tables(
         rules: Names in `NEEDED`.
         report: What is reported of the selected record; single-source tables report out-splits in any case.
         further: Columns behind a table's own, such as those of `columns.OPTIONAL_COLUMNS`.
+        by_group: Whether tables of the data's own test domains show every group.
 
     Raises:
         RecordError: Two runs are of the same row, held-out domains and seeds.
@@ -105,22 +132,37 @@ def make_tables(
                 continue
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(dataset, rows, further)
-            elif rule == OFFICIAL:
-                made.append(_official_table(dataset, rows, further))
+            elif rule in OFFICIAL_RULES:
+                made.append(_official_table(dataset, rule, rows, further, by_group))
             else:
                 made.append(_held_out_table(dataset, rule, rows, report, further))
         tables += made
-        if len(made) > 1 and rule in SELECTION_RULES:
+        if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
+
+
+def lacking(rule: str, runs: Sequence[FinishedRun]) -> str:
+    """Says in a line why no table of a rule can be made of runs; at least one."""
+    if rule in OOD_RULES:
+        with_roles = [run for run in runs if run.records[0].roles] or runs
+        try:
+            SELECTION_RULES[rule](with_roles[0].records)
+        except RecordError as error:
+            return str(error)
+    return "no run holds out what it needs"
 
 
 def _has_something(rule: str, rows: Rows) -> bool:
     """Whether some run shows that a rule is meant to be applied."""
     runs = _runs(rows)
     held_out = {len(run.test_domains) for run in runs}
+    if rule == PER_REGION:
+        return any(map(trained_region, runs))
+    if rule in OOD_RULES:
+        return any(has_ood_validation(record, OOD_RULES[rule]) for run in runs for record in run.records)
     if rule == OFFICIAL or any(run.records[0].roles for run in runs):
-        return rule == OFFICIAL and any(run.records[0].roles for run in runs)
+        return rule == OFFICIAL and any(run.records[0].roles and not trained_region(run) for run in runs)
     if rule == SINGLE_SOURCE:
         return any(run.num_domains - len(run.test_domains) == 1 for run in runs)
     return held_out >= ({1, 2} if rule == "leave_one_domain_out_cv" else {1})
@@ -157,7 +199,7 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
     tables = []
     for source, held_out in enumerate(single_source(len(names))):
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        selected = {row: {source: _validated(runs, seeds)} for row, runs in of_source.items()}
+        selected = {row: {source: _of_each_seed(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
         columns = [*single_source_columns(names, source), *further]
         title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
         cells, missing = _cells(columns, selected, seeds), _missing([held_out], rows)
@@ -167,23 +209,43 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
     return tables
 
 
-def _official_table(dataset: str, rows: Rows, further: Sequence[Column]) -> Table:
+def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column], by_group: bool = False) -> Table:
     """Scores on the data's own test domains, which all runs hold out together."""
     seeds = _trial_seeds(rows)
-    chosen = {row: _validated(runs, seeds) for row, runs in rows.items()}
-    roles = sorted({role for records in chosen.values() for record in records.values() for role in record.roles})
-    columns = [*official_columns(roles), *further]
-    cells = _cells(columns, {row: {0: records} for row, records in chosen.items()}, seeds)
-    title = f"{dataset}, its own test domains, selection by {TITLES['training_domain_validation']}"
-    lacking = {row: sorted(set(seeds) - set(records)) for row, records in chosen.items()}
-    missing = [f"{row}: trial seeds {absent}" for row, absent in lacking.items() if absent]
-    return Table(dataset, OFFICIAL, title, _titles(columns), cells, rows, missing)
+    chosen = {row: found for row, runs in rows.items() if (found := _official_choice(rule, runs, seeds)) is not None}
+    records = [record for by_seed in chosen.values() for record in by_seed.values()]
+    groups = group_columns(records) if by_group else []
+    columns = [*official_columns(records), *groups, *further]
+    cells = _cells(columns, {row: {0: by_seed} for row, by_seed in chosen.items()}, seeds)
+    how = TITLES[rule] if rule == PER_REGION else f"selection by {TITLES[rule if rule in OOD_RULES else VALIDATION]}"
+    absent = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in chosen.items()}
+    what = _ALSO_LACKING.get(rule, "")
+    missing = [f"{row}: trial seeds {those}{what}" for row, those in absent.items() if those]
+    title = f"{dataset}, its own test domains, {how}"
+    return Table(dataset, rule, title, _titles(columns), cells, rows, missing, groups=_titles(groups))
 
 
-def _validated(runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
-    """What training-domain validation selects, by trial seed; seeds without a run are left out."""
-    records = {seed: [record for run in runs if run.seeds[0] == seed for record in run.records] for seed in seeds}
-    return {seed: training_domain_validation(found) for seed, found in records.items() if found}
+def _official_choice(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record] | None:
+    """What stands for a row, by trial seed; None if the row has no runs of the kind that a rule is about."""
+    regional = [run for run in runs if trained_region(run)]
+    if rule != PER_REGION:
+        whole = [run for run in runs if not trained_region(run)]
+        return _of_each_seed(rule if rule in OOD_RULES else VALIDATION, whole, seeds) if whole else None
+    found = {}
+    for seed in seeds:
+        with suppress(RecordError):
+            found[seed] = joined_regions([run for run in regional if run.seeds[0] == seed])
+    return found if regional else None
+
+
+def _of_each_seed(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
+    """What a rule selects of all runs, by trial seed; seeds without a run, or without its scores, are left out."""
+    found = {}
+    for seed in seeds:
+        records = [record for run in runs if run.seeds[0] == seed for record in run.records]
+        with suppress(RecordError):
+            found[seed] = SELECTION_RULES[rule](records)
+    return found
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:

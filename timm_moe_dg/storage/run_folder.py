@@ -1,5 +1,7 @@
 """The output folder of a run: args.yaml, results.jsonl, log.txt, checkpoints/, best/, best_oracle/ and lastly done.
 
+Of data with a validation split under shift there are best_ood_worst_group/ and best_ood_f1_macro/ besides.
+
 Nothing half-made is ever seen under its final name: the folder appears with its first evaluation complete, and folders
 in it are written beside the old ones and then put in their place.
 """
@@ -10,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +24,22 @@ from ..errors import ArgumentError, RecordError
 from ..protocols.formats import read_arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
-from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
+from ..protocols.selection import (
+    OOD_RULES,
+    SELECTION_RULES,
+    reported_accuracy,
+    training_domain_validation,
+    validation_accuracy,
+)
 from .atomic import append_line, explained, recovered, replaced, write_text
 from .checkpoint import Checkpoints, RunState
 
-BEST = {"training_domain_validation": "best", "oracle": "best_oracle"}  # selection rule -> folder of its network
+# selection rule -> folder of its network
+BEST = {
+    "training_domain_validation": "best",
+    "oracle": "best_oracle",
+    **{rule: f"best_{rule}" for rule in OOD_RULES},
+}
 ARGUMENTS, LOG, DONE = "args.yaml", "log.txt", "done"
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +103,8 @@ class RunFolder:
 
         Args:
             record: The evaluation.
-            save: Writes the network into a folder: best_oracle/, and best/ when the record is the best so far.
+            save: Writes the network into a folder: best_oracle/, and those of the rules by which the record is the best
+                so far.
 
         Raises:
             StorageError: Something cannot be written; what was there stays.
@@ -100,10 +115,10 @@ class RunFolder:
                 (folder / ARGUMENTS).write_text(_yaml(self.args))
                 self._append(folder, record)
                 save(folder / BEST["training_domain_validation"])
-                shutil.copytree(folder / BEST["training_domain_validation"], folder / BEST["oracle"])
+                for rule in self._selecting(record)[1:]:
+                    shutil.copytree(folder / BEST["training_domain_validation"], folder / BEST[rule])
             return
-        rules = BEST if self.selected is record else ("oracle",)
-        for rule in rules:
+        for rule in self._selecting(record):
             with replaced(self.path / BEST[rule]) as folder:
                 save(folder)
         self._append(self.path, record)
@@ -127,6 +142,15 @@ class RunFolder:
         write_text(self.path / DONE, "done")
         if not can_go_on:
             shutil.rmtree(self.checkpoints.folder, ignore_errors=True)
+
+    def _selecting(self, newest: Record) -> list[str]:
+        """Rules of `BEST` by which the newest record stands for the run so far."""
+        rules = []
+        for rule in BEST:
+            with suppress(RecordError):  # the data has no such validation
+                if rule == "oracle" or SELECTION_RULES[rule](self.records) is newest:
+                    rules.append(rule)
+        return rules
 
     def _append(self, folder: Path, record: Record) -> None:
         append_line(folder / "results.jsonl", record.to_json())

@@ -1,0 +1,74 @@
+"""Models per region: each on its own, joined by hand; tables by group; improvement over groups."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+
+from tests.invented import invented_records
+from timm_moe_dg.errors import RecordError
+from timm_moe_dg.results.improvement import with_improvements
+from timm_moe_dg.results.regions import joined_regions, trained_region
+from timm_moe_dg.results.runs import FinishedRun, RowKey
+from timm_moe_dg.results.tables import make_tables
+
+NAMES = ["train Africa", "train Asia", "id Africa", "id Asia", "ood Oceania"]
+IMAGES = {"Africa": 30, "Asia": 10}
+ROW = RowKey("ERM", "vit")
+
+
+def run(held_out, *evaluations, seed=0, **options) -> FinishedRun:
+    """Evaluations are (validation accuracy, accuracy on Africa, accuracy on Asia)."""
+    records = []
+    base = invented_records(
+        held_out, at=range(len(evaluations)), num_domains=5, trial_seed=seed, domains=NAMES, **options
+    )
+    for record, (validation, africa, asia) in zip(base, evaluations, strict=True):
+        each = {"Africa": africa, "Asia": asia}
+        scores = {"accuracy": (30 * africa + 10 * asia) / 40, "worst_accuracy": min(africa, asia), "f1_macro": 0.5}
+        roles = {"id": {**scores, "worst_group": "", "group_accuracy": each, "num_samples": IMAGES}}
+        records.append(replace(record, out_acc=(validation, validation, nan, nan, nan), roles=roles))
+    return FinishedRun(f"{held_out}{seed}{options}", records)
+
+
+AFRICA, ASIA, ALL = [1, 2, 3, 4], [0, 2, 3, 4], [2, 3, 4]
+
+
+def test_which_region_a_run_was_trained_on() -> None:
+    assert trained_region(run(AFRICA, (0.5, 0.5, 0.5))) == "Africa"
+    assert trained_region(run(ALL, (0.5, 0.5, 0.5))) is None
+    (plain,) = invented_records([1, 2], at=(0,))
+    assert trained_region(FinishedRun("", [plain])) is None
+
+
+def test_every_regions_model_is_asked_about_its_own() -> None:
+    africa = run(AFRICA, (0.25, 1.0, 0.0), (0.75, 0.5, 0.125))  # the second is selected
+    asia = run(ASIA, (0.75, 0.0, 0.25), (0.5, 0.0, 1.0))  # the first
+    scores = joined_regions([africa, asia]).roles["id"]
+    assert scores["group_accuracy"] == {"Africa": 0.5, "Asia": 0.25}
+    assert scores["accuracy"] == (30 * 0.5 + 10 * 0.25) / 40  # of images
+    assert (scores["worst_group"], scores["worst_accuracy"]) == ("Asia", 0.25)
+    with pytest.raises(RecordError, match=r"lack runs trained on \['Asia'\]"):
+        joined_regions([africa])
+
+
+def test_tables_keep_them_apart_from_models_of_all_regions() -> None:
+    runs = [run(ALL, (0.5, 0.75, 0.5), seed=seed) for seed in range(2)]
+    runs += [run(AFRICA, (0.5, 0.5, 0.0)), run(ASIA, (0.5, 0.0, 0.25)), run(AFRICA, (0.5, 0.5, 0.0), seed=1)]
+    official, regional = make_tables(runs, by_group=True)
+    assert (official.rule, regional.rule) == ("official", "per_region")
+    assert official.columns == ["id accuracy", "id worst group", "id F1-macro", "id Africa", "id Asia"]
+    assert [cell.mean for cell in official.rows[ROW][-2:]] == [0.75, 0.5]
+    assert regional.columns == ["id accuracy", "id worst group", "id Africa", "id Asia"]
+    assert regional.rows[ROW][0].values == {0: 0.4375}
+    assert regional.missing == ["ERM, vit: trial seeds [1], or a region's model"]
+
+
+def test_improvement_over_groups_if_they_are_shown() -> None:
+    runs = [run(ALL, (0.5, 0.75, 0.5)), run(ALL, (0.5, 0.5, 0.25), model="other")]
+    (table,) = make_tables(runs, by_group=True)
+    assert with_improvements(table, "other").rows[ROW][-1].mean == pytest.approx((0.5 + 1.0) / 2)
+    (table,) = make_tables(runs)
+    whole = with_improvements(table, "other")
+    assert whole.columns[-1] == "IID improvement"
+    assert whole.rows[ROW][-1].mean == pytest.approx((0.75 * 30 + 5) / (15 + 2.5) - 1)
