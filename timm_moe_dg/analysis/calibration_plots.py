@@ -22,11 +22,11 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
     upper.plot([0, 1], [0, 1], color="grey", linestyle=":", linewidth=1)
     for number, (name, bins) in enumerate(groups.items()):
         filled = bins.num_samples > 0
-        upper.plot(bins.confidence[filled], bins.accuracy[filled], marker="o", markersize=4, label=name)
+        upper.plot(bins.confidence[filled].numpy(), bins.accuracy[filled].numpy(), marker="o", markersize=4, label=name)
         width = 1 / len(filled)
         places = [(at + 0.5) * width for at in range(len(filled))]
         shares = bins.num_samples / bins.num_samples.sum().clamp(min=1)
-        lower.bar(places, shares, 0.9 * width, color=f"C{number}", alpha=0.5)
+        lower.bar(places, shares.tolist(), 0.9 * width, color=f"C{number}", alpha=0.5)
     upper.set(ylabel="share of right predictions", xlim=(0, 1), ylim=(0, 1))
     upper.legend(frameon=False, fontsize=8, loc="upper left")
     lower.set(xlabel="confidence", ylabel="share of images")
