@@ -1,4 +1,4 @@
-"""What the README shows runs: its Python as it stands, its commands against the tools' own command lines."""
+"""What the pages show runs: the README's Python as it stands, all commands against the tools' own command lines."""
 
 import os
 import re
@@ -16,6 +16,9 @@ from tests.load_tool import load_tool
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BASH = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # to files of this repository
 DENSE = "deit_small_patch16_224.fb_in1k"
 
 
@@ -23,10 +26,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def tool_commands() -> list[list[str]]:
-    """Every call of a tool in the README: the script, then its arguments."""
-    lines = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()
-    words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
+def tool_commands(page: Path) -> list[list[str]]:
+    """Every call of a tool on a page: the script, then its arguments; a shell's variables are nobody's to parse."""
+    lines = "\n".join(BASH.findall(page.read_text())).replace("\\\n", " ").splitlines()
+    words = [shlex.split(part, comments=True) for line in lines if "$" not in line for part in line.split("&&")]
     scripts = [[index for index, word in enumerate(line) if word.startswith("tools/")] for line in words]
     return [line[at[0] :] for line, at in zip(words, scripts, strict=True) if at]
 
@@ -51,15 +54,28 @@ def test_the_python_snippet_runs_and_reports_both_mixture_layers(hub_cache):
     assert [line.split()[0] for line in process.stdout.splitlines()] == ["blocks.8.mlp", "blocks.10.mlp"]
 
 
-def test_every_tool_command_parses():
-    commands = tool_commands()
-    assert {command[0] for command in commands} >= {"tools/finetune.py", "tools/benchmark.py"}
-    for script, *arguments in commands:
-        load_tool(Path(script).stem).build_parser().parse_args(arguments)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_tool_command_parses(page):
+    for script, *arguments in tool_commands(page):
+        own, _, passed = " ".join(map(shlex.quote, arguments)).partition(" -- ")
+        load_tool(Path(script).stem).build_parser().parse_args(shlex.split(own))
+        load_tool("finetune").build_parser().parse_args(shlex.split(passed))
+
+
+def test_the_pages_show_most_tools():
+    shown = {command[0] for page in PAGES for command in tool_commands(page)}
+    assert len(shown) > 9
+    assert "tools/finetune.py" in shown
+
+
+def test_links_lead_to_pages_that_are_there():
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert len(links) > 30
+    assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
 def test_the_table_lists_every_registered_model_with_its_size():
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d.]+) M \|", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d.]+) M, ", README, re.MULTILINE))
     assert sorted(rows) == sorted(timm_moe_dg.models.__all__)
     for name, millions in rows.items():
         count = sum(parameter.numel() for parameter in timm.create_model(name, device="meta").parameters())

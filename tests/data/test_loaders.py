@@ -263,3 +263,57 @@ def test_evaluation_sees_every_image_once_in_its_group(workers):
         for index in part
     ]
     assert seen == expected
+
+
+def group_sampler(**changes):
+    return StepSampler(**{"domains": [0, 2, 3, 5, 8], "batch_size": 6, "domains_per_step": 2, "seed": 4, **changes})
+
+
+def test_domains_of_a_step_are_distinct_and_follow_from_seed_and_step_alone():
+    sampler = group_sampler()
+    drawn = [sampler.domains_at(step) for step in range(300)]
+    assert all(len(set(domains)) == 2 and set(domains) <= {0, 2, 3, 5, 8} for domains in drawn)
+    later = group_sampler(first_step=100, process=1, num_processes=2)
+    assert [later.domains_at(step) for step in range(300)] == drawn
+    assert [group_sampler(seed=5).domains_at(step) for step in range(300)] != drawn
+    steps = list(islice(iter(later), 20))
+    assert [list(dict.fromkeys(domain for domain, _ in step)) for step in steps] == drawn[100:120]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_domains_are_drawn_uniformly_as_by_wildss_group_loader(size):
+    """Its draw is numpy's choice without replacement: every domain alike, every ordered pair alike."""
+    sampler, steps = group_sampler(domains_per_step=size), 6000
+    drawn = [sampler.domains_at(step) for step in range(steps)]
+    random = np.random.RandomState(0)
+    theirs = [random.choice(5, size=size, replace=False) for _ in range(steps)]
+    share = size / 5
+    for counts in (Counter(domain for step in drawn for domain in step), Counter(int(d) for s in theirs for d in s)):
+        assert len(counts) == 5
+        assert all(abs(count - steps * share) < 4 * (steps * share * (1 - share)) ** 0.5 for count in counts.values())
+    if size > 1:
+        pairs = Counter((step[0], step[1]) for step in drawn)
+        assert len(pairs) == 20
+        assert all(abs(count - steps / 20) < 4 * (steps / 20 * 19 / 20) ** 0.5 for count in pairs.values())
+
+
+def test_minibatches_are_of_the_domains_that_the_sampler_says():
+    draws = make_draws()
+    sampler = StepSampler([0, 1, 2], 4, domains_per_step=2, seed=1)
+    loader = training_loader(draws, sampler, workers=0)
+    for step, minibatches in enumerate(islice(loader, 20)):
+        assert len(minibatches) == sampler.width == 2
+        found = [{number for number, _ in identities(images)} for images, _ in minibatches]
+        assert found == [{domain} for domain in sampler.domains_at(step)]
+
+
+def test_a_step_without_a_number_has_all_domains():
+    sampler = StepSampler([0, 2], 4)
+    assert (sampler.width, sampler.domains_at(0), sampler.domains_at(7)) == (2, [0, 2], [0, 2])
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_more_domains_in_a_step_than_there_are(number):
+    sampler = StepSampler([0, 1, 2], 4, domains_per_step=number)
+    with pytest.raises(ProtocolError, match=rf"domains_per_step={number}: there are 3 training domains; draw as many"):
+        training_loader(make_draws(), sampler, workers=0)

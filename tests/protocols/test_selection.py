@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
-from math import nan
+from math import isnan, nan
 
 import pytest
 
@@ -30,6 +30,13 @@ def test_validation_accuracy_is_the_plain_mean_of_the_training_domains():
     record = invented(0, out_acc=(1.0, 0.25, 0.5))
     assert validation_accuracy(record) == pytest.approx(0.375)
     assert validation_accuracy(invented(0, (1.0, 0.25, 0.5), test=(0, 2))) == 0.25
+
+
+def test_training_domains_without_an_out_split_are_left_out_of_the_mean():
+    assert validation_accuracy(invented(0, (1.0, nan, 0.5))) == 0.5
+    assert isnan(validation_accuracy(invented(0, (1.0, nan, nan))))
+    records = [invented(0, (1.0, nan, 0.5)), invented(300, (0.0, nan, 0.6)), invented(600, (1.0, nan, 0.4))]
+    assert training_domain_validation(records) is records[1]
 
 
 def test_training_domain_validation_does_not_look_at_the_test_domain():

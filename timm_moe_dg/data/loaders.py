@@ -76,7 +76,8 @@ class TrainingDraws(Dataset):
 class StepSampler(Sampler[list[DrawIndex]]):
     """Lists the draws of one step after the other, without end.
 
-    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of every domain, dealt out to the processes in turn.
+    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains, dealt out to the processes in
+    turn.
 
     Attributes:
         domains: Positions of the training domains.
@@ -84,6 +85,9 @@ class StepSampler(Sampler[list[DrawIndex]]):
         first_step: Where to start.
         process: This process's index.
         num_processes: How many processes share a step.
+        domains_per_step: How many of the domains a step draws, all equally likely and none twice, as WILDS's group
+            loader does; None takes all of them.
+        seed: The run's, on which that draw depends, with the number of the step; of no use without it.
     """
 
     domains: Sequence[int]
@@ -91,11 +95,25 @@ class StepSampler(Sampler[list[DrawIndex]]):
     first_step: int = 0
     process: int = 0
     num_processes: int = 1
+    domains_per_step: int | None = None
+    seed: int = 0
+
+    @property
+    def width(self) -> int:
+        """The number of domains, and so of minibatches, in a step."""
+        return self.domains_per_step or len(self.domains)
+
+    def domains_at(self, step: int) -> list[int]:
+        """Positions of the domains in a step, in the order of its minibatches; the same in every process."""
+        if self.domains_per_step is None:
+            return list(self.domains)
+        random = np.random.default_rng((self.seed, step, 0, 2))  # the 2 sets it apart from draws of images
+        return random.choice(self.domains, self.domains_per_step, replace=False).tolist()
 
     def __iter__(self) -> Iterator[list[DrawIndex]]:
         for step in itertools.count(self.first_step):
             draws = range(step * self.batch_size + self.process, (step + 1) * self.batch_size, self.num_processes)
-            yield [(domain, number) for domain in self.domains for number in draws]
+            yield [(domain, number) for domain in self.domains_at(step) for number in draws]
 
 
 def _by_class(targets: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
@@ -115,10 +133,10 @@ def training_loader(
         pin_memory: Copies batches to page-locked memory, for a faster way to the accelerator.
 
     Returns:
-        A loader that yields, for each step, a list of `Minibatch`, one per training domain.
+        A loader that yields, for each step, a list of `Minibatch`, one per training domain of the step.
 
     Raises:
-        ProtocolError: The processes cannot share the batch evenly.
+        ProtocolError: The processes cannot share the batch evenly, or a step asks for more domains than there are.
     """
     if sampler.batch_size < 1 or sampler.batch_size % sampler.num_processes:
         raise ProtocolError.of(
@@ -126,10 +144,13 @@ def training_loader(
             sampler.batch_size,
             f"give a multiple of the number of processes ({sampler.num_processes}), which share each domain's batch",
         )
+    if not 1 <= sampler.width <= len(sampler.domains):
+        remedy = f"there are {len(sampler.domains)} training domains; draw as many or fewer"
+        raise ProtocolError.of("domains_per_step", sampler.domains_per_step, remedy)
     return DataLoader(
         draws,
         batch_sampler=sampler,
-        collate_fn=partial(_collate_by_domain, num_domains=len(sampler.domains)),
+        collate_fn=partial(_collate_by_domain, num_domains=sampler.width),
         **_worker_options(workers, pin_memory),
     )
 

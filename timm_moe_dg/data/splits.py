@@ -38,11 +38,12 @@ def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: f
 def split_domains(
     domains: Sequence[Domain], training: Sequence[int], *, trial_seed: int, holdout_fraction: float = 0.2
 ) -> list[Split]:
-    """Splits every domain; see `split_domain`. A domain with an official `split` keeps it.
+    """Splits every domain; see `split_domain`. A domain with an official `split` keeps it, an empty part included.
 
     Args:
         domains: All domains of the benchmark.
-        training: Positions of those that are trained on; each of them must keep images for validation.
+        training: Positions of those that are trained on; each of them that is split here must keep images
+            for validation.
         trial_seed: Repetition of the experiment.
         holdout_fraction: Share of each domain that goes "out".
 
@@ -56,7 +57,7 @@ def split_domains(
         for position, domain in enumerate(domains)
     ]
     for position in training:
-        if not len(splits[position].outside):
+        if domains[position].split is None and not len(splits[position].outside):
             raise ProtocolError.of(
                 "holdout_fraction",
                 holdout_fraction,

@@ -26,8 +26,10 @@ _DIGITS = {
     "weight_decay": lambda random: 0.0,
 }
 
+_SMALL_IMAGES = {**_DIGITS, "batch_size": lambda random: int(2 ** random.uniform(3, 9))}
+
 SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
-    {"photographs": _PHOTOGRAPHS, "domain_net": _DOMAIN_NET, "digits": _DIGITS}
+    {"photographs": _PHOTOGRAPHS, "domain_net": _DOMAIN_NET, "digits": _DIGITS, "small_images": _SMALL_IMAGES}
 )
 
 

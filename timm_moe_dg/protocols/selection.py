@@ -7,8 +7,8 @@ of the test domain, as DomainBed reports it. A run that ends with an averaged ne
 Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed; so do these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, isnan
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf, isnan, nan
 from statistics import fmean
 from types import MappingProxyType
 
@@ -18,12 +18,19 @@ from .records import Record
 SelectionRule = Callable[[Sequence[Record]], Record]
 
 
-def validation_accuracy(record: Record) -> float:
-    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's.
+def validation_accuracy(record: Record, validated: Collection[int] | None = None) -> float:
+    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's; NaN if none has an out-split.
 
     GMoE's text pools these splits into one set, in which larger domains would count for more.
+
+    Args:
+        record: Of one evaluation.
+        validated: Domains that have an out-split; some camera traps have none in the official split. None takes those
+            with an accuracy in this record.
     """
-    return fmean(record.out_acc[domain] for domain in record.training_domains)
+    known = [domain for domain in record.training_domains if not isnan(record.out_acc[domain])]
+    counted = known if validated is None else [domain for domain in record.training_domains if domain in validated]
+    return fmean(record.out_acc[domain] for domain in counted) if counted else nan
 
 
 def reported_accuracy(record: Record) -> float:
@@ -53,7 +60,9 @@ def training_domain_validation(records: Sequence[Record]) -> Record:
     Raises:
         RecordError: There are no records.
     """
-    return _best(candidates(records), validation_accuracy)
+    kept = candidates(records)
+    validated = {domain for record in kept for domain, value in enumerate(record.out_acc) if not isnan(value)}
+    return _best(kept, lambda record: validation_accuracy(record, validated))
 
 
 def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:

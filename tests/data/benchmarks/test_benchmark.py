@@ -7,6 +7,7 @@ import pytest
 from tests.data.copies import CLASSES, small, write_domains
 from timm_moe_dg.data import BENCHMARKS, get_benchmark
 from timm_moe_dg.errors import DataError
+from timm_moe_dg.results.paper_figures import FIGURES
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -40,6 +41,7 @@ def test_table_8_and_the_schedule_of_every_row():
         ("OfficeHome", 15_588, 65),
         ("DomainNet", 586_575, 345),
         ("WILDSCamelyon", 455_954, 2),
+        ("CUB_DG", 47_152, 200),
     ],
 )
 def test_images_add_up_to_the_published_totals(name, total, classes):
@@ -118,3 +120,40 @@ def test_another_number_of_images_is_a_warning_with_both_numbers(tmp_path, caplo
 def test_no_folder(name, data_dir):
     with pytest.raises(DataError, match=rf"data_dir=.*{get_benchmark(name).aliases[0]}/DOMAIN/CLASS/IMAGE"):
         get_benchmark(name).read(data_dir)
+
+
+CUB_CLASSES = tuple(f"{number:03}.Bird" for number in range(1, 201))
+
+
+@pytest.mark.parametrize("below", ["", "CUB_DG", "CUB-DG"])
+def test_the_papers_cub_dg_is_read(tmp_path, below):
+    write_domains(tmp_path / below, ("Candy", "Mosaic", "Natural", "Udnie"), CUB_CLASSES, images=1)
+    domains = get_benchmark("CUB_DG").read(tmp_path)
+    assert [domain.name for domain in domains] == ["Candy", "Mosaic", "Natural", "Udnie"]
+    assert {domain.classes for domain in domains} == {CUB_CLASSES}
+
+
+def test_the_two_cub_dgs_are_not_taken_for_one_another(tmp_path):
+    write_domains(tmp_path / "CUB-DG", ("Art", "Cartoon", "Paint", "Photo"), CUB_CLASSES, images=1)
+    assert len(get_benchmark("CUB_DG_paintings").read(tmp_path)) == 4
+    with pytest.raises(DataError, match="lacks Candy, Mosaic, Natural, Udnie and has CUB-DG"):
+        get_benchmark("CUB_DG").read(tmp_path)
+
+
+def test_three_of_four_domains_of_cub_dg(tmp_path):
+    write_domains(tmp_path / "CUB_DG", ("Candy", "Natural", "Udnie"), CUB_CLASSES[:2], images=1)
+    with pytest.raises(DataError, match="the data folder lacks Mosaic; expected the domains Candy, Mosaic") as caught:
+        get_benchmark("CUB_DG").read(tmp_path)
+    assert "rename or move folders" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_the_papers_figures_are_domains_of_their_benchmarks():
+    """The 40 of CUB-DG, and those of single-source training on DomainNet."""
+    seen = {"CUB_DG": 0, "DomainNet": 0}
+    for figure in FIGURES:
+        row = BENCHMARKS[figure.dataset]
+        if row.domains and figure.column != "average":
+            assert figure.column in row.domains
+            seen[figure.dataset] += 1
+    assert seen == {"CUB_DG": 40, "DomainNet": 144}

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.place_folder import read_place_folder
-from timm_moe_dg.errors import DataError
+from timm_moe_dg.errors import ArgumentError, DataError
 
 
 def own_rows() -> list[dict[str, Any]]:
@@ -97,3 +98,35 @@ def test_a_group_called_all_is_a_group_like_others(tmp_path: Path) -> None:
     assert [domain.group for domain in domains] == ["all", "north", "all", "east"]
     assert [len(domain) for domain in domains] == [1, 2, 1, 2]
     assert gray_of(domains[0], 0) == 20
+
+
+def with_columns(**values: Any) -> list[dict[str, Any]]:
+    return [row | {name: column[number] for name, column in values.items()} for number, row in enumerate(own_rows())]
+
+
+def test_further_columns_follow_the_coordinates(tmp_path: Path) -> None:
+    rows = with_columns(year=[2001, 2002.5, "nan", 2004, 2005, 2006], sensor=[1, 2, 1, 2, 1, 2])
+    domains = get_benchmark("place_folder").read(write_own(tmp_path, rows), metadata_columns=("sensor", "year"))
+    north = by_name(list(domains))["train north"]
+    assert north.metadata.dtype == np.float32
+    np.testing.assert_array_equal(north.metadata, [[0.0, 0.0, 1.0, 2001.0], [20.0, -10.0, 1.0, np.nan]])
+    assert read_place_folder(tmp_path)[0].metadata.shape == (2, 2)
+
+
+@pytest.mark.parametrize("bad", ["2013-06-05", "", "inf", "1e39", "Sentinel-2"])
+def test_a_column_that_is_not_numeric_is_named_by_file_and_line(tmp_path: Path, bad: str) -> None:
+    rows = with_columns(time=[1, 2, 3, bad, 5, 6])
+    with pytest.raises(DataError, match=r"metadata\.csv': column 'time' is .* in lines 5; .* a number") as caught:
+        read_place_folder(write_own(tmp_path, rows), ("time",))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metadata\.csv': lacks the columns time; it has path, label"):
+        read_place_folder(write_own(tmp_path, own_rows()), ("time",))
+
+
+@pytest.mark.parametrize("name", ["geo_digits", "FMoW", "PACS"])
+def test_other_benchmarks_take_no_columns(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"metadata_columns=\['time'\]: .*; use --dataset place_folder, or leave"):
+        get_benchmark(name).read(None, metadata_columns=("time",))

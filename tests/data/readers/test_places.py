@@ -46,6 +46,21 @@ def test_pooled_groups_are_trained_on_as_one_domain():
     assert [domain.name for domain in others] == ["id a", "ood c"]
 
 
+def test_training_domains_that_are_not_the_groups():
+    names = np.array(["m", "n", "n", "n", "n", "m", "m", "m", "o"])
+    found = [
+        (domain.name, domain.group, rows(domain, domain.split.inside), rows(domain, domain.split.outside))
+        for domain in domains_of(table(), training=names)
+    ]
+    assert found == [
+        ("train m", "m", [0], [7]),
+        ("train n", "n", [4], [1]),
+        ("train o", "o", [8], []),
+        ("id a", "a", [5], []),
+        ("ood c", "c", [2], [6]),
+    ]
+
+
 def test_a_group_called_all_does_not_take_in_the_others():
     first, second, *_ = domains_of(table(group=["all" if name == "a" else name for name in GROUP]))
     assert (first.group, rows(first, first.split.inside), rows(first, first.split.outside)) == ("all", [4], [7])

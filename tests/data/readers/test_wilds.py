@@ -1,13 +1,16 @@
 """WILDS releases, on miniatures with the public columns and folder names."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
-from timm_moe_dg.data import PlacesDomain
+from timm_moe_dg.data import PlacesDomain, get_benchmark, split_domains
 from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
+from timm_moe_dg.data.readers.wilds_domainbed import read_fmow_by_region
 from timm_moe_dg.errors import DataError, ImageReadError
 
 # --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level
@@ -117,6 +120,30 @@ def test_fmow_lao_holds_all_of_asia_out(fmow: Path) -> None:
     assert rows_of(domains["ood Asia"], domains["ood Asia"].split.outside) == [13]
 
 
+def test_fmow_lao_by_region_trains_on_each_other_region_and_on_no_image_without_one(fmow: Path) -> None:
+    domains = by_name(list(get_benchmark("FMoW_LAO_regions").read(fmow)))
+    assert list(domains) == ["train Africa", "train Europe", "ood Asia"]
+    assert rows_of(domains["train Africa"], domains["train Africa"].split.inside) == [2]
+    assert rows_of(domains["train Europe"], domains["train Europe"].split.inside) == [0]
+    assert rows_of(domains["train Europe"], domains["train Europe"].split.outside) == [5]
+    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.inside) == [8, 14]
+
+
+@pytest.mark.parametrize("reader", [read_fmow, read_fmow_lao, read_fmow_by_region])
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        (("", " "), r"country_code_mapping\.csv': no row has a region; give the release's table"),
+        (("Europe", "Atlantis"), r"country_code_mapping\.csv': line 3 has the region 'Atlantis'; give one of"),
+    ],
+)
+def test_a_table_of_regions_without_regions_is_named(fmow: Path, reader: Any, regions: Any, message: str) -> None:
+    rows = [{"alpha-3": code, "region": region} for code, region in zip(("DEU", "KEN"), regions, strict=True)]
+    write_csv(fmow / "fmow_v1.1" / "country_code_mapping.csv", rows)
+    with pytest.raises(DataError, match=message):
+        reader(fmow)
+
+
 # --- iWildCam: (split, y, location)
 CAMERA_ROWS = [("train", 0, 3), ("train", 2, 1), ("id_val", 0, 3), ("id_test", 1, 1), ("val", 1, 0), ("test", 2, 2)]
 
@@ -162,6 +189,36 @@ def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) 
     assert ood.metadata.tolist() == [-1, -1]
     assert [ood.targets[index] for index in (*ood.split.inside, *ood.split.outside)] == [2, 1]
     assert [gray_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
+
+
+def test_camera_traps_as_domains(iwildcam: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = get_benchmark("iWildCam_locations")
+    with caplog.at_level(logging.WARNING, "timm_moe_dg"):
+        domains = by_name(list(row.read(iwildcam)))
+    assert list(domains) == ["train location_001", "train location_003", "id", "ood"]
+    first, third = domains["train location_001"], domains["train location_003"]
+    assert (first.split.inside.tolist(), first.split.outside.tolist()) == ([0], [])
+    assert [gray_of(first, index) for index in range(len(first))] == pytest.approx([30], abs=2)
+    assert [gray_of(third, index) for index in range(len(third))] == pytest.approx([0, 60], abs=2)
+    assert (third.split.inside.tolist(), third.split.outside.tolist()) == ([0], [1])
+    assert third.metadata.tolist() == [3, 3]
+    assert [domains[name].metadata.tolist() for name in ("id", "ood")] == [[1], [-1, -1]]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "metadata.csv': 2 locations have a single training image (lines 2, 3), which is drawn again" in message
+    assert "mark these rows with another split to leave them out" in message
+
+
+def test_a_trap_without_validation_images_is_trained_on_nevertheless(iwildcam: Path) -> None:
+    domains = get_benchmark("iWildCam_locations").read(iwildcam)
+    splits = split_domains(domains, [0, 1], trial_seed=0)
+    assert [len(split.outside) for split in splits] == [0, 1, 0, 1]
+
+
+def test_a_step_draws_as_many_traps_and_images_as_in_wilds() -> None:
+    """WILDS: 16 images of 2 groups a batch, and so 8 of each; 12 epochs of 129,809 images."""
+    row = get_benchmark("iWildCam_locations")
+    assert (row.domains_per_step, row.hparams["batch_size"], row.hparams["lr"]) == (2, 8, 3e-5)
+    assert row.steps * 16 == pytest.approx(12 * 129_809, rel=0.01)
 
 
 def test_a_table_without_class_names_is_refused(iwildcam: Path) -> None:

@@ -1,5 +1,7 @@
 """Camelyon17 and FMoW in DomainBed's form, read from small copies of the releases' folders and tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -72,14 +74,25 @@ def test_a_field_out_of_range_is_named_by_line(camelyon):
         read_camelyon(camelyon)
 
 
-def test_regions_are_domains_without_the_sequestered_and_the_rest(fmow):
-    domains = read_fmow_by_region(fmow)
-    assert tuple(domain.name for domain in domains) == REGIONS
+@pytest.mark.parametrize(("name", "names"), [("WILDSFMoW", (*REGIONS, "Other")), ("WILDSFMoW_five_regions", REGIONS)])
+def test_regions_are_domains_without_the_sequestered(fmow, name, names):
+    domains = replace(get_benchmark(name), num_classes=2).read(fmow)
+    assert tuple(domain.name for domain in domains) == names == get_benchmark(name).domains
     for position, domain in enumerate(domains):
         expected = [k for k in range(30) if k % 6 == position and k % 10 != 9]
         assert numbers(domain) == expected
         assert domain.targets == [k % 2 for k in expected]
         np.testing.assert_array_equal(domain.metadata, [(-k, k) for k in expected])
+
+
+def test_a_lacking_region_is_named(fmow):
+    table = fmow / "fmow_v1.1" / "rgb_metadata.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(line for line in lines if ",ATA," not in line))
+    with pytest.raises(
+        DataError, match="lacks Other; expected the domains Asia, Europe, Africa, Americas, Oceania, Ot"
+    ):
+        get_benchmark("WILDSFMoW").read(fmow)
 
 
 def test_regions_are_split_as_other_domains(fmow):
@@ -89,7 +102,7 @@ def test_regions_are_split_as_other_domains(fmow):
         np.testing.assert_array_equal(split.inside, split_domain(len(domains[position]), position, trial_seed=2).inside)
 
 
-@pytest.mark.parametrize("name", ["WILDSCamelyon", "WILDSFMoW"])
+@pytest.mark.parametrize("name", ["WILDSCamelyon", "WILDSFMoW", "WILDSFMoW_five_regions"])
 def test_no_folder(name):
     with pytest.raises(DataError, match="data_dir=None: give --data-dir"):
         get_benchmark(name).read(None)

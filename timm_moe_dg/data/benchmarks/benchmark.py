@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import DataError
+from ...errors import ArgumentError, DataError
 from ..domains import DataDir, Domain
 
 Hparams = Mapping[str, float | int]
@@ -25,7 +25,8 @@ class Benchmark:
 
     Attributes:
         name: What `--dataset` calls it.
-        reader: Opens the domains below a folder; those of benchmarks that ship with a package ignore it.
+        reader: Opens the domains below a folder; those of benchmarks that ship with a package ignore it. It has a
+            second argument, `metadata_columns`, where the benchmark takes them.
         source: Where the images come from.
         license: Their license.
         domains: Names of the domains in order; empty where the folder decides.
@@ -35,16 +36,19 @@ class Benchmark:
         aliases: Names of the folder, below the data folder, that may hold the domains; DomainBed's comes first.
         hparams: Defaults of the hyper-parameters; a batch is as many images per training domain and step.
         search_space: Ranges from which other hyper-parameters are drawn; a name in `protocols.SEARCH_SPACES`.
+        domains_per_step: How many training domains a step draws, where there are too many to have each in every step;
+            None has them all.
         steps: Default number of training steps.
         checkpoint_freq: Steps from one evaluation to the next.
         augmentation: Training augmentation, a name in `AUGMENTATIONS`.
         image_size: Side of the square input in pixels; None leaves it to the model.
         swad_hparams: What stochastic weight averaging (SWAD) does differently on this benchmark.
         swad_checkpoint_freq: Steps from one evaluation to the next under SWAD.
+        takes_metadata_columns: Whether further columns of its table can be read as metadata.
     """
 
     name: str
-    reader: Callable[[DataDir], Sequence[Domain]]
+    reader: Callable[..., Sequence[Domain]]
     source: str
     license: str
     domains: tuple[str, ...] = ()
@@ -54,14 +58,16 @@ class Benchmark:
     aliases: tuple[str, ...] = ()
     hparams: Hparams = field(default_factory=lambda: DEFAULTS)
     search_space: str = "photographs"
+    domains_per_step: int | None = None
     steps: int = 5001
     checkpoint_freq: int = 300
     augmentation: str = "photograph"
     image_size: int | None = None
     swad_hparams: Hparams = field(default_factory=dict)
     swad_checkpoint_freq: int = 100
+    takes_metadata_columns: bool = False
 
-    def read(self, data_dir: DataDir) -> Sequence[Domain]:
+    def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
         Other domains, or another number of classes, make another task, and are an error. Another number of images is a
@@ -70,11 +76,17 @@ class Benchmark:
         Args:
             data_dir: The folder that holds the domains, or that of all data sets, in which this one's has a name in
                 `aliases`.
+            metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
 
         Raises:
+            ArgumentError: The benchmark has no such columns.
             DataError: There is no such folder, or what it holds differs; the message says what was expected and found.
         """
-        domains = self.reader(self._folder(data_dir) if self.aliases else data_dir)
+        if metadata_columns and not self.takes_metadata_columns:
+            remedy = f"{self.name} has no table of metadata columns; use --dataset place_folder, or leave it out"
+            raise ArgumentError.of("metadata_columns", list(metadata_columns), remedy)
+        further = {"metadata_columns": metadata_columns} if metadata_columns else {}
+        domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **further)
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
@@ -115,9 +127,8 @@ class Benchmark:
             )
 
     def _compare_images(self, domains: Sequence[Domain]) -> None:
-        published = {plain(name): number for name, number in self.images.items()}
-        for domain in domains:
-            expected = published.get(plain(domain.name), len(domain))
+        for name, domain in zip(self.domains, domains, strict=False):  # in the same order; none where any will do
+            expected = self.images.get(name, len(domain))
             if len(domain) != expected:
                 _LOGGER.warning(
                     "dataset=%r: %s holds %d images where %d were published; results do not compare",

@@ -6,8 +6,8 @@ WILDS's protocol and DomainBed's give different numbers, and so have different n
 from functools import partial
 
 from ..readers.place_folder import read_place_folder
-from ..readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
-from ..readers.wilds_domainbed import HOSPITALS, REGIONS, read_camelyon, read_fmow_by_region
+from ..readers.wilds import REGIONS, read_fmow, read_fmow_lao, read_iwildcam
+from ..readers.wilds_domainbed import HOSPITALS, SIX_REGIONS, read_camelyon, read_fmow_by_region
 from .benchmark import DEFAULTS, Benchmark
 
 _FMOW_LICENSE = "FMoW Challenge Public License"
@@ -27,18 +27,28 @@ PLACE_ROWS = (
     Benchmark(
         name="WILDSFMoW",
         reader=read_fmow_by_region,
+        domains=SIX_REGIONS,
+        num_classes=62,
+        checkpoint_freq=100,
+        source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the images of none, all years",
+        license=_FMOW_LICENSE,
+    ),
+    Benchmark(
+        name="WILDSFMoW_five_regions",
+        reader=partial(read_fmow_by_region, domains=REGIONS),
         domains=REGIONS,
         num_classes=62,
         checkpoint_freq=100,
         source=(
-            "WILDS fmow_v1.1, its five regions as DomainBed's domains, all years; not comparable with DomainBed's "
-            "pooled numbers, which train on images of no region too"
+            "WILDS fmow_v1.1, its five regions as domains, all years; not comparable with DomainBed's numbers, which "
+            "train on images of no region too"
         ),
         license=_FMOW_LICENSE,
     ),
     Benchmark(
         name="place_folder",
         reader=read_place_folder,
+        takes_metadata_columns=True,
         source="your own images, with a metadata.csv of path, label, lon, lat, split, group",
         license="that of your images",
     ),
@@ -70,6 +80,15 @@ PLACE_ROWS = (
         license=_FMOW_LICENSE,
     ),
     Benchmark(
+        name="FMoW_LAO_regions",
+        reader=partial(read_fmow_lao, pooled=False),
+        hparams={**_WILDS, "batch_size": 32},
+        steps=60_001,
+        checkpoint_freq=2000,
+        source="WILDS fmow_v1.1 without Asia, which is the test; every step draws equally from each other region",
+        license=_FMOW_LICENSE,
+    ),
+    Benchmark(
         name="iWildCam",
         reader=read_iwildcam,
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 16},
@@ -77,6 +96,17 @@ PLACE_ROWS = (
         checkpoint_freq=5000,
         image_size=448,
         source="WILDS iwildcam_v2.0, official split by camera trap",
+        license="CDLA-Permissive-1.0",
+    ),
+    Benchmark(
+        name="iWildCam_locations",
+        reader=partial(read_iwildcam, pooled=False),
+        hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 8},
+        domains_per_step=2,
+        steps=97_001,
+        checkpoint_freq=5000,
+        image_size=448,
+        source="WILDS iwildcam_v2.0, official split by camera trap; every step draws two camera traps, as WILDS does",
         license="CDLA-Permissive-1.0",
     ),
 )

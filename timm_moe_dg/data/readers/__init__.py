@@ -1,6 +1,6 @@
 """Readers: the layouts in which data sets come, each opened as a list of domains."""
 
-from .columns import below, choice, coordinates, number, parsed, read_csv
+from .columns import below, choice, coordinates, number, numeric, parsed, read_csv
 from .digits import DigitsDomain, colored_digits, rotated_digits
 from .domain_net import read_domain_net
 from .folders import FolderDomain, read_folder
@@ -8,15 +8,19 @@ from .geo_digits import geo_digits
 from .hub_data import HubDomain, read_hub
 from .image_files import ImageFiles, find_images, image_loader, read_metadata
 from .images import read_image
+from .mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
 from .place_folder import read_place_folder
 from .places import Places, PlacesDomain, domains_of
 from .wilds import read_fmow, read_fmow_lao, read_iwildcam
 from .wilds_domainbed import read_camelyon, read_fmow_by_region
 
 __all__ = [
+    "FASHION_MNIST",
+    "MNIST",
     "DigitsDomain",
     "FolderDomain",
     "HubDomain",
+    "IdxRelease",
     "ImageFiles",
     "Places",
     "PlacesDomain",
@@ -29,8 +33,10 @@ __all__ = [
     "geo_digits",
     "image_loader",
     "number",
+    "numeric",
     "parsed",
     "read_camelyon",
+    "read_colored",
     "read_csv",
     "read_domain_net",
     "read_fmow",
@@ -42,5 +48,6 @@ __all__ = [
     "read_iwildcam",
     "read_metadata",
     "read_place_folder",
+    "read_rotated",
     "rotated_digits",
 ]

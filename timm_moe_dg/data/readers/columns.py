@@ -13,6 +13,7 @@ from ...errors import DataError
 
 CsvRow = dict[str, str]
 SHOWN = 5
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Value = TypeVar("Value")
 
@@ -76,6 +77,22 @@ def coordinates(path: Path, rows: Sequence[CsvRow], longitude: str = "lon", lati
         for name, limit in ((longitude, 180.0), (latitude, 90.0))
     ]
     return np.array(columns, dtype=np.float32).T
+
+
+def numeric(path: Path, rows: Sequence[CsvRow], columns: Sequence[str]) -> np.ndarray:
+    """Reads further metadata, such as a time or a sensor's number, as float32 (N, len(columns)).
+
+    "nan" says that a value is unknown. Seven digits are kept, so that a time is better given in years than in seconds.
+
+    Raises:
+        DataError: A column is missing, or a field is empty, infinite or no number; the message names the lines.
+    """
+    lacking = [column for column in columns if column not in rows[0]]
+    if lacking:
+        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(lacking)}; it has {', '.join(rows[0])}")
+    wanted = "a number, or nan where unknown; name another column, or write its values as numbers"
+    values = [parsed(path, rows, column, partial(_within, FLOAT32_MAX), wanted) for column in columns]
+    return np.array(values, dtype=np.float32).reshape(len(columns), len(rows)).T
 
 
 def choice(*names: str) -> Callable[[str], str]:

@@ -14,7 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
 from ..transforms import Transform
-from .columns import coordinates, parsed, read_csv
+from .columns import coordinates, numeric, parsed, read_csv
 from .images import images_below, read_image
 
 Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (3, H, W), and metadata if there are any
@@ -40,7 +40,7 @@ def find_images(sources: Sequence[str]) -> list[str]:
     return list(found.values())
 
 
-def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.ndarray:
+def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
     """Looks up the metadata of images.
 
     Args:
@@ -48,9 +48,11 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.nd
             in both where unknown) or location.
         paths: Of the images.
         ids: Read `location`, a whole number, negative where unknown, instead of coordinates.
+        columns: Further columns of numbers, such as a time or a sensor's; beside coordinates only.
 
     Returns:
-        float32 (N, 2) longitude and latitude, or int64 (N,) ids; NaN or -1 for images that are not in the table.
+        float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids; NaN or -1 for
+        images that are not in the table.
 
     Raises:
         DataError: A column is missing, or a field is empty or wrong; lines are named.
@@ -59,10 +61,10 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False) -> np.nd
     if ids:
         values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
     else:
-        values = coordinates(table, rows)
+        values = np.concatenate([coordinates(table, rows), numeric(table, rows, columns)], axis=1)
     files = [os.path.abspath(table.parent / row["path"].strip()) for row in rows]
     places = dict(zip(files, values, strict=True))
-    unknown = np.int64(-1) if ids else np.full(2, np.nan, dtype=np.float32)
+    unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     return np.stack([places.get(os.path.abspath(path), unknown) for path in paths])
 
 

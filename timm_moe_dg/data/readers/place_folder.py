@@ -1,11 +1,13 @@
 """Your own images with coordinates: a folder and its metadata.csv.
 
 Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both where unknown), `split`
-(train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do).
+(train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Further columns
+of numbers, such as the year or the sensor, are read as metadata if they are asked for.
 Classes: the labels, in alphabetical order.
 """
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +15,18 @@ import numpy as np
 
 from ...errors import DataError
 from ..domains import DataDir
-from .columns import below, choice, coordinates, parsed, read_csv
+from .columns import below, choice, coordinates, numeric, parsed, read_csv
 from .places import PARTS, Places, PlacesDomain, domains_of
 
 COLUMNS = ("path", "label", "lon", "lat", "split", "group")
 
 
-def read_place_folder(data_dir: DataDir) -> list[PlacesDomain]:
+def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> list[PlacesDomain]:
     """Reads a folder with a metadata.csv; every training step draws equally from each group.
 
     Args:
         data_dir: The folder.
+        metadata_columns: Columns of numbers that follow longitude and latitude in the domains' metadata.
 
     Raises:
         DataError: No folder, a column missing, a field empty or wrong, or an image that is not there; lines are named.
@@ -40,7 +43,7 @@ def read_place_folder(data_dir: DataDir) -> list[PlacesDomain]:
             classes=classes,
             images=images,
             targets=np.array([classes.index(label) for label in labels]),
-            metadata=coordinates(table, rows),
+            metadata=np.concatenate([coordinates(table, rows), numeric(table, rows, metadata_columns)], axis=1),
             part=np.array(parsed(table, rows, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
             group=np.array(parsed(table, rows, "group", str, "the name of a group")),
         )

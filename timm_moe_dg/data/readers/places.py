@@ -35,7 +35,8 @@ class Places:
         classes: Class names.
         images: File names, or gray images as uint8 arrays (height, width).
         targets: Class indices, int (N,).
-        metadata: Longitude and latitude in degrees, float32 (N, 2), or location ids, int64 (N,).
+        metadata: Longitude and latitude in degrees, and further numbers if any, float32 (N, 2 or more), or location
+            ids, int64 (N,).
         part: Names in `PARTS`, (N,); other rows belong to no split and are left out.
         group: Names of evaluation groups, such as regions, (N,).
     """
@@ -70,12 +71,14 @@ class PlacesDomain(Domain[PathOrPixels]):
         return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_image(image)
 
 
-def domains_of(places: Places, pooled: bool = False) -> list[PlacesDomain]:
+def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None = None) -> list[PlacesDomain]:
     """Divides a table into domains: training domains first, then "id", then "ood", groups in alphabetical order.
 
     Args:
         places: The table.
         pooled: Train on all groups as one domain; otherwise each training step draws equally from every group.
+        training: Names of the training domains, (N,), where these are not the groups, such as camera traps. Those
+            without validation images have an empty "out" part.
 
     Raises:
         DataError: Nothing to train on, nothing to validate on, or nothing to test on.
@@ -91,7 +94,8 @@ def domains_of(places: Places, pooled: bool = False) -> list[PlacesDomain]:
         if role == "train" and pooled:
             members = {POOLED: np.ones(len(places.part), dtype=bool)}
         else:
-            members = {group: places.group == group for group in sorted(set(places.group[places.part == inside]))}
+            names = training if role == "train" and training is not None else places.group
+            members = {name: names == name for name in sorted(set(names[places.part == inside]))}
         domains += [_domain(places, role, group, member, inside, outside) for group, member in members.items()]
     return domains
 

@@ -10,6 +10,7 @@ categories.csv (y, name). 182 classes, 323 camera traps; those of val and test a
 License: CDLA-Permissive-1.0.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,15 @@ import numpy as np
 
 from ...errors import DataError
 from ..domains import UNGROUPED, DataDir
-from .columns import below, choice, coordinates, parsed, read_csv
-from .places import Places, PlacesDomain, domains_of
+from .columns import SHOWN, below, choice, coordinates, parsed, read_csv
+from .places import POOLED, Places, PlacesDomain, domains_of
 
+REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")  # in WILDS's order
 HELD_OUT_REGION = "Asia"
 _OOD_VALIDATION, _OOD_TEST = 2013, 2016  # first years
 _OFFICIAL = {"train": "train", "id_val": "id_val", "id_test": "id_test", "val": "ood_val", "test": "ood_test"}
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
@@ -38,32 +42,45 @@ def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """
     places = fmow_table(data_dir)
     if not pooled:
-        places = replace(places, part=np.where(places.group == UNGROUPED, "none", places.part))
+        places = _with_a_region(places)
     return domains_of(places, pooled=pooled)
 
 
-def read_fmow_lao(data_dir: DataDir) -> list[PlacesDomain]:
+def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads FMoW with Asia left out (MoGE, section 2.4): nothing of it is trained on, and it is the "ood" test.
 
     The paper does not say which of Asia's images are the test: here those of both official test splits. "ood" images of
     other regions are left out.
 
+    Args:
+        data_dir: See `read_fmow`.
+        pooled: Train on all images as one domain; otherwise on the four other regions as domains, without images of no
+            region.
+
     Raises:
         DataError: See `read_fmow`.
     """
     places = fmow_table(data_dir)
+    if not pooled:
+        places = _with_a_region(places)
     held_out = places.group == HELD_OUT_REGION
     inside = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
     outside = {"ood_test": "none", "ood_val": "none"}
     pairs = zip(places.part.tolist(), held_out, strict=True)
     part = np.array([(inside if held else outside).get(name, name) for name, held in pairs])
-    return domains_of(replace(places, part=part), pooled=True)
+    return domains_of(replace(places, part=part), pooled=pooled)
 
 
-def read_iwildcam(data_dir: DataDir) -> list[PlacesDomain]:
+def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads iWildCam with the official split by camera trap; the metadata are location ids.
 
     Traps that are not trained on have the id -1, unknown, and so the shared expert of MoGE.
+
+    Args:
+        data_dir: The folder that holds metadata.csv and categories.csv, or its parent.
+        pooled: Train on all images as one domain; otherwise on the camera traps as domains. A trap with a single
+            training image is one too, as in WILDS, whose group loader draws that image again and again: a warning
+            counts such traps.
 
     Raises:
         DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
@@ -76,16 +93,18 @@ def read_iwildcam(data_dir: DataDir) -> list[PlacesDomain]:
     targets = np.array(parsed(table, rows, "y", int, "a class index"))
     locations = np.array(parsed(table, rows, "location_remapped", int, "a location id"))
     trained = np.isin(locations, locations[part == "train"])
-    return domains_of(
-        Places(
-            classes=_iwildcam_classes(root, int(targets.max()) + 1),
-            images=parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/"),
-            targets=targets,
-            metadata=np.where(trained, locations, -1),
-            part=part,
-            group=np.full(len(rows), "all"),
-        )
+    places = Places(
+        classes=_iwildcam_classes(root, int(targets.max()) + 1),
+        images=parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/"),
+        targets=targets,
+        metadata=np.where(trained, locations, -1),
+        part=part,
+        group=np.full(len(rows), POOLED),
     )
+    if pooled:
+        return domains_of(places)
+    _count_single_images(table, locations, part)
+    return domains_of(places, training=np.array([f"location_{location:03}" for location in locations]))
 
 
 def fmow_table(data_dir: DataDir) -> Places:
@@ -97,10 +116,7 @@ def fmow_table(data_dir: DataDir) -> Places:
     root = release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
     rows = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
-    regions = {
-        row["alpha-3"]: row["region"] or UNGROUPED
-        for row in read_csv(root / "country_code_mapping.csv", ("alpha-3", "region"))
-    }
+    regions = _regions(root / "country_code_mapping.csv")
     split = parsed(table, rows, "split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
     years = parsed(table, rows, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
     labels = parsed(table, rows, "category", str, "a category")
@@ -114,6 +130,35 @@ def fmow_table(data_dir: DataDir) -> Places:
         part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)], dtype="U8"),
         group=np.array([regions.get(row["country_code"], UNGROUPED) for row in rows]),
     )
+
+
+def _regions(table: Path) -> dict[str, str]:
+    """The region of every country; countries without one, such as Antarctica, are in `UNGROUPED`."""
+    rows = read_csv(table, ("alpha-3", "region"))
+    named = [row for row in rows if (row["region"] or "").strip()]
+    if not named:
+        raise DataError(f"{str(table)!r}: no row has a region; give the release's table, whose regions are {REGIONS}")
+    for line, row in enumerate(rows, start=2):
+        if (row["region"] or "").strip() not in (*REGIONS, ""):
+            raise DataError(f"{str(table)!r}: line {line} has the region {row['region']!r}; give one of {REGIONS}")
+    return {row["alpha-3"]: row["region"].strip() for row in named}
+
+
+def _with_a_region(places: Places) -> Places:
+    """Leaves images of no region out of every part."""
+    return replace(places, part=np.where(places.group == UNGROUPED, "none", places.part))
+
+
+def _count_single_images(table: Path, locations: np.ndarray, part: np.ndarray) -> None:
+    training = np.flatnonzero(part == "train")
+    _, first, counts = np.unique(locations[training], return_index=True, return_counts=True)
+    lines = sorted(training[first[counts == 1]] + 2)
+    if lines:
+        _LOGGER.warning(
+            "%r: %d locations have a single training image (lines %s), which is drawn again and again, as WILDS does; "
+            "mark these rows with another split to leave them out",
+            *(str(table), len(lines), ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")),
+        )
 
 
 def _fmow_part(split: str, year: int) -> str:

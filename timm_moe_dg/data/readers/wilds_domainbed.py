@@ -5,23 +5,25 @@ Domains and images are in DomainBed's order, that of WILDS's tables, so that its
 Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
 patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. License: CC0.
 
-FMoW (fmow_v1.1): see `wilds`. All images but the sequestered ones, of all years. DomainBed has a sixth domain, "Other",
-of the few images without a region, on which it trains. It comes last there and is left out here, which changes no split
-but the runs: their numbers are not comparable with DomainBed's pooled numbers. Domains know their images' coordinates.
+FMoW (fmow_v1.1): see `wilds`. All images but the sequestered ones, of all years. DomainBed has six domains, the last of
+which, "Other", has the few images without a region. Without it the splits of the five regions are the same, but runs
+train on other images, so that its numbers are not comparable with DomainBed's. Domains know their images' coordinates.
 License: FMoW Challenge Public License.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..domains import DataDir
+from ..domains import UNGROUPED, DataDir
 from .columns import choice, number, parsed, read_csv
 from .folders import FolderDomain
 from .places import PlacesDomain
-from .wilds import fmow_table, release_folder
+from .wilds import REGIONS, fmow_table, release_folder
 
 CENTERS = tuple("01234")
 HOSPITALS = tuple(f"hospital_{center}" for center in CENTERS)
-REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")
+SIX_REGIONS = (*REGIONS, UNGROUPED)
 _TUMOR = ("normal", "tumor")
 
 
@@ -54,18 +56,19 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
     ]
 
 
-def read_fmow_by_region(data_dir: DataDir) -> list[PlacesDomain]:
-    """Reads FMoW, one domain for each of the five regions.
+def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS) -> list[PlacesDomain]:
+    """Reads FMoW, one domain for each region.
 
     Args:
         data_dir: The folder fmow_v1.1, or its parent.
+        domains: The regions, in DomainBed's order; with or without "Other".
 
     Raises:
         DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
     """
     places = fmow_table(data_dir)
     released = places.part != "seq"
-    members = {region: np.flatnonzero(released & (places.group == region)) for region in REGIONS}
+    members = {region: np.flatnonzero(released & (places.group == region)) for region in domains}
     return [
         PlacesDomain(
             name=region,
