@@ -27,7 +27,7 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
         places = [(at + 0.5) * width for at in range(len(filled))]
         shares = bins.num_samples / bins.num_samples.sum().clamp(min=1)
         lower.bar(places, shares.tolist(), 0.9 * width, color=f"C{number}", alpha=0.5)
-    upper.set(ylabel="share of right predictions", xlim=(0, 1), ylim=(0, 1))
+    upper.set(ylabel="share of right predictions", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     upper.legend(frameon=False, fontsize=8, loc="upper left")
     lower.set(xlabel="confidence", ylabel="share of images")
     figure.savefig(path, dpi=DPI)

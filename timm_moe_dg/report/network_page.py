@@ -29,7 +29,7 @@ def network_sections(facts: RunFacts, reading: Reading) -> dict[str, Any]:
         "network": network,
         "experts": experts_note(view.model),
         "sections": sections,
-        "pictures": model_pictures(view, reading),
+        "pictures": model_pictures(view, reading.data_dir),
     }
 
 

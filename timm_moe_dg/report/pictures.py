@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from PIL import Image
 
+from ..analysis.canvas import new_figure
 from ..errors import MoeDgError
 
 Made = TypeVar("Made")
@@ -48,7 +49,7 @@ def attempt(make: Callable[[], Made]) -> Made | Missing:
 
 
 def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png") -> Picture | Missing:
-    """Draws a picture and takes it into the page, in 256 colors, which makes it a third as large.
+    """Draws a picture with matplotlib and takes it into the page, in 256 colors, which makes it a third as large.
 
     Args:
         draw: Writes it; a function of a path.
@@ -56,11 +57,12 @@ def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png")
         name: Of the file that is written.
     """
 
-    def make() -> Picture:
+    def make() -> Picture | Missing:
+        new_figure(1, 1)  # or the error that names the extra, before any work for the picture
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)
             draw(path)
-            return picture_file(path, alt)
+            return picture_file(path, alt) if path.is_file() else Missing("There is nothing to draw.")
 
     return attempt(make)
 
