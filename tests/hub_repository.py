@@ -11,7 +11,7 @@ import yaml
 
 from tests.hub_cache import COMMIT
 
-LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "other", "unknown"}
+LICENSES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "other", "unknown"}
 RELATIONS = {"adapter", "merge", "quantized", "finetune"}
 
 
@@ -80,7 +80,7 @@ def card_mistakes(content: str) -> list[str]:
         return [f"no YAML: {error}"]
     if not isinstance(data, dict):
         return ["no metadata"]
-    wrong = [] if data.get("license") in LICENCES else [f'"license" {data.get("license")} is not allowed']
+    wrong = [] if data.get("license") in LICENSES else [f'"license" {data.get("license")} is not allowed']
     if ("base_model_relation" in data) and not (data["base_model_relation"] in RELATIONS and data.get("base_model")):
         wrong.append('"base_model_relation" needs a base model')
     for key in ("tags", "datasets"):

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from timm_moe_dg.protocols import Record
-from timm_moe_dg.protocols.planner import leave_one_domain_out_cv
+from timm_moe_dg.protocols.planner import leave_one_or_two_domains_out
 
 FIVE = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")  # whose average the papers compare
 ARGS = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [1], "trial_seed": 2, "hparams_seed": 0, "steps": 5001}
@@ -59,7 +59,7 @@ def write_sweep(
     **args: Any,
 ) -> None:
     """Writes the runs that cross-validation needs, except those of (test domains, trial, hparams seed) in `skip`."""
-    for test, trial, draw in product(leave_one_domain_out_cv(num_domains), trial_seeds, hparams_seeds):
+    for test, trial, draw in product(leave_one_or_two_domains_out(num_domains), trial_seeds, hparams_seeds):
         if (test, trial, draw) not in skip:
             seeds: dict[str, Any] = {"num_domains": num_domains, "trial_seed": trial, "hparams_seed": draw}
             name = "-".join(map(str, (*args.values(), *test, trial, draw)))

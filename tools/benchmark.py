@@ -31,7 +31,14 @@ from torch.nn import functional as F
 
 import timm_moe_dg
 from timm_moe_dg.analysis.plots import plot_cost
-from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.arguments import (
+    int_from_2,
+    non_negative_int,
+    output_file,
+    parse_words,
+    positive_int,
+    usable_device,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
@@ -84,7 +91,7 @@ def check_models(args: argparse.Namespace) -> None:
         check_name(name)
     for name in args.model:
         mixture_layer(timm.create_model(name, device="meta"))
-    for setting in settings(args):
+    for setting in model_options(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
 
 
@@ -224,7 +231,7 @@ def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str,
     ]
 
 
-def settings(args: argparse.Namespace) -> list[dict[str, Any]]:
+def model_options(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every combination of the command line's lists."""
     grid = itertools.product(args.model, args.mode, args.img_size, args.num_experts, args.top_k, args.batch_size)
     return [
@@ -264,7 +271,7 @@ def report(args: argparse.Namespace) -> None:
     heading = f"{'M param':>8} {'GMACs':>7} {'ms':>9} {'ratio to it (quartiles)':>23} {'MiB (ratio)':>13}"
     print(f"{'model':40} {'mode':9} {'batch':>5} {heading}")
     rows = []
-    for setting in settings(args):
+    for setting in model_options(args):
         new = measure(setting, args)
         print("\n".join(table_line(row, new[0]) for row in new), flush=True)
         rows += new
@@ -278,7 +285,7 @@ def report(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    report(build_parser().parse_args(argv))
+    report(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

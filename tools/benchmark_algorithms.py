@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm
-from timm_moe_dg.cli.arguments import int_from_2, non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.arguments import (
+    int_from_2,
+    non_negative_int,
+    output_file,
+    parse_words,
+    positive_int,
+    usable_device,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.measure.memory import peak_memory
 from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
@@ -178,7 +185,7 @@ def report(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    report(build_parser().parse_args(argv))
+    report(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 import timm_moe_dg
-from timm_moe_dg.cli.arguments import non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.arguments import non_negative_int, output_file, parse_words, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     FolderDomain,
@@ -262,7 +262,7 @@ def report(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    report(build_parser().parse_args(argv))
+    report(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
-Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are per cent; a run that is
+Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are percent; a run that is
 missing is named below its table, and runs without a `done` file are left out.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_accuracies
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
@@ -66,7 +67,7 @@ def collect(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    collect(build_parser().parse_args(argv))
+    collect(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

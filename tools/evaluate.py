@@ -15,11 +15,9 @@ confusion.png. Under accelerate launch the processes share the images.
 
 import argparse
 import csv
-import json
 import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -42,10 +40,10 @@ from timm_moe_dg.data import (
     evaluation_only,
     evaluation_transform,
     get_benchmark,
-    split_domains,
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.finetuning.launch import check_world_size
+from timm_moe_dg.finetuning.plan import make_splits
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.metrics import confusion_matrix
 from timm_moe_dg.networks.build import data_config
@@ -55,6 +53,7 @@ from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess,
 from timm_moe_dg.protocols.evaluation import Answers, answer
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.json_text import json_text
 from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
@@ -77,6 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--split", choices=SPLITS, default="all", help="which part of each domain (default: %(default)s)")
     add("--trial-seed", type=int, metavar="N", help="decides the parts (default otherwise: 0)")
     add("--holdout-fraction", type=float, help="share of a domain that is its out part (default otherwise: 0.2)")
+    photographs = "split by photograph, as finetune.py does with this option (default otherwise: no)"
+    add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=photographs)
     skipped = "leave out, and count, images that cannot be decoded (default otherwise: stop and name the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     mode = "MoGE: which experts answer (default: as in that run, else routed)"
@@ -117,7 +118,13 @@ def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
 
 def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Answers:
     """Loads the network and asks it about every image; all processes take part."""
-    splits = split_domains(domains, [], trial_seed=args.trial_seed, holdout_fraction=args.holdout_fraction)
+    splits = make_splits(
+        domains,
+        [at for at in range(len(domains)) if at not in args.test_domains] if args.split_by_photograph else [],
+        trial_seed=args.trial_seed,
+        holdout_fraction=args.holdout_fraction,
+        split_by_photograph=args.split_by_photograph,
+    )
     size = args.img_size or (None if ":" in args.model else get_benchmark(args.dataset).image_size)
     network = load_trained(
         args.model,
@@ -175,7 +182,7 @@ def write(
         "worst_domain": names[found.worst],
         **({"roles": roles} if roles else {}),
     }
-    (folder / "metrics.json").write_text(json.dumps(without_nan(metrics), indent=2) + "\n")
+    (folder / "metrics.json").write_text(json_text(metrics, indent=2))
     with (folder / "per_domain.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["domain", "test", *Scores._fields])
@@ -187,13 +194,6 @@ def write(
         writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
     with optional_picture(folder / "confusion.png") as path:
         plot_confusion(matrix, classes, path)
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces NaN, for which JSON has no word, by null."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -20,8 +20,8 @@ Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused)
 
 `-c args.yaml` repeats a run; add `--trial-seed 1` to rederive seed-dependent values.
 
-The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, learning_curves.png,
-checkpoints/ while the run is unfinished, and two folders that timm loads with
+The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, log.txt, learning_curves.png,
+checkpoints/, and two folders that timm loads with
 timm.create_model("local-dir:.../best", pretrained=True): best/, the network that training-domain validation selects,
 and best_oracle/, that of the last evaluation, which test-domain validation looks at.
 
@@ -29,7 +29,11 @@ A run that was ended, by a signal or by a power failure, goes on where its newes
 
     accelerate launch tools/finetune.py --resume output/NAME
 
-On SIGTERM it writes one at the end of the running step and exits with status 143.
+On Ctrl-C and on SIGTERM it writes one at the end of the running step and exits with status 130 or 143; a second Ctrl-C
+ends it at once. A finished run keeps its last checkpoint, and takes more steps, as if it had been asked for them from
+the start; not under a schedule or an average, which end with a run, and of which no checkpoint is kept:
+
+    accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """
 
 import os
@@ -47,17 +51,18 @@ from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import seed_hash
 from timm_moe_dg.finetuning import (
-    EXIT_CODE,
     DivergenceCheck,
     FineTuning,
     Interrupted,
     Interruption,
+    RunLog,
     build_model,
+    describe,
     find_beginning,
-    is_finished,
     join_processes,
     make_plan,
     nan_if_not_finite,
+    nothing_to_do,
     parse_resumable,
     run_parser,
     set_up_logging,
@@ -82,6 +87,8 @@ def train(run: FineTuning, stop: Interruption) -> None:
     hidden = not accelerator.is_main_process
     bar = tqdm(steps, options.model, options.steps, initial=first, unit="step", disable=hidden)
     run.catch_up(stop)
+    if run.has_stalled():
+        return
     for step, minibatches in zip(bar, run.batches, strict=False):
         # What a step draws is a function of the step
         set_seed(seed_hash(options.seed, step, accelerator.process_index))
@@ -106,6 +113,10 @@ def train(run: FineTuning, stop: Interruption) -> None:
             raise Interrupted
         if evaluated:
             run.evaluate(step, stop)
+            if run.has_stalled():
+                said = f"ending after step {step}: {options.early_stop} evaluations without a better validation"
+                accelerator.print(said)
+                break
 
 
 def finish(run: FineTuning, stop: Interruption) -> None:
@@ -117,25 +128,27 @@ def finish(run: FineTuning, stop: Interruption) -> None:
         run.close()
 
 
-def finetune(options: RunOptions) -> None:
+def finetune(options: RunOptions, log: RunLog) -> None:
     """Runs the whole of it: checks and data, then the model, then the loop."""
-    if is_finished(options):
-        print(f"{os.path.join(options.output, options.experiment)} is finished: nothing to do")
-        return
-    set_up_logging()
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
+    accelerator.print(describe(plan))
+    if options.dry_run:
+        accelerator.print("dry run: nothing was trained")
+        return
     beginning = find_beginning(plan, accelerator)
+    log.keep_in(plan.folder)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
     run = start(plan, accelerator, model, beginning)
+    stop = Interruption(accelerator.num_processes)
     try:
-        with Interruption(accelerator.num_processes) as stop:
+        with stop:
             train(run, stop)
             finish(run, stop)
     except Interrupted:
         accelerator.print(run.interrupted())
-        raise SystemExit(EXIT_CODE) from None
+        raise SystemExit(stop.exit_code) from None
     finally:
         accelerator.end_training()
 
@@ -143,7 +156,13 @@ def finetune(options: RunOptions) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    finetune(parse_resumable(build_parser(), argv))
+    options = parse_resumable(build_parser(), argv)
+    if line := nothing_to_do(options):
+        print(line)
+        return
+    set_up_logging()
+    with RunLog(argv) as log:
+        finetune(options, log)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 import timm_moe_dg
-from timm_moe_dg.cli.arguments import usable_device
+from timm_moe_dg.cli.arguments import parse_words, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data.approximate_styles import APPROXIMATE_STYLES
 from timm_moe_dg.data.photograph_split import photograph_part
@@ -163,7 +163,7 @@ def make_all(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     torch.backends.cudnn.deterministic = True  # what is made anew has the same hash
-    make_all(build_parser().parse_args(argv))
+    make_all(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import key_value, positive_int
+from timm_moe_dg.cli.arguments import key_value, parse_words, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
@@ -141,7 +141,7 @@ def push(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    push(build_parser().parse_args(argv))
+    push(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from timm_moe_dg.analysis.fitting import answers, fit
 from timm_moe_dg.analysis.theorem_plots import plot_seed_curves
-from timm_moe_dg.cli.arguments import positive_int
+from timm_moe_dg.cli.arguments import parse_words, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.storage.atomic import write_text
@@ -187,7 +187,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    args = build_parser().parse_args(argv)
+    args = parse_words(build_parser(), argv)
     share = 5 if args.quick else 1
     args.epochs = max(1, (args.epochs or EPOCHS[args.form]) // share)
     args.samples = max(1, args.samples // share)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from timm_moe_dg.analysis.fitting import answers, fit
 from timm_moe_dg.analysis.theorem_plots import plot_against_experts
-from timm_moe_dg.cli.arguments import non_negative, positive_int
+from timm_moe_dg.cli.arguments import non_negative, parse_words, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.layers import MoeMlp
@@ -161,7 +161,7 @@ def draw(rows: Sequence[dict[str, Any]], branches: int, path: Path) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    args = build_parser().parse_args(argv)
+    args = parse_words(build_parser(), argv)
     share = 5 if args.quick else 1
     args.epochs, args.samples = max(1, args.epochs // share), max(1, args.samples // share)
     try:

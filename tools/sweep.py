@@ -109,7 +109,7 @@ def entry(text: str) -> str | dict[str, Any]:
 
 def read_sweep(args: argparse.Namespace) -> Sweep:
     """Turns the command line into a plan's axes."""
-    recipe = read_yaml(args.recipe, "recipe") if args.recipe else {}
+    recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
         "dataset": recipe.pop("dataset", "rotated_digits"),

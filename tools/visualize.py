@@ -1,42 +1,42 @@
-"""Draws what a MoGE run found: its discovered domains as a map, expert usage, forced experts, training curves.
+"""Draws what a run does with its images: experts, attention, parts, domains, curves.
 
-    python tools/visualize.py output/RUN
+    python tools/visualize.py experts output/RUN --class dog            which expert each patch goes to, in every domain
+    python tools/visualize.py experts output/RUN --images photographs/
+    python tools/visualize.py attention output/RUN --twin output/DENSE  where the class token looks, head by head
+    python tools/visualize.py attributes output/RUN --cub CUB_200_2011  experts against parts and attributes
+    python tools/visualize.py invariance output/RUN                     same patch, other domain: same expert?
+    python tools/visualize.py domains output/RUN                        a MoGE run's discovered domains as a map
+    python tools/visualize.py forced output/RUN                         a MoGE run's experts, each forced on everything
+    python tools/visualize.py curves output/RUN                         losses and accuracies over training
 
-Into the run's folder `figures/` go map.png (metadata that are coordinates only), routing.png, forced_experts.png,
-curves.png, and analysis.json with the numbers behind them: agreement of discovered domains with the groups as
-normalized mutual information, routing shares, the matrix. A run of another model gets curves.png alone.
+Without a word in front, `visualize.py output/RUN` draws the curves, and of a MoGE run domains and forced experts.
+Pictures go into the run's folder `figures/` with the numbers behind them as JSON: experts.json, attention.json,
+attributes.json, invariance.json; those of domains and forced experts together in analysis.json.
 """
 
 import argparse
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-from torch import Tensor, nn
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
 from timm_moe_dg.analysis.canvas import optional_picture
-from timm_moe_dg.analysis.curves import draw_learning_curves
-from timm_moe_dg.analysis.expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
+from timm_moe_dg.analysis.curves import plot_learning_curves
+from timm_moe_dg.analysis.domain_report import draw_domains, draw_forced, is_geographic
+from timm_moe_dg.analysis.routing.association import PermutationTest
+from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
+from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
+from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
+from timm_moe_dg.cli.arguments import fraction_to_1, key_value, non_negative_int, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.data import (
-    EvaluationImages,
-    PlacesDomain,
-    Split,
-    evaluation_loader,
-    evaluation_transform,
-    get_benchmark,
-)
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import normalized_mutual_information
-from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.protocols import read_records
-from timm_moe_dg.protocols.formats import read_arguments
 from timm_moe_dg.results.runs import domain_names
+
+CURVES = "curves.png"
+EVERYTHING = "everything"  # the command for which no word is needed
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,90 +44,202 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="visualize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", metavar="RUN", help="output folder of finetune.py")
-    parser.add_argument("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
-    parser.add_argument("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where the model runs (default: %(default)s)")
-    parser.add_argument("-b", "--batch-size", type=int, default=64, metavar="N", help="images (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add_options, _) in COMMANDS.items():
+        command = commands.add_parser(name)
+        command.add_argument("run", type=Path, metavar="RUN", help="output folder of finetune.py")
+        add_options(command)
     return parser
 
 
-def visualize(options: argparse.Namespace) -> None:
-    """Draws everything that the run has."""
-    run = Path(options.run)
-    if not (run / "args.yaml").is_file() or not (run / "results.jsonl").is_file():
-        raise ArgumentError.of("run", str(run), "holds no args.yaml with results.jsonl; give a folder of finetune.py")
-    figures = run / "figures"
-    figures.mkdir(exist_ok=True)
-    records = read_records(run / "results.jsonl")
-    draw_learning_curves(records, domain_names(records), figures, "curves.png")
-    args = read_arguments(run / "args.yaml", "run")
-    model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).to(options.device).eval()
-    domains = [
-        domain for domain in get_benchmark(args["dataset"]).read(args["data_dir"]) if is_analyzed(domain, options.role)
-    ]
-    if domains and hasattr(model, "set_expert_mode"):
-        findings = analyze(model, domains, args, options, figures)
-        (figures / "analysis.json").write_text(json.dumps(findings, indent=2) + "\n")
-        print(f"agreement of discovered domains with groups (NMI) {findings['nmi']:.3f}")
-    print(f"written: {', '.join(str(path) for path in sorted(figures.iterdir()))}")
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    """Adds where the data lies and how the network runs."""
+    add = parser.add_argument
+    add("--data-dir", metavar="DIR", help="where the run's data lies now (default: where it lay)")
+    add("--device", type=usable_device, default="cpu", help="where the model runs (default: %(default)s)")
+    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
 
 
-def is_analyzed(domain: Any, role: str) -> bool:
-    """Whether a domain has metadata and the role asked for."""
-    return isinstance(domain, PlacesDomain) and domain.role == role
+def add_picture_options(parser: argparse.ArgumentParser) -> None:
+    """Adds which images are drawn."""
+    add_network_options(parser)
+    add = parser.add_argument
+    add("--images", nargs="+", metavar="FILE", help="files, folders or patterns, instead of the run's data")
+    add("--class", dest="target", metavar="NAME", help="class whose images are drawn (default: the first)")
+    add("--columns", type=positive_int, default=4, metavar="N", help="images side by side (default: %(default)s)")
 
 
-def analyze(
-    model: nn.Module, domains: Sequence[PlacesDomain], args: dict[str, Any], options: argparse.Namespace, figures: Path
-) -> dict[str, Any]:
-    """Draws the pictures of a MoGE model and returns their numbers."""
-    places = {domain.group: inside(domain) for domain in domains}
-    metadata = torch.cat(list(places.values()))
-    groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
-    found = domains_at(model, metadata)
-    if metadata.is_floating_point():
-        with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(model, options.map_step), path, places)
-    usage = expert_usage(model, metadata)
-    with optional_picture(figures / "routing.png") as path:
-        plot_expert_usage(usage, path)
-    matrix = forced_expert_matrix(model, batches_of(model, domains, args, options))
-    with optional_picture(figures / "forced_experts.png") as path:
-        plot_expert_matrix(matrix, path)
-    counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
-    counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
-    return {
-        "role": options.role,
-        "groups": list(places),
-        "nmi": normalized_mutual_information(found, groups).item(),
-        "images_by_group_and_domain": counts.tolist(),
-        "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
-        "forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()},
-    }
+def add_expert_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `experts`."""
+    add_picture_options(parser)
+    add_block_option(parser)
 
 
-def inside(domain: PlacesDomain) -> Tensor:
-    """The metadata of a domain's test images."""
-    return torch.as_tensor(domain.metadata[domain.split.inside])
+def add_block_option(parser: argparse.ArgumentParser) -> None:
+    """Adds which mixture block is looked at."""
+    parser.add_argument(
+        "--block", type=non_negative_int, metavar="I", help="block to look at (default: last with experts)"
+    )
 
 
-def batches_of(
-    model: nn.Module, domains: Sequence[PlacesDomain], args: dict[str, Any], options: argparse.Namespace
-) -> Any:
-    """Yields the domains' test images with their metadata, on the device."""
-    config = data_config(model, args["img_size"])
-    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    splits = [Split(domain.split.inside, domain.split.outside[:0]) for domain in domains]
-    images = EvaluationImages(domains, splits, view, with_metadata=True)
-    for batch in evaluation_loader(images, batch_size=options.batch_size, workers=0):
-        yield tuple(part.to(options.device) for part in batch)
+def add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `attention`."""
+    add_picture_options(parser)
+    add = parser.add_argument
+    add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above this one")
+    add(
+        "--mass",
+        type=fraction_to_1,
+        metavar="Q",
+        help="show the fewest patches that hold this share of a head's attention",
+    )
+
+
+def add_statistics_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how many images and permutations the numbers come from."""
+    add_network_options(parser)
+    add_block_option(parser)
+    add = parser.add_argument
+    add("--max-images", type=positive_int, metavar="N", help="images of each domain, at most (default: all)")
+    redrawn = "draw the routers anew, as before training, and write to figures/untrained_router/: a baseline"
+    add("--untrained-router", action="store_true", help=redrawn)
+    add("--permutations", type=positive_int, default=199, metavar="N", help="draws of the null (default: %(default)s)")
+
+
+def add_attribute_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `attributes`."""
+    add_statistics_options(parser)
+    parser.add_argument("--cub", type=Path, metavar="DIR", help="CUB_200_2011, for runs on its photographs or CUB-DG")
+
+
+def add_invariance_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `invariance`."""
+    add_statistics_options(parser)
+    turned = "degrees by which a domain's pictures are turned counter-clockwise (default: the data set's, else 0)"
+    parser.add_argument("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=turned)
+
+
+def add_geography_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `domains` and `forced`."""
+    add_network_options(parser)
+    add = parser.add_argument
+    add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
+    add("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
+
+
+def experts(options: argparse.Namespace) -> None:
+    """Draws which expert each patch goes to first."""
+    draw_experts(
+        opened(options), figures(options), **chosen(options, "data_dir", "images", "target", "columns", "block")
+    )
+
+
+def attention(options: argparse.Namespace) -> None:
+    """Draws where the class token looks."""
+    view = opened(options)
+    twin = options.twin and open_run(options.twin, options.device, options.batch_size)
+    names = ("data_dir", "images", "target", "columns", "mass")
+    similar = draw_attention(view, twin, figures(options), **chosen(options, *names))
+    for name, value in similar.items():
+        print(f"mean cosine between two heads' maps, {name}: {value:.4f}")
+
+
+def attributes(options: argparse.Namespace) -> None:
+    """Ties experts to parts and attributes."""
+    names = ("data_dir", "cub", "block", "max_images", "permutations")
+    for name, found in draw_attributes(opened(options), figures(options), **chosen(options, *names)).items():
+        print(f"{name}: NMI {found.nmi.value:.4f} (p {found.nmi.p:.4g}), Cramer's V {found.cramers_v:.4f}")
+
+
+def invariance(options: argparse.Namespace) -> None:
+    """Measures whether patches keep their expert from domain to domain."""
+    names = ("data_dir", "block", "max_images", "permutations", "angles")
+    found, everything = draw_invariance(opened(options), figures(options), **chosen(options, *names))
+    for pair in found:
+        others = f"kappa {pair.kappa:.4f}, other pictures {pair.other_pictures:.4f}"
+        print(f"{' / '.join(pair.domains)}: {against_null(pair.agreement)}, {others}")
+    print(f"all pairs: {against_null(everything)}")
+
+
+def against_null(test: PermutationTest) -> str:
+    """Formats an agreement beside its null."""
+    return f"agreement {test.value:.4f}, permuted {test.null.mean():.4f} (p {test.p:.4g})"
+
+
+def domains(options: argparse.Namespace) -> None:
+    """Draws the domains that a MoGE model discovered."""
+    found = draw_domains(opened(options), figures(options), **chosen(options, "data_dir", "role", "map_step"))
+    print(f"agreement of discovered domains with groups (NMI) {found['nmi']:.3f}")
+
+
+def forced(options: argparse.Namespace) -> None:
+    """Draws how good each expert of a MoGE model is for each discovered domain."""
+    draw_forced(opened(options), figures(options), **chosen(options, "data_dir", "role"))
+
+
+def curves(options: argparse.Namespace) -> None:
+    """Draws losses and accuracies over training."""
+    records = read_records(options.run / "results.jsonl")
+    plot_learning_curves(records, domain_names(records), figures(options) / CURVES)
+
+
+def everything(options: argparse.Namespace) -> None:
+    """Draws what a run has without being asked for anything; numbers also where pictures cannot be drawn."""
+    with optional_picture(figures(options) / CURVES):
+        curves(options)
+    if is_geographic(opened(options), options.data_dir, options.role):
+        domains(options)
+        forced(options)
+
+
+def opened(options: argparse.Namespace) -> RunView:
+    """The run, ready to be asked."""
+    view = open_run(options.run, options.device, options.batch_size)
+    if untrained(options):
+        redraw_routers(view.model)
+    return view
+
+
+def untrained(options: argparse.Namespace) -> bool:
+    """Whether the routers are to be as before training."""
+    return bool(vars(options).get("untrained_router"))
+
+
+def figures(options: argparse.Namespace) -> Path:
+    """The folder of the run's pictures."""
+    folder = options.run / "figures" / ("untrained_router" if untrained(options) else "")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the options by name."""
+    return {name: vars(options)[name] for name in names}
+
+
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]
+COMMANDS: dict[str, Command] = {
+    "experts": (add_expert_options, experts),
+    "attention": (add_attention_options, attention),
+    "attributes": (add_attribute_options, attributes),
+    "invariance": (add_invariance_options, invariance),
+    "domains": (add_geography_options, domains),
+    "forced": (add_geography_options, forced),
+    "curves": (lambda parser: None, curves),
+    EVERYTHING: (add_geography_options, everything),
+}
 
 
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    visualize(build_parser().parse_args(argv))
+    words = list(argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        words = [EVERYTHING, *words]
+    options = build_parser().parse_args(words)
+    check_run(options.run)
+    COMMANDS[options.command][1](options)
+    print(f"written: {', '.join(str(path) for path in sorted(figures(options).iterdir()) if path.is_file())}")
 
 
 if __name__ == "__main__":

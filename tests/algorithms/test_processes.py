@@ -10,6 +10,8 @@ from tests.algorithms.networks import minibatches, network
 from tests.algorithms.test_updates import build
 from timm_moe_dg.algorithms import ALGORITHMS, StepContext
 
+pytestmark = pytest.mark.slow
+
 # Whose statistics are means over images, or means over processes of such
 EXACT = {"ERM", "VREx", "GroupDRO", "SD", "MIRO", "Fish", "DANN"}
 STEPS = 3

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
+pytestmark = pytest.mark.slow  # whole runs; test_state.py shows the same of each method by itself
+
 STEPS, STOPPED_AFTER = 6, 3
 # Penalties set in, and the first window of SWAD ends, on the far side of the stop
 HPARAMS = {

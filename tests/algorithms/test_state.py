@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.algorithms.networks import minibatches, network
+from tests.algorithms.networks import network
 from tests.algorithms.test_updates import build, train
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
@@ -103,16 +103,3 @@ def test_the_frozen_twin_is_not_in_miro_s_state_but_follows_its_device_and_type(
     assert set(algorithm.state_dict()) == {"b.0", "b.1"}
     assert next(algorithm._twin[0].parameters()).dtype == torch.float64
     assert next(algorithm.to("meta")._twin[0].parameters()).device.type == "meta"
-
-
-def test_a_network_that_is_tapped_can_be_copied_and_its_copy_is_a_network_of_its_own():
-    from copy import deepcopy
-
-    net = network("mlp")
-    algorithm, context = build("CORAL", net)
-    train(algorithm, context, "mlp", range(1))
-    copy = deepcopy(net)
-    copy.train()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None
-    net.eval()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None

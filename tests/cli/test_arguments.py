@@ -18,8 +18,7 @@ from timm_moe_dg.cli.arguments import (
     positive_int,
     usable_device,
 )
-from timm_moe_dg.cli.ending import explain
-from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
+from timm_moe_dg.errors import ArgumentError
 
 
 @pytest.fixture
@@ -158,14 +157,3 @@ def test_ends_of_ranges():
         0.9,
         1,
     ]
-
-
-def test_explanation_drops_a_worker_s_traceback_and_nothing_else():
-    wrapped = """Caught ImageReadError in DataLoader worker process 0.
-Original Traceback (most recent call last):
-  File "worker.py", line 1, in loop
-timm_moe_dg.errors.ImageReadError: image='a/b.png': cannot be decoded (ImageReadError: odd); repair it
-"""
-    expected = "ImageReadError: image='a/b.png': cannot be decoded (ImageReadError: odd); repair it"
-    assert explain(ImageReadError(wrapped)) == expected
-    assert explain(CheckpointError("two\nlines")) == "CheckpointError: two\nlines"

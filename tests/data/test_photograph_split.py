@@ -1,11 +1,11 @@
 """The split by photograph: one part per photograph in all domains, and nothing tested on that was trained on."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.data.photograph_split import photograph_part, split_by_photograph
 from timm_moe_dg.data.splits import split_domains
 from timm_moe_dg.errors import ProtocolError
@@ -13,25 +13,17 @@ from timm_moe_dg.errors import ProtocolError
 STYLES = ("Candy", "Mosaic", "Natural", "Udnie")
 
 
-@dataclass
-class Files:
-    name: str
-    paths: list[str]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-
 @pytest.fixture
-def domains() -> list[Files]:
+def domains() -> list[FolderDomain]:
     stems = [f"{label:03d}.Bird/Bird_{label}_{at}" for label in range(20) for at in range(30)]
     # Natural is in another order and of another type: neither may matter
     orders = {style: stems[::-1] if style == "Natural" else stems for style in STYLES}
-    return [Files(style, [f"{style}/{stem}.{'png' if style == 'Natural' else 'jpg'}" for stem in orders[style]])
-            for style in STYLES]  # fmt: skip
+    endings = {style: "png" if style == "Natural" else "jpg" for style in STYLES}
+    paths = {style: [f"{style}/{stem}.{endings[style]}" for stem in orders[style]] for style in STYLES}
+    return [FolderDomain(style, ("bird",), [0] * len(stems), paths[style]) for style in STYLES]
 
 
-def stems(domain: Files, positions) -> set[str]:
+def stems(domain: FolderDomain, positions) -> set[str]:
     return {Path(domain.paths[position]).stem for position in positions}
 
 
@@ -74,7 +66,6 @@ def test_shares_are_three_to_one_to_one():
 def test_domains_that_are_no_files_or_too_few_are_refused(domains):
     with pytest.raises(ProtocolError, match="not made of image files"):
         split_by_photograph([type("Digits", (), {"name": "digits"})()], [0])
+    of_training = {at for at, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
     with pytest.raises(ProtocolError, match="no validation photographs"):
-        split_by_photograph(
-            [Files("Candy", [path for path in domains[0].paths if photograph_part(path) == "train"])], [0]
-        )
+        split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])

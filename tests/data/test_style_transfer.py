@@ -14,7 +14,7 @@ from timm_moe_dg.errors import CheckpointError
 
 @pytest.fixture
 def network() -> StyleTransferNetwork:
-    """Every parameter drawn, scales and shifts of the normalisations too, so that none can be forgotten."""
+    """Every parameter drawn, scales and shifts of the normalizations too, so that none can be forgotten."""
     torch.manual_seed(0)
     network = StyleTransferNetwork().eval()
     for name, parameter in network.named_parameters():

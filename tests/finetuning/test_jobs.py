@@ -158,6 +158,7 @@ def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
     assert "saved" in job.log.read_text()
 
 
+@pytest.mark.slow
 def test_submitit_runs_a_job_with_its_log(tmp_path):
     ((job, handle),) = submit_jobs(
         [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"

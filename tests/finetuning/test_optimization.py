@@ -1,6 +1,7 @@
 """Optimizers and schedules against their closed forms."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import timm
@@ -78,3 +79,34 @@ def test_mistakes_are_named(network):
     optimizer = build_optimizer(network, "adam", lr=0.4, weight_decay=0.0)
     with pytest.raises(ArgumentError, match="warmup_steps=10: is not less than the run's 10 steps"):
         build_schedule(optimizer, "cosine", steps=10, warmup_steps=10)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "nadam", "lamb"])
+def test_moments_of_scalars_are_taken_over_in_today_s_shapes(name):
+    def start():
+        layer = nn.Linear(3, 1)  # its bias is (1,)
+        nn.init.constant_(layer.weight, 0.5)
+        nn.init.constant_(layer.bias, 0.5)
+        return layer, build_optimizer(layer, name, lr=0.1, weight_decay=0.01)
+
+    def steps(layer, optimizer, numbers):
+        for number in numbers:
+            optimizer.zero_grad()
+            layer(torch.linspace(0, number, 3)).square().sum().backward()
+            optimizer.step()
+
+    layer, optimizer = start()
+    steps(layer, optimizer, (1, 2))
+    state, resumed = deepcopy(optimizer.state_dict()), start()  # torch keeps the tensors that it is given
+    resumed[0].load_state_dict(layer.state_dict())
+    moments = {key for key, value in state["state"][1].items() if getattr(value, "shape", None) == (1,)}
+    assert moments
+    older = {key: value.reshape(()) if key in moments else value for key, value in state["state"][1].items()}
+    resumed[1].load_state_dict({**state, "state": {**state["state"], 1: older}})
+    assert {key: torch.as_tensor(value).shape for key, value in resumed[1].state_dict()["state"][1].items()} == {
+        key: torch.as_tensor(value).shape for key, value in state["state"][1].items()
+    }
+    for pair in ((layer, optimizer), resumed):
+        steps(*pair, (3, 4))
+    assert torch.equal(layer.bias, resumed[0].bias)
+    assert torch.equal(layer.weight, resumed[0].weight)

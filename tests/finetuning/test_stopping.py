@@ -40,3 +40,19 @@ def test_the_signal_is_noted_and_the_handler_before_comes_back():
         with pytest.raises(Interrupted):
             list(stop.until_stopped([1, 2]))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_is_noted_once_and_then_ends_at_once():
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.should_stop()
+        assert stop.exit_code == 130
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_schedulers_send_has_its_own_status():
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.exit_code == 143

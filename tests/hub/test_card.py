@@ -1,8 +1,6 @@
 """Cards: valid metadata, numbers from records alone, and a page on which everything that is shown works."""
 
-import json
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -25,11 +23,8 @@ from tests.hub.published import (
     write_run,
 )
 from tests.hub_repository import card_mistakes
-from tests.load_tool import load_tool
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
-from timm_moe_dg.hub.origin import origin_of_run, training_command, without_local_paths
-from timm_moe_dg.protocols.options import NOT_IDENTITY
-from timm_moe_dg.results.runs import domain_names
+from timm_moe_dg.hub.origin import origin_of_run
 
 REPOSITORY = "someone/network"
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
@@ -142,48 +137,6 @@ def test_base_model_and_license_are_of_what_the_run_started_from(args, base_mode
 
 def test_data_of_the_hub_are_named_as_such(tmp_path):
     assert card_of_run(tmp_path, dataset="hub:flwrlabs/pacs").data.datasets == ["flwrlabs/pacs"]
-
-
-def test_domains_have_the_names_of_the_benchmark_or_of_the_run():
-    record = invented_records(domains=["art", "photo", "sketch"])[0]
-    assert domain_names([record]) == ["art", "photo", "sketch"]
-    assert domain_names(invented_records(dataset="colored_digits")[:1]) == ["+90%", "+80%", "-90%"]
-
-
-def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine(tmp_path):
-    card_of_run(tmp_path, data_dir="/home/me/images", output="output")
-    before, after = (
-        [json.loads(line) for line in (tmp_path / place / "results.jsonl").read_text().splitlines()]
-        for place in ("run", "folder")
-    )
-    assert [row["args"].pop("data_dir") for row in before] == ["/home/me/images"] * 3
-    assert [row["args"].pop("data_dir") for row in after] == ["images"] * 3
-    assert after == before
-
-
-def test_the_command_gives_every_option_of_the_run_back():
-    parser = load_tool("finetune").build_parser()
-    words = ["--dataset", "folder", "--data-dir", "/home/me/my images", "--test-domains", "1", "2", "--pretrained"]
-    words += ["--model-kwargs", "num_experts=4", "moe_layers=(8,10)", "router=linear", "--hparams", '{"lr": 0.1}']
-    args = vars(parser.parse_args([*words, "--drop-path", "0.2", "--seed", "3"]))
-    args["model_kwargs"] = dict(args["model_kwargs"])
-    command = training_command(json.loads(json.dumps({**args, "test_envs": [1, 2]})))
-    assert max(map(len, command.splitlines())) < 160
-    echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    shell = command.replace("accelerate launch tools/finetune.py", f"python3 -c '{echo}'", 1)
-    said = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
-    again = vars(parser.parse_args(said))
-    again["model_kwargs"] = dict(again["model_kwargs"])
-    assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
-    expected = {name: value for name, value in args.items() if name not in NOT_IDENTITY} | {"data_dir": "DATA"}
-    del expected["model_kwargs"]
-    assert {name: again[name] for name in expected} == expected
-
-
-def test_only_absolute_paths_are_shortened():
-    args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
-    assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}
-    assert without_local_paths({"model": "hf-hub:org/name", "dataset": "hub:org/data"})["model"] == "hf-hub:org/name"
 
 
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny", "moge_small_patch32_384", "erm_le_tiny_patch16"])

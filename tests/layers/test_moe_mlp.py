@@ -51,15 +51,6 @@ def test_upcycled_layer_equals_its_dense_source(router, bias):
     torch.testing.assert_close(layer(images()), dense(images()), rtol=1e-6, atol=1e-6)
 
 
-def test_upcycled_experts_do_not_share_storage():
-    dense = Mlp(8, 16)
-    layer = MoeMlp.from_dense(dense, num_experts=3)
-    with torch.no_grad():
-        layer.experts.fc1.weight[0].zero_()
-    assert torch.equal(layer.experts.fc1.weight[1], dense.fc1.weight)
-    assert dense.fc1.weight.any()
-
-
 def test_with_top_1_the_output_is_scaled_by_the_probability():
     dense = Mlp(8, 16)
     layer = MoeMlp.from_dense(dense, num_experts=4, top_k=1).eval()
@@ -115,18 +106,6 @@ def test_evaluation_records_nothing_unless_asked():
     layer.record_routing = True
     layer(images())
     assert layer.routing.expert_indices.shape == (15, 2)
-
-
-def test_dropout_acts_on_the_experts_in_training_only():
-    layer = make_layer(expert_drop=0.5, router_noise=0.0)
-    still = layer.eval()(images())
-    assert torch.equal(still, layer(images()))
-    assert not torch.allclose(layer.train()(images()), still)
-
-
-def test_hidden_dropout_keeps_both_rates():
-    # an activation survives timm's dropout and the experts' own: 0.9 * 0.8
-    assert make_layer(drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
 
 
 def test_under_autocast_the_experts_compute_in_the_lower_precision():

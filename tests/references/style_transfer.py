@@ -1,4 +1,4 @@
-"""The style-transfer network written out on raw arrays, layer by layer, with its own normalisation and padding."""
+"""The style-transfer network written out on raw arrays, layer by layer, with its own normalization and padding."""
 
 from collections.abc import Mapping
 

@@ -41,7 +41,12 @@ def made_run(
 ) -> Path:
     """Writes a run that holds out the first domain."""
     domains, classes = sorted(domains), sorted(classes)
-    words = {"dataset": "folder", "data_dir": str(data), "domains": domains, "num_classes": len(classes)}
+    words: dict[str, Any] = {
+        "dataset": "folder",
+        "data_dir": str(data),
+        "domains": domains,
+        "num_classes": len(classes),
+    }
     words |= {"test_domains": [0], "steps": 601, "model": model, "lr": 0.25, **args}
     records = invented_records([0], num_domains=len(domains), **words)
     records = [replace(record, out_acc=(1.0,) * len(domains)) for record in records]

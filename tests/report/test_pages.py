@@ -42,6 +42,8 @@ def test_a_run_has_all_sections_and_pictures(evil):
     pytest.importorskip("matplotlib")
     assert tuple(evil.ids) == SECTIONS
     assert evil.tags.count("img") > 3
+    assert "Expert selection" in evil.text
+    assert "Attention" in evil.text
     assert "Not known" not in evil.text
     assert "pip install" not in evil.text
 
@@ -62,13 +64,15 @@ def test_only_what_differs_from_the_defaults_is_listed(evil):
 def test_a_dense_model_says_so_in_place_of_experts(tmp_path, data):
     page = page_of(made_run(tmp_path / "run", data, model="deit_tiny_patch16_224"))
     assert "is a dense model: there are no experts" in page.text
+    assert "Expert selection" not in page.text
+    assert "Attention" in page.text
     assert tuple(page.ids) == SECTIONS
 
 
 def test_without_matplotlib_the_rest_is_there_and_the_extra_is_named(tmp_path, data, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = page_of(made_run(tmp_path / "run", data))
-    assert page.text.count("pip install 'timm_moe_dg[plots]'") >= 3
+    assert page.text.count("pip install 'timm_moe_dg[plots]'") == 5  # curves, confusions, calibration, and two maps
     assert "Its surest mistakes" in page.text
     assert "blocks.1.mlp" in page.text
 
@@ -101,6 +105,13 @@ def test_domains_without_images_have_a_dash(tmp_path):
     data = paint(tmp_path / "data", ["a", "b"], ["x", "y"], images=2)
     page = page_of(made_run(tmp_path / "run", data, ["a", "b"], ["x", "y"]))
     assert "b 0 - - -" in page.text
+
+
+def test_names_that_are_broken_formulas_cost_a_picture_alone(tmp_path):
+    data = paint(tmp_path / "data", ["a", "b"], ["$\\frac{$", "y"], images=8)
+    page = page_of(made_run(tmp_path / "run", data, ["a", "b"], ["$\\frac{$", "y"]))
+    assert "matplotlib cannot draw this" in page.text
+    assert "Its surest mistakes" in page.text
 
 
 def test_images_are_limited_and_the_page_says_so(tmp_path, data):

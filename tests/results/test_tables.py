@@ -1,17 +1,15 @@
 """Tables on invented records: means and errors by hand, what is missing, rows of other settings, single sources."""
 
 from dataclasses import replace
-from math import isnan, nan
+from math import nan
 
 import numpy as np
 import pytest
 
-from tests.invented import invented_records, write_run, write_sweep
-from timm_moe_dg.errors import RecordError
+from tests.invented import invented_records, write_sweep
 from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
-from timm_moe_dg.results.columns import Cell, average
-from timm_moe_dg.results.rendering import cell_text, render
+from timm_moe_dg.results.rendering import render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
 from timm_moe_dg.results.tables import make_tables
 
@@ -21,36 +19,6 @@ ROW = RowKey("ERM", "vit")
 def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", **options) -> FinishedRun:
     (record,) = invented_records(test, at=(0,), num_domains=len(in_acc), **options)
     return FinishedRun(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
-
-
-@pytest.mark.parametrize(("second", "names"), [("ab", "ab"), ("xy", ["domain 0", "domain 1"])])
-def test_domains_of_a_folder_have_the_names_that_its_runs_agree_on(second, names):
-    runs = [run_of([0], (0.5, 0.5), (0.5, 0.5), domains=list("ab"))]
-    runs.append(run_of([1], (0.5, 0.5), (0.5, 0.5), domains=list(second)))
-    (table, *_) = make_tables(runs, ["training_domain_validation"])
-    assert table.columns == [*names, "average"]
-
-
-def test_mean_and_standard_error_over_trial_seeds():
-    cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
-    assert cell.mean == pytest.approx(0.65)
-    assert cell.error == pytest.approx(np.std([0.5, 0.6, 0.85]) / np.sqrt(3))
-    assert cell_text(cell) == "65.0 ± 8.5"
-
-
-def test_one_seed_has_no_error_and_none_has_no_mean():
-    assert cell_text(Cell({2: 0.5}, expected=1)) == "50.0"
-    assert cell_text(Cell({2: 0.5, 0: 0.5}, expected=3)) == "50.0 ± 0.0 (2 of 3 seeds)"
-    assert cell_text(Cell({}, expected=3)) == "missing"
-    assert isnan(Cell({}, 3).mean)
-
-
-def test_the_average_is_taken_within_a_seed():
-    """Domains that vary against each other have an average that does not vary."""
-    cells = [Cell({0: 0.2, 1: 0.8, 2: 0.1}, 3), Cell({0: 0.8, 1: 0.2}, 3)]
-    assert average(cells).values == {0: 0.5, 1: 0.5}
-    assert average(cells).error == 0.0
-    assert cell_text(average(cells)) == "50.0 ± 0.0 (2 of 3 seeds)"
 
 
 def test_cells_hold_the_held_out_domains_in_split():
@@ -87,35 +55,6 @@ def test_missing_runs_are_named_with_domains_and_seeds(tmp_path):
     assert sorted(validation.rows[ROW][2].values) == [0, 2]
     assert "(2 of 3 seeds)" in render(validation, "text")
     assert "Missing runs:" in render(validation, "markdown")
-
-
-def test_settings_make_rows_of_their_own():
-    common = {"steps": 5001, "model_kwargs": {"depth": 4}, "output": "a", "seed": 7}
-    runs = [
-        run_of((0,), **common),
-        run_of((1,), **{**common, "output": "b", "seed": 8}),
-        run_of((0,), **{**common, "steps": 15_001}),
-        run_of((0,), **{**common, "model_kwargs": {"depth": 4, "router": "linear"}}),
-        run_of((0,), **common, averaging="swad"),
-        run_of((0,), **common, hparams={"penalty": 2}),
-    ]
-    (table,) = make_tables(runs, ["oracle"])
-    assert sorted(map(str, table.rows)) == [
-        "ERM + swad, vit",
-        "ERM, vit, penalty=2, steps=5001",
-        "ERM, vit, router=linear, steps=5001",
-        "ERM, vit, steps=15001",
-        "ERM, vit, steps=5001",
-    ]
-    assert [len(runs) for row, runs in table.runs.items() if row.variant == "steps=5001"] == [2]
-
-
-def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):
-    for name in ("a", "b"):
-        write_run(tmp_path / name, invented_records((0,)))
-    with pytest.raises(RecordError, match=r"a'.*b'\]: are both toy, ERM, vit, test domains \[0\]"):
-        make_tables(find_runs([tmp_path])[0])
-    assert len(find_runs([tmp_path / "a", tmp_path / "a"])[0]) == 1
 
 
 def test_single_source_reports_out_splits():
@@ -159,23 +98,3 @@ def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
     assert table.rows[ROW][3].values == {0: 0.5, 1: 0.75}
     assert table.rows[ROW][4].mean == pytest.approx(0.3125)
     assert "nan" in render(table, "text")
-
-
-@pytest.mark.parametrize(
-    ("format_", "expected"),
-    [
-        ("text", ["algorithm  model  domain 0", "ERM        vit    50.0      missing   50.0      missing"]),
-        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|---|---|---|---|---|---|"]),
-        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
-    ],
-)
-def test_formats(format_, expected):
-    (table,) = make_tables([run_of((0,)), run_of((2,))], ["oracle"])
-    text = render(replace(table, title="50% & more_so"), format_)
-    for line in expected:
-        assert line in text
-
-
-def test_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(RecordError, match="no such folder"):
-        find_runs([tmp_path / "missing"])

@@ -80,8 +80,8 @@ def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float
 @pytest.mark.slow
 def test_digits_files_and_records(digits_run):
     run, _ = digits_run
-    folders = {"best", "best_oracle"}
-    files = {"args.yaml", "done", "learning_curves.png", "results.jsonl", "summary.csv"}
+    folders = {"best", "best_oracle", "checkpoints"}
+    files = {"args.yaml", "done", "learning_curves.png", "log.txt", "results.jsonl", "summary.csv"}
     assert {entry.name for entry in run.iterdir()} == folders | files
     records = read_records(run / "results.jsonl")
     assert [record.step for record in records] == [0, 2, 3]
@@ -115,7 +115,7 @@ def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     assert f"selected step {selected.step}: " in result.stdout
     assert f"local-dir:{run.relative_to(run.parents[1])}/best" in result.stdout
     assert "4/4" in result.stderr
-    assert "parameters from random initialisation, new classifier" in result.stderr
+    assert "parameters from random initialization, new classifier" in result.stderr
 
 
 @pytest.mark.slow

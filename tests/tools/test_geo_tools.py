@@ -1,6 +1,8 @@
 """MoGE from the command line: training with metadata, its options, the baselines, and the pictures of a run."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +13,13 @@ from safetensors.torch import load_file
 
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
+from timm_moe_dg.cli.options import from_parsed
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.finetuning.assembly import prepare_network
 from timm_moe_dg.metrics import normalized_mutual_information
 from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.options import RunOptions
 
 pytestmark = pytest.mark.slow  # every test has a run
 
@@ -72,6 +77,18 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     assert sum(findings["forced_experts"]["num_samples"]) == 1500
 
 
+def test_without_matplotlib_the_numbers_are_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(run / "figures", ignore_errors=True)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
+    assert [path.name for path in (run / "figures").iterdir()] == ["analysis.json"]
+    assert {"nmi", "forced_experts"} <= json.loads((run / "figures" / "analysis.json").read_text()).keys()
+    for name in ("curves", "map", "routing", "forced_experts"):
+        assert f"{name}.png is not drawn: drawing needs matplotlib" in caplog.text
+
+
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
     words = ["--initial-checkpoint", str(start), "--freeze", "backbone", "--expert-mode", "shared"]
@@ -86,11 +103,10 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("data", "mode"), [("rotated_digits", "shared"), ("geo_digits", "routed")])
 def test_without_metadata_only_the_shared_expert_is_trained(data: str, mode: str) -> None:
-    tool = load_tool("finetune")
-    args = tool.build_parser().parse_args([*MOGE, "--img-size", "32", "--num-classes", "10"])
-    args.model_kwargs = dict(args.model_kwargs)
-    plan = SimpleNamespace(hparams={}, domains=get_benchmark(data).read(None))
-    assert tool.prepare_network(args, plan).expert_mode == mode
+    args = load_tool("finetune").build_parser().parse_args([*MOGE, "--img-size", "32", "--num-classes", "10"])
+    options = from_parsed(RunOptions, vars(args))
+    plan = SimpleNamespace(options=options, hparams={}, domains=get_benchmark(data).read(None))
+    assert prepare_network(plan).expert_mode == mode
 
 
 @pytest.mark.parametrize(

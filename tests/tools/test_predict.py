@@ -35,7 +35,7 @@ def images(tmp_path_factory):
     pictures[0].save(folder / "below" / "alpha.png")
     pictures[1].convert("CMYK").save(folder / "print.jpg")
     pictures[2].convert("RGB").convert("P").save(folder / "palette.PNG")
-    pictures[3].convert("L").save(folder / "grey.jpeg")
+    pictures[3].convert("L").save(folder / "gray.jpeg")
     pictures[4].convert("RGB").save(folder / "a.png")
     pictures[5].convert("1").save(folder / "ink.png")
     (folder / "notes.txt").write_text("no image")
@@ -70,7 +70,7 @@ def assert_rows(rows, paths, expected):
 
 def test_rows_are_those_of_the_logits_in_the_order_of_the_paths(moge, images, tmp_path):
     predict("--model", moge, images, "--top-k", 3, "--output", tmp_path / "out.csv")
-    names = ["a.png", "below/alpha.png", "grey.jpeg", "ink.png", "palette.PNG", "print.jpg"]
+    names = ["a.png", "below/alpha.png", "gray.jpeg", "ink.png", "palette.PNG", "print.jpg"]
     paths = [images / name for name in names]
     expected = probabilities(moge, paths)
     assert len({tuple(values.argsort().tolist()) for values in expected}) > 1
@@ -81,13 +81,13 @@ def test_rows_are_those_of_the_logits_in_the_order_of_the_paths(moge, images, tm
 def test_files_patterns_and_folders_keep_their_order_and_no_file_comes_twice(moge, images, capsys):
     predict("--model", moge, images / "print.jpg", images / "**" / "*.png", images)
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    names = ["print.jpg", "a.png", "below/alpha.png", "ink.png", "grey.jpeg", "palette.PNG"]
+    names = ["print.jpg", "a.png", "below/alpha.png", "ink.png", "gray.jpeg", "palette.PNG"]
     assert [row["path"] for row in rows] == [str(images / name) for name in names]
     assert list(rows[0]) == ["path", "class", "probability"]
 
 
 def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, capsys):
-    names = ["a.png", "below/alpha.png", "grey.jpeg"]
+    names = ["a.png", "below/alpha.png", "gray.jpeg"]
     table = images / "places.csv"
     table.write_text("path,lon,lat\nbelow/alpha.png,-58.4,-34.6\nelsewhere.png,0,0\na.png,139.7,35.7\n")
     paths = [images / name for name in names]

@@ -32,6 +32,7 @@ class Adversarial(Algorithm):
 
     MIN_DOMAINS = 2
     ACCUMULATES = False
+    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType(
         {
             "lambda": 1.0,

@@ -54,7 +54,7 @@ class ExponentialAverage(Averaging):
         self.average = frozen_copy(network)
 
     def update(self, network: nn.Module, step: int) -> None:
-        """Moves the average towards the weights."""
+        """Moves the average toward the weights."""
         move(self.average, network.parameters(), 1 - self.hparams["ema_decay"])
         copy_buffers(network, self.average)
 

@@ -1,13 +1,14 @@
 """What every algorithm is: an objective over one minibatch per training domain, and how a step minimizes it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..errors import ArgumentError, ProtocolError
 from ..losses import auxiliary_loss, moge_losses
@@ -30,6 +31,7 @@ class Setup:
         cka_coef: Weight of MoGE's diversity loss; other models have none, nor has MoGE while no tokens are forced.
         supcon_coef: Weight of MoGE's invariance loss; other models have none.
         supcon_temperature: Its temperature.
+        task_loss: Of logits (N, C) and targets (N,), for methods that take another than the plain cross-entropy.
     """
 
     network: nn.Module
@@ -40,6 +42,7 @@ class Setup:
     cka_coef: float = 0.0
     supcon_coef: float = 0.0
     supcon_temperature: float = 0.1
+    task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
 
 class Algorithm(Tunable, ABC):
@@ -57,6 +60,8 @@ class Algorithm(Tunable, ABC):
         SEARCH_ALIASES: DomainBed's name used to seed each draw, where it calls a hyper-parameter otherwise.
         MIN_DOMAINS: Fewest training domains that the method is defined for.
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
+        STATE_BY_DOMAIN: Whether something is kept for each training domain, so that every step needs all of them.
+        TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss`, rather than the plain cross-entropy.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
     Raises:
@@ -68,6 +73,8 @@ class Algorithm(Tunable, ABC):
     SEARCH_ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
     OVERRIDES_LR: ClassVar[bool] = False
+    STATE_BY_DOMAIN: ClassVar[bool] = False
+    TAKES_TASK_LOSS: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:
@@ -78,6 +85,7 @@ class Algorithm(Tunable, ABC):
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
         self.aux_coef = setup.aux_coef
+        self.task_loss = setup.task_loss
         self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
         self.supcon_temperature = setup.supcon_temperature
 

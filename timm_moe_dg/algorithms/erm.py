@@ -1,7 +1,6 @@
 """Empirical risk minimization (Vapnik, 1998): the domains are pooled and their labels ignored."""
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from .base import Algorithm
 from .step import Minibatches, StepContext
@@ -13,8 +12,10 @@ class ERM(Algorithm):
     The mean is over images, so a domain with more images in the step weighs more; it is not the mean of domain means.
     """
 
+    TAKES_TASK_LOSS = True
+
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss", the weighted sum of "task_loss", "aux_loss" and MoGE's "cka_loss" and "supcon_loss"."""
         out = self.forward_domains(context.model, minibatches)
-        task_loss = F.cross_entropy(out.logits, out.targets)
+        task_loss = self.task_loss(out.logits, out.targets)
         return out.scalars(task_loss, task_loss=task_loss)

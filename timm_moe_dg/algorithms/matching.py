@@ -80,6 +80,7 @@ class Fishr(Annealed):
     ANNEAL = "penalty_anneal_iters"
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the averages
+    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType({"lambda": 1000.0, "penalty_anneal_iters": 1500, "ema": 0.95})
     RANGES = MappingProxyType({"ema": SHARE})
     SEARCH = MappingProxyType(

@@ -22,6 +22,7 @@ class GroupDRO(Algorithm):
 
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the weights
+    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType({"groupdro_eta": 0.01})
     SEARCH = MappingProxyType({"groupdro_eta": lambda random: 10 ** random.uniform(-3, -1)})
     weights: Tensor

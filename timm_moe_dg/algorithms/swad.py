@@ -180,9 +180,9 @@ class SWAD(Averaging):
 
 
 def read(state: SegmentState, network: nn.Module) -> Segment:
-    """The segment of a state, on the network's device."""
-    device = next(network.parameters()).device
-    return Segment([weight.to(device) for weight in state["weights"]], state["count"])
+    """The segment of a state, on the network's device and in its shapes: older ones hold scales as scalars."""
+    pairs = zip(state["weights"], network.parameters(), strict=bool(state["weights"]))  # a new segment has none
+    return Segment([weight.to(own.device).reshape(own.shape) for weight, own in pairs], state["count"])
 
 
 def filled(copy: nn.Module, network: nn.Module, segment: Segment) -> nn.Module:

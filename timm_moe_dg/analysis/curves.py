@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..protocols import Record, reported_accuracy, validation_accuracy
 from .canvas import DPI, new_figure, optional_picture
+from .drawing import fitted
 
 FILE = "learning_curves.png"
 
@@ -18,9 +19,23 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
         folder: Where the picture goes.
         file: Its name.
     """
-    trained = [record for record in records if not record.averaged]
     with optional_picture(folder / file) as path:
-        plot_curves([record.step for record in trained], learning_curves(trained, domains), path)
+        plot_learning_curves(records, domains, path)
+
+
+def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
+    """Draws the curves of a run.
+
+    Args:
+        records: Of one run; a final average has no place on the curves.
+        domains: Names of the domains.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    trained = [record for record in records if not record.averaged]
+    plot_curves([record.step for record in trained], learning_curves(trained, domains), path)
 
 
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
@@ -60,7 +75,7 @@ def plot_curves(steps: Sequence[int], curves: Mapping[str, Sequence[float]], pat
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (name, values), axes in zip(curves.items(), panels, strict=False):
         axes.plot(steps, values, marker="o", markersize=3)
-        axes.set(title=name, xlabel="step")
+        axes.set(title=fitted(name, 32), xlabel="step")
     for axes in figure.axes[len(curves) :]:
         axes.remove()
     figure.savefig(path, dpi=DPI)

@@ -10,10 +10,13 @@ from torch import Tensor
 from .canvas import DPI, new_figure, swatch
 from .domains import DomainMap
 from .experts import ExpertMatrix, ExpertUsage
+from .palette import expert_color
 
 if TYPE_CHECKING:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
+
+SELECTED = 0.4  # opacity of the bars that say how often an expert is selected
 
 
 def plot_domain_map(domains: DomainMap, path: Path, places: Mapping[str, Tensor] | None = None) -> None:
@@ -22,7 +25,7 @@ def plot_domain_map(domains: DomainMap, path: Path, places: Mapping[str, Tensor]
     Args:
         domains: From `domain_map`.
         path: Picture to write.
-        places: Name of a group -> (N, 2) coordinates, outlined and labelled on top.
+        places: Name of a group -> (N, 2) coordinates, outlined and labeled on top.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -31,15 +34,15 @@ def plot_domain_map(domains: DomainMap, path: Path, places: Mapping[str, Tensor]
     axes = _world_axes(figure)
     used = [index for index in range(domains.num_experts) if (domains.experts == index).any()]
     edges = [_edges(values) for values in (domains.longitude, domains.latitude)]
-    palette = _palette(domains.num_experts)
-    axes.pcolormesh(*edges, domains.experts.numpy(), cmap=palette, vmin=-0.5, vmax=domains.num_experts - 0.5)
+    colors, num_experts = _colors(domains.num_experts), domains.num_experts
+    axes.pcolormesh(*edges, domains.experts.numpy(), cmap=_color_map(colors), vmin=-0.5, vmax=num_experts - 0.5)
     for name, lonlat in (places or {}).items():
         axes.plot(*lonlat.T.numpy(), ".", color="black", markersize=1.0, alpha=0.35)
         middle = lonlat.double().mean(0).tolist()
         axes.text(*middle, name, ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.8, "lw": 0}, size=8)
     axes.set(xlim=(-180, 180), ylim=(-90, 90), xlabel="longitude (degrees)", ylabel="latitude (degrees)")
     axes.set_title("Discovered domains: routed expert with the largest weight")
-    handles = [swatch(palette(index), f"expert {index}") for index in used]
+    handles = [swatch(colors[index], f"expert {index}") for index in used]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False)
     figure.savefig(path, dpi=DPI)
 
@@ -54,12 +57,15 @@ def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
     figure = new_figure(4.2 * layers, 3.4)
     for index, axes in enumerate(figure.subplots(1, layers, sharey=True, squeeze=False)[0]):
         positions = np.arange(num_experts)
-        axes.bar(positions - 0.2, usage.frequency[index], 0.4, label="largest weight", color="tab:blue")
-        axes.bar(positions + 0.2, usage.selected[index], 0.4, label="selected", color="tab:orange")
-        axes.axhline(1 / num_experts, color="tab:blue", linestyle=":", linewidth=1)
+        colors = _colors(num_experts)
+        axes.bar(positions - 0.2, usage.frequency[index], 0.4, color=colors)
+        axes.bar(positions + 0.2, usage.selected[index], 0.4, color=colors, alpha=SELECTED)
+        axes.axhline(1 / num_experts, color="black", linestyle=":", linewidth=1)
         axes.set(xticks=positions, xlabel="expert", title=f"Mixture layer {index}", ylim=(0, 1.05))
     figure.axes[0].set_ylabel(f"share of {usage.num_routed} routed images")
-    figure.axes[-1].legend(frameon=False)
+    solid, pale = swatch("black", "largest weight"), swatch("black", "selected")
+    pale.set_alpha(SELECTED)
+    figure.axes[-1].legend(handles=[solid, pale], frameon=False)
     figure.savefig(path, dpi=DPI)
 
 
@@ -95,12 +101,14 @@ def _world_axes(figure: "Figure") -> Any:  # cartopy's axes have no types
     return axes
 
 
-def _palette(num_experts: int) -> "ListedColormap":
-    from matplotlib import colormaps
+def _colors(num_experts: int) -> list[str]:
+    return [expert_color(index) for index in range(num_experts)]
+
+
+def _color_map(colors: list[str]) -> "ListedColormap":
     from matplotlib.colors import ListedColormap
 
-    source = colormaps["tab10" if num_experts <= 10 else "turbo"]
-    return ListedColormap([source(index if num_experts <= 10 else index / num_experts) for index in range(num_experts)])
+    return ListedColormap(colors)
 
 
 def _edges(centers: Tensor) -> np.ndarray:

@@ -58,16 +58,19 @@ class RunView:
         """
         return get_benchmark(self.args["dataset"]).read(data_dir or self.args.get("data_dir"))
 
-    def batches(self, domain: Any, positions: Sequence[int]) -> Iterator[Batch]:
+    def batches(self, domain: Domain, positions: Sequence[int]) -> Iterator[Batch]:
         """Yields images of a domain as the network takes them, in the order of the positions."""
-        routed = takes_metadata(self.model, [domain])
         for start in range(0, len(positions), self.batch_size):
             part = positions[start : start + self.batch_size]
             images = self.inputs([domain.image(position) for position in part])
-            metadata = (
-                [torch.stack([torch.as_tensor(domain.metadata[position]) for position in part])] if routed else []
-            )
-            yield images, *(values.to(self.device) for values in metadata)
+            rows = [row for position in part if (row := self.metadata(domain, position)) is not None]
+            yield (images, torch.stack(rows).to(self.device)) if rows else (images,)
+
+    def metadata(self, domain: Domain, position: int) -> Tensor | None:
+        """An image's metadata, on CPU, where the network takes it; otherwise None."""
+        if domain.metadata is None or not takes_metadata(self.model, [domain]):
+            return None
+        return torch.as_tensor(domain.metadata[position])
 
     def inputs(self, images: Sequence[Any]) -> Tensor:
         """RGB images -> (B, 3, height, width) on the device."""
@@ -94,7 +97,7 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
     args = run_arguments(source)
     model = load_trained(source, img_size=args.get("img_size")).to(device)
     config = data_config(model, args.get("img_size"))
-    size = tuple(config["input_size"][1:])
+    size = config["input_size"][1:]
     view = evaluation_transform(size, config["mean"], config["std"])
     return RunView(folder, args, model, size, view, device, batch_size)
 

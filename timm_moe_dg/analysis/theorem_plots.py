@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import MissingDependencyError
+from .canvas import DPI, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Curves = Mapping[str, Sequence[float]]
 
-FONT, DPI = 13, 150  # still legible where the picture is 400 pixels wide
+FONT = 13  # still legible where the picture is 400 pixels wide
 # Okabe and Ito's colors, which color-blind readers tell apart; dashes tell the lines apart without color
 STYLES = (("#000000", ":"), ("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."))
 
@@ -28,7 +32,7 @@ def plot_seed_curves(panels: Mapping[str, Sequence[Curves]], path: Path, labels:
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = _figure(8.0, 1.2 + (3.4 if columns < 3 else 2.2) * rows)
+    figure = new_figure(8.0, 1.2 + (3.4 if columns < 3 else 2.2) * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for (title, seeds), axes in zip(panels.items(), grid.flat, strict=False):
         for (name, label), style in zip(labels.items(), STYLES, strict=False):
@@ -59,7 +63,7 @@ def plot_against_experts(
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure = _figure(8.0, 4.6)
+    figure = new_figure(8.0, 4.6)
     for (quantity, lines), axes in zip(panels.items(), figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         for (label, values), style in zip(lines.items(), STYLES[1:], strict=False):
             _line_with_range(axes, np.array(num_experts), values, label, style, marker="o")
@@ -71,22 +75,14 @@ def plot_against_experts(
 
 
 def _line_with_range(
-    axes: Any, at: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], **options: Any
+    axes: "Axes", at: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], marker: str | None = None
 ) -> None:
     color, dashes = style
-    axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, **options)
+    axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, marker=marker)
     axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError.of("drawing", "matplotlib", "plots") from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: "Figure", path: Path) -> None:
     for axes in figure.axes:
         labels = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
         for text in labels:

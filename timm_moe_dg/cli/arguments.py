@@ -13,14 +13,21 @@ import yaml
 
 from ..errors import ArgumentError
 
+Arguments = Mapping[str, Any]  # options by name; a value is whatever its type reads, or JSON and YAML hold
+
+
+def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line, without the program's name, whose options may be spelt with hyphens or underscores."""
+    return parser.parse_args([_hyphenated(word) for word in argv])
+
 
 def parse_arguments(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
     saved: Path | None = None,
-    read: Callable[[str, str], Mapping[str, Any]] | None = None,
+    read: Callable[[str, str], Arguments] | None = None,
 ) -> argparse.Namespace:
-    """Parses a command line whose options may be spelt with hyphens or underscores.
+    """Parses a command line whose options may be spelled with hyphens or underscores.
 
     A file given with `--config` supplies values for options that the command line does not mention: its entries are put
     before the command line's own, so they pass the same checks and the later ones win.
@@ -45,7 +52,7 @@ def parse_arguments(
     return parser.parse_args([*words, *argv])
 
 
-def read_yaml(path: str, argument: str) -> dict[str, Any]:
+def read_yaml(path: str, argument: str) -> Arguments:
     """Reads a YAML file of names and values.
 
     Args:
@@ -64,7 +71,7 @@ def read_yaml(path: str, argument: str) -> dict[str, Any]:
     return table
 
 
-def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argument: str, source: str) -> list[str]:
+def table_words(parser: argparse.ArgumentParser, table: Arguments, argument: str, source: str) -> list[str]:
     """Turns option names and values into words of a command line.
 
     Args:
@@ -89,7 +96,12 @@ def table_words(parser: argparse.ArgumentParser, table: Mapping[str, Any], argum
     return words
 
 
-def key_value(text: str) -> tuple[str, Any]:
+def position_or_name(text: str) -> int | str:
+    """Reads a whole number as such, and anything else as a name."""
+    return int(text) if text.isdecimal() else text
+
+
+def key_value(text: str) -> tuple[str, object]:
     """Reads KEY=VALUE; the value is a Python literal if it reads as one, and a string otherwise."""
     key, separator, value = text.partition("=")
     if not separator or not key:
@@ -100,7 +112,7 @@ def key_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, object]:
     """Reads a JSON object."""
     try:
         value = json.loads(text)
@@ -147,6 +159,11 @@ def non_negative(text: str) -> float:
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
 
 
+def positive(text: str) -> float:
+    """Reads a finite number above 0."""
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
+
+
 def fraction(text: str) -> float:
     """Reads a number from 0 up to, but without, 1."""
     return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
@@ -180,7 +197,7 @@ def _hyphenated(word: str) -> str:
     return name.replace("_", "-") + separator + value
 
 
-def option_words(option: str, value: Any, pairs: bool = False) -> list[str]:
+def option_words(option: str, value: object, pairs: bool = False) -> list[str]:
     """Turns an option's value into words of a command line.
 
     Args:
@@ -197,7 +214,7 @@ def option_words(option: str, value: Any, pairs: bool = False) -> list[str]:
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
 
 
-def _option_words(action: argparse.Action, value: Any) -> list[str]:
+def _option_words(action: argparse.Action, value: object) -> list[str]:
     option = next(option for option in action.option_strings if option.startswith("--"))
     return option_words(option, value, pairs=action.nargs is not None)
 
@@ -205,7 +222,7 @@ def _option_words(action: argparse.Action, value: Any) -> list[str]:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which network, and from where; `load_trained` takes their values."""
     add = parser.add_argument_group("model").add_argument
-    source = "local-dir:output/RUN/best, hf-hub:ORGANISATION/NAME, or any timm model with one of the next two options"
+    source = "local-dir:output/RUN/best, hf-hub:ORGANIZATION/NAME, or any timm model with one of the next two options"
     add("--model", required=True, metavar="NAME", help=source)
     add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
     add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")

@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field, fields
 from enum import Flag
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .arguments import int_from_2, key_value, non_negative_int, positive_int
+from .arguments import Arguments, int_from_2, key_value, non_negative_int, positive_int
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,7 +31,7 @@ class Declaration:
     spellings: tuple[str, ...]
     role: Flag | None
     help: str
-    how: Mapping[str, Any]
+    how: Mapping[str, object]
     shorthand: tuple[str, str] | None = None
 
     def long_names(self) -> list[str]:
@@ -40,12 +40,12 @@ class Declaration:
 
 
 def option(
-    default: Any,
+    default: object,
     *spellings: str,
     help: str,
     role: Flag | None = None,
     shorthand: tuple[str, str] | None = None,
-    **how: Any,
+    **how: object,
 ) -> Any:
     """Declares an option as the default of a dataclass's field; see `Declaration`.
 
@@ -90,7 +90,7 @@ def add_options(
             group.add_argument(spelling, action="store_const", const=value, dest=one.name, help=same)
 
 
-def from_parsed(table: type[Declared], parsed: Mapping[str, Any]) -> Declared:
+def from_parsed(table: type[Declared], parsed: Arguments) -> Declared:
     """Takes over the values that argparse found, by name; KEY=VALUE pairs become tables."""
     keywords = {name: declaration.how.get("type") for name, declaration in declared(table).items()}
     values = {name: parsed[name] for name in keywords}

@@ -11,7 +11,7 @@ from .loaders import (
     training_loader,
 )
 from .readable import drop_unreadable
-from .readers import FolderDomain, Places, PlacesDomain, read_folder
+from .readers import FolderDomain, Places, PlacesDomain, SpritesDomain, read_folder
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 
@@ -27,6 +27,7 @@ __all__ = [
     "Places",
     "PlacesDomain",
     "Split",
+    "SpritesDomain",
     "StepSampler",
     "TrainingDraws",
     "drop_unreadable",

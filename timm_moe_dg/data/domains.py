@@ -47,6 +47,8 @@ class Domain(ABC, Generic[Stored]):
         group: The evaluation group that its images belong to; its own name unless given.
         metadata: One row per image, such as longitude and latitude; None without any.
         split: The official one; None leaves it to `split_domains`.
+        pictures: A name for each image, by which other domains hold the same picture; None without names.
+        angle: Degrees by which its pictures are turned, counter-clockwise, beside those of other domains.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Domain(ABC, Generic[Stored]):
     group: str = field(default="", kw_only=True)
     metadata: np.ndarray | None = field(default=None, kw_only=True, repr=False)
     split: Split | None = field(default=None, kw_only=True, repr=False)
+    pictures: Sequence[str] | None = field(default=None, kw_only=True, repr=False)
+    angle: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.group:
@@ -81,6 +85,7 @@ class Domain(ABC, Generic[Stored]):
             targets=[self.targets[position] for position in kept],
             images=[self.images[position] for position in kept],
             metadata=None if self.metadata is None else self.metadata[kept],
+            pictures=self.pictures and [self.pictures[position] for position in kept],
             split=self.split and Split(*(_renumbered(part, kept) for part in (self.split.inside, self.split.outside))),
         )
 

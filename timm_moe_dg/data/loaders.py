@@ -261,16 +261,17 @@ def _worker_options(workers: int, pin_memory: bool) -> _WorkerOptions:
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "generator": torch.Generator(),
-        "worker_init_fn": _outlive_sigterm,
+        "worker_init_fn": _outlive_signals,
     }
 
 
-def _outlive_sigterm(worker: int) -> None:
-    """Workers ignore SIGTERM unless their parent sends it.
+def _outlive_signals(worker: int) -> None:
+    """Workers ignore Ctrl-C, and SIGTERM unless their parent sends it.
 
-    Schedulers send the signal to all processes of a job, and when to end is the main process's to say; its own signal
-    still ends a worker. Where Python does not say who sent a signal (macOS), nothing is changed.
+    Terminals and schedulers send these to all processes of a job, and when to end is the main process's to say; its own
+    SIGTERM still ends a worker. Where Python does not say who sent a signal (macOS), nothing is changed.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

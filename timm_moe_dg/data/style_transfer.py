@@ -1,6 +1,6 @@
 """The feed-forward network of fast style transfer, which repaints a photograph in one learned style.
 
-Johnson et al., Perceptual Losses for Real-Time Style Transfer, ECCV 2016, with instance normalisation and nearest
+Johnson et al., Perceptual Losses for Real-Time Style Transfer, ECCV 2016, with instance normalization and nearest
 upsampling before convolutions, as in PyTorch's fast-neural-style example. Parameters have that example's names, so that
 weights trained with it load.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 
 STRIDE = 4  # the product of the network's strides: sides that it keeps are multiples of it
-FORMATS = (".safetensors", ".pth")
+SUFFIXES = (".safetensors", ".pth")
 
 
 class PaddedConv(nn.Module):
@@ -38,7 +38,7 @@ class PaddedConv(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised 3 x 3 convolutions, added to their input."""
+    """Two normalized 3 x 3 convolutions, added to their input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def find_weights(folder: str | os.PathLike[str], style: str) -> Path:
     Raises:
         CheckpointError: The folder holds neither.
     """
-    for extension in FORMATS:
+    for extension in SUFFIXES:
         path = Path(folder, style + extension)
         if path.is_file():
             return path
@@ -106,7 +106,7 @@ def find_weights(folder: str | os.PathLike[str], style: str) -> Path:
 def load_style(path: Path) -> StyleTransferNetwork:
     """Loads a style's network, in evaluation mode.
 
-    Old files hold running statistics, which instance normalisation no longer keeps; they are left out.
+    Old files hold running statistics, which instance normalization no longer keeps; they are left out.
 
     Raises:
         CheckpointError: The file cannot be read without running code, or holds the weights of another network.

@@ -1,15 +1,15 @@
 """Models as programs that run without this package: ONNX, torch.export and TorchScript, with a batch of any size.
 
 Every program is loaded back from its file and has to give the eager model's logits. Inputs are images (B, 3, H, W),
-normalised, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
+normalized, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
 """
 
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType, ModuleType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
+from ..networks.build import DataConfig
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
@@ -72,7 +73,7 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
         MissingDependencyError: onnx or onnxscript is not installed.
     """
     _required("onnx", "onnxscript")
-    translated: Any = torch.onnx.export(
+    translated = torch.onnx.export(
         program,
         input_names=INPUTS[: len(program.graph_signature.user_inputs)],
         output_names=["logits"],
@@ -80,6 +81,7 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
         dynamo=True,
         verbose=False,
     )
+    assert translated is not None  # with dynamo=True
     translated.save(path)
 
 
@@ -171,11 +173,17 @@ def largest_difference(model: nn.Module, program: Program, inputs: Inputs) -> fl
     return torch.stack([(program(*batch) - model(*batch)).abs().max() for batch in batches]).max().item()
 
 
-def sample_metadata(model: Any, number: int) -> Tensor | None:
+def metadata_encoder(model: nn.Module) -> nn.Module | None:
+    """The encoder of the metadata that a model reads; None for a model that reads none."""
+    found = getattr(model, "metadata_encoder", None)
+    return None if found is None else found.encoder
+
+
+def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
     """Metadata that a model takes, an unknown place among them: (number, ...); None for a model that reads none."""
-    if not hasattr(model, "metadata_encoder"):
+    encoder = metadata_encoder(model)
+    if encoder is None:
         return None
-    encoder = model.metadata_encoder.encoder
     if isinstance(encoder, LocationIdEmbedding):
         places = torch.arange(number) % encoder.num_locations
         places[number // 2] = -1
@@ -186,7 +194,7 @@ def sample_metadata(model: Any, number: int) -> Tensor | None:
     return places
 
 
-def preprocessing(model: Any, config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
     """Everything that a program's user needs to know about its input and output, ready for JSON.
 
     Args:
@@ -199,11 +207,11 @@ def preprocessing(model: Any, config: Mapping[str, Any], classes: Sequence[str])
     """
     _, height, width = config["input_size"]
     inputs = {"images": f"float32 (batch, 3, {height}, {width}), RGB"}
-    if hasattr(model, "metadata_encoder"):
-        if isinstance(model.metadata_encoder.encoder, LocationIdEmbedding):
-            inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
-        else:
-            inputs["metadata"] = "float32 (batch, 2), longitude and latitude in degrees; NaN where unknown"
+    encoder = metadata_encoder(model)
+    if isinstance(encoder, LocationIdEmbedding):
+        inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
+    elif encoder is not None:
+        inputs["metadata"] = "float32 (batch, 2), longitude and latitude in degrees; NaN where unknown"
     return {
         "inputs": inputs,
         "input_size": list(config["input_size"]),
@@ -218,7 +226,7 @@ def preprocessing(model: Any, config: Mapping[str, Any], classes: Sequence[str])
     }
 
 
-def _required(*packages: str) -> list[Any]:
+def _required(*packages: str) -> list[ModuleType]:
     try:
         return [importlib.import_module(package) for package in packages]
     except ImportError as error:

@@ -2,26 +2,29 @@
 
 from .assembly import Model, build_model
 from .launch import join_processes, set_up_logging
+from .log import RunLog
 from .plan import RunPlan, make_plan
-from .resume import is_finished, parse_resumable, run_parser
+from .resume import nothing_to_do, parse_resumable, run_parser
 from .run import Beginning, FineTuning, find_beginning, start
-from .stopping import EXIT_CODE, DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from .summary import describe
 
 __all__ = [
-    "EXIT_CODE",
     "Beginning",
     "DivergenceCheck",
     "FineTuning",
     "Interrupted",
     "Interruption",
     "Model",
+    "RunLog",
     "RunPlan",
     "build_model",
+    "describe",
     "find_beginning",
-    "is_finished",
     "join_processes",
     "make_plan",
     "nan_if_not_finite",
+    "nothing_to_do",
     "parse_resumable",
     "run_parser",
     "set_up_logging",

@@ -1,20 +1,22 @@
 """The model of a run: the network with its starting weights, and all that changes them in a step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.scheduler.scheduler import Scheduler
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..errors import ArgumentError
 from ..losses import force_tokens
-from ..networks.build import build_network, checkpoint_activations, data_config, save_network
+from ..networks.build import DataConfig, build_network, checkpoint_activations, data_config, save_network
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import RunOptions
@@ -43,7 +45,7 @@ class Model:
     schedule: Scheduler | None
     averaging: Averaging | None
     with_metadata: bool
-    data_config: Mapping[str, Any]
+    data_config: DataConfig
     classes: tuple[str, ...]
 
     def save(self, network: nn.Module, folder: Path) -> None:
@@ -64,13 +66,14 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     setup = Setup(
         network,
-        len(plan.training),
+        plan.step_domains,
         options.num_classes,
         plan.hparams,
         aux_coef=options.aux_coef,
         cka_coef=options.cka_coef,
         supcon_coef=options.supcon_coef,
         supcon_temperature=options.supcon_temperature,
+        task_loss=build_task_loss(plan, accelerator.device),
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
     optimizer, schedule = optimization(options, network, algorithm)
@@ -87,7 +90,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         schedule=schedule,
         averaging=averaging,
         with_metadata=takes_metadata(network, plan.domains),
-        data_config=data_config(network, options.img_size),
+        data_config=data_config(network, options.img_size, options.mean, options.std),
         classes=plan.classes,
     )
 
@@ -114,6 +117,20 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.freeze_bn:
         freeze_batch_norm(network)
     return network
+
+
+def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Builds the cross-entropy with the run's smoothing and weights of classes."""
+    options = plan.options
+    weight = class_weights(plan).to(device) if options.class_weights else None
+    return partial(F.cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
+
+
+def class_weights(plan: RunPlan) -> Tensor:
+    """(num_classes,) images / (classes * images of the class) over all in-splits that are trained on; 0 without any."""
+    targets = [np.asarray(plan.domains[at].targets)[plan.splits[at].inside] for at in plan.training]
+    counts = torch.from_numpy(np.bincount(np.concatenate(targets), minlength=plan.options.num_classes))
+    return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
 def set_expert_mode(network: Any, options: RunOptions, routes: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Protocol
 
 from ..errors import ArgumentError, MissingDependencyError
 
@@ -57,7 +57,7 @@ class Job:
 class Attempt:
     """A job's process; use `Attempt.start`."""
 
-    def __init__(self, job: Job, log: IO[str], process: subprocess.Popen) -> None:
+    def __init__(self, job: Job, log: IO[str], process: subprocess.Popen[bytes]) -> None:
         self.job, self.log, self.process = job, log, process
         self.started = time.monotonic()
 
@@ -72,8 +72,15 @@ class Attempt:
         log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
         log.flush()
         variables = {"TQDM_MININTERVAL": "30", **os.environ, **(environment or {})}  # a log is no terminal
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        return cls(job, log, subprocess.Popen(job.command, env=variables, start_new_session=True, **options))
+        process = subprocess.Popen(
+            job.command,
+            env=variables,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        return cls(job, log, process)
 
     def poll(self) -> int | None:
         """Returns the exit status, or None while the process goes on."""
@@ -118,6 +125,14 @@ class Attempt:
             os.killpg(self.process.pid, number)
 
 
+class Handle(Protocol):
+    """What submitit returns for a job, as far as it is used."""
+
+    @property
+    def job_id(self) -> str:
+        """Its number with Slurm."""
+
+
 class Submission:
     """A job as submitit takes it.
 
@@ -136,7 +151,7 @@ class Submission:
             self._attempt = Attempt.start(self.job)
         return self._attempt.wait() if self._attempt else 0
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> object:
         """What submitit calls when Slurm's time is up: lets the job save, and returns it again, to go on from there."""
         from submitit.helpers import DelayedSubmission
 
@@ -187,8 +202,8 @@ def run_jobs(
 
 
 def submit_jobs(
-    jobs: Sequence[Job], folder: Path, options: Mapping[str, Any], cluster: str = "slurm"
-) -> list[tuple[Job, Any]]:
+    jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
+) -> list[tuple[Job, Handle]]:
     """Hands jobs to Slurm as one array; they are queued, run and requeued at their time limit by it.
 
     Args:

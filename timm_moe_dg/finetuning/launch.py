@@ -15,7 +15,7 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accel
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # as accelerate calls them
 
 
@@ -111,7 +111,7 @@ def set_up_logging() -> None:
     Rank comes from the environment; the process group does not exist yet.
     """
     logging.basicConfig(format="%(message)s")
-    level = logging.ERROR if get_int_from_env(_RANKS, 0) else logging.INFO
+    level = logging.ERROR if get_int_from_env(RANKS, 0) else logging.INFO
     logging.getLogger("timm_moe_dg").setLevel(level)
 
 

@@ -1,8 +1,5 @@
 """The loaders of a run: what its network is fed with, in training and in evaluation."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch.utils.data import DataLoader
 
 from ..data import (
@@ -15,12 +12,14 @@ from ..data import (
     training_loader,
     training_transform,
 )
+from ..networks.build import DataConfig
+from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 
 def build_loaders(
     plan: RunPlan,
-    config: Mapping[str, Any],
+    config: DataConfig,
     *,
     with_metadata: bool,
     first_step: int = 0,
@@ -43,12 +42,15 @@ def build_loaders(
         The endless training loader, already this process's share, and the evaluation loader of everything.
     """
     options = plan.options
-    view = {"size": config["input_size"][1:], "mean": config["mean"], "std": config["std"]}
-    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
-    augmented = training_transform(plan.benchmark.augmentation, **view)
+    view = (config["input_size"][1:], config["mean"], config["std"])
+    own = training_transform(plan.benchmark.augmentation, *view)
+    augmented = with_timm_augmentation(own, options.aa, options.reprob, *view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
-    sampler = StepSampler(plan.training, options.batch_size, first_step, process, num_processes)
+    share = (options.batch_size, first_step, process, num_processes)
+    sampler = StepSampler(plan.training, *share, plan.benchmark.domains_per_step, options.seed)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
-    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(**view), with_metadata, validation)
-    evaluation = evaluation_loader(images, batch_size=options.validation_batch_size, **loading)
-    return training_loader(draws, sampler, **loading), evaluation
+    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(*view), with_metadata, validation)
+    evaluation = evaluation_loader(
+        images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
+    )
+    return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation

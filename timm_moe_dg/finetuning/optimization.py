@@ -1,6 +1,6 @@
 """Optimizer and schedule, timm's by name; by default the papers': Adam, one group, at a constant rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from ..algorithms.base import ParameterGroup
 from ..errors import ArgumentError
 
+StateDict = dict[str, Any]  # torch's
 SCHEDULES = ("cosine", "tanh", "poly")
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -35,7 +37,7 @@ def build_optimizer(
     weight_decay: float,
     momentum: float = 0.9,
     layer_decay: float | None = None,
-    extra_groups: Sequence[Mapping[str, Any]] = (),
+    extra_groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
     """Builds an optimizer of the network's parameters, in one group as DomainBed does.
 
@@ -54,7 +56,7 @@ def build_optimizer(
         ArgumentError: The optimizer does not take these settings.
     """
     fused = get_optimizer_class(name) in _FUSED and next(network.parameters()).device.type in _FUSED_DEVICES
-    parameters: Any = network if layer_decay is not None else network.parameters()
+    parameters = network if layer_decay is not None else network.parameters()
     options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **({"fused": True} if fused else {})}
     try:
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)
@@ -62,7 +64,34 @@ def build_optimizer(
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
     for group in extra_groups:
         optimizer.add_param_group(dict(group))
+    optimizer.register_load_state_dict_pre_hook(give_moments_an_axis)
     return optimizer
+
+
+def give_moments_an_axis(optimizer: Optimizer, loaded: StateDict) -> StateDict:
+    """Turns moments of shape () into (1,) where the parameter has it so; older checkpoints hold scales as scalars.
+
+    What is a scalar for every parameter, such as a count of steps, stays one.
+
+    Args:
+        optimizer: That loads it.
+        loaded: Its state from a checkpoint, not changed.
+
+    Returns:
+        The state in today's shapes.
+    """
+    moments = {name for state in loaded["state"].values() for name, value in state.items() if getattr(value, "ndim", 0)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = [index for group in loaded["param_groups"] for index in group["params"]]
+    single = {index for index, parameter in zip(indices, parameters, strict=False) if parameter.shape == (1,)}
+    state = {
+        index: {
+            name: value.reshape(1) if index in single and name in moments and getattr(value, "ndim", 1) == 0 else value
+            for name, value in kept.items()
+        }
+        for index, kept in loaded["state"].items()
+    }
+    return {**loaded, "state": state}
 
 
 def build_schedule(

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
+from ..cli.arguments import Arguments
 from ..data import (
     Benchmark,
     Domain,
@@ -21,7 +22,9 @@ from ..data import (
     split_domains,
     training_domains,
 )
-from ..errors import ArgumentError
+from ..data.photograph_split import FileDomain
+from ..data.photograph_split import split_by_photograph as by_photograph
+from ..errors import ArgumentError, ProtocolError
 from ..protocols.formats import stamp
 from ..protocols.options import FILLED_IN, RunOptions, having
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
@@ -54,7 +57,7 @@ class RunPlan:
     training: Sequence[int]
     splits: Sequence[Split]
     folder: RunFolder
-    record_args: Mapping[str, Any]
+    record_args: Arguments
 
     @property
     def names(self) -> list[str]:
@@ -62,11 +65,16 @@ class RunPlan:
         return [domain.name for domain in self.domains]
 
     @property
+    def step_domains(self) -> int:
+        """How many domains, and so minibatches, a step has."""
+        return self.benchmark.domains_per_step or len(self.training)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.domains[0].classes
 
-    def identity(self, **launched: object) -> dict[str, Any]:
+    def identity(self, **launched: object) -> dict[str, object]:
         """Returns all that the numbers of a run follow from; a resumed run has to have the same.
 
         Args:
@@ -85,12 +93,16 @@ def make_plan(options: RunOptions) -> RunPlan:
         MissingDependencyError: A tracker is not installed.
         ProtocolError: Domains or splits leave nothing to train on or to evaluate.
     """
+    if options.epochs is not None and options.steps is not None:
+        raise ArgumentError.of("epochs", options.epochs, f"leave it out, or --steps {options.steps}")
     method = get_algorithm(options.algorithm)
     averaging = get_averaging(options.averaging) if options.averaging else None
     benchmark = get_benchmark(options.dataset)
     check_optimizer(options.opt)
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
+    _check_task_loss(options, method)
+    _check_step_domains(options, benchmark, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
@@ -100,11 +112,46 @@ def make_plan(options: RunOptions) -> RunPlan:
     filled = fill_in(options, benchmark, hparams, domains)
     names = [domain.name for domain in domains]
     training = training_domains(names, filled.test_domains, evaluation_only(domains))
-    splits = split_domains(domains, training, trial_seed=filled.trial_seed, holdout_fraction=filled.holdout_fraction)
+    splits = make_splits(
+        domains,
+        training,
+        trial_seed=filled.trial_seed,
+        holdout_fraction=filled.holdout_fraction,
+        split_by_photograph=filled.split_by_photograph,
+    )
+    if filled.epochs is not None:
+        smallest = min(len(splits[position].inside) for position in training)
+        filled = replace(filled, steps=max(1, round(filled.epochs * smallest / filled.batch_size)))
     args = {**vars(filled), **stamp()}
     folder = RunFolder(Path(filled.output, filled.experiment), args, resume=filled.resume is not None)
-    record_args = {**args, "test_envs": filled.test_domains, "domains": names}
+    facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
+    record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def make_splits(
+    domains: Sequence[Domain],
+    training: Sequence[int],
+    *,
+    trial_seed: int,
+    holdout_fraction: float,
+    split_by_photograph: bool,
+) -> list[Split]:
+    """Splits every domain as a run's options say; see `split_domains` and `data.photograph_split`.
+
+    Raises:
+        ProtocolError: They leave a domain nothing to train on or to validate on.
+    """
+    if split_by_photograph:
+        return by_photograph(cast(Sequence[FileDomain], domains), training)  # it refuses others
+    return split_domains(domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
+
+
+def _way_of_splitting(options: RunOptions, domain: Domain) -> str:
+    """Names what `make_splits` does with a domain, for whoever reads the records."""
+    if options.split_by_photograph:
+        return "photograph"
+    return "random" if domain.split is None else "official"
 
 
 def config_hparams(
@@ -137,9 +184,12 @@ def fill_in(
     Raises:
         ArgumentError: The classifier is smaller than the data needs.
     """
-    given = vars(options)
     classes = len(domains[0].classes)
-    test_domains = evaluation_only(domains) or [0] if options.test_domains is None else list(options.test_domains)
+    if options.test_domains is None:
+        test_domains = evaluation_only(domains) or [0]
+    else:
+        test_domains = domain_positions(options.test_domains, [domain.name for domain in domains])
+        options = replace(options, test_domains=test_domains)
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
     found: dict[str, Any] = {
         **{name: hparams[name] for name in _RATES},
@@ -153,11 +203,32 @@ def fill_in(
             [f"{datetime.now():%Y%m%d-%H%M%S}", *map(safe_model_name, (options.dataset, options.model))]
         ),
     }
-    open_ = [name for name in having(FILLED_IN) if given[name] is None]
+    open_ = [name for name in having(FILLED_IN) if vars(options)[name] is None]
     filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
+
+
+def domain_positions(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
+    """Finds domains by name; whole numbers are positions, unless they are names and no positions.
+
+    Raises:
+        ProtocolError: A name is unknown, or stands beside positions.
+    """
+    positions = [one for one in given if isinstance(one, int)]
+    if len(positions) == len(given) and set(positions) <= set(range(len(names))):
+        return positions
+    words = list(map(str, given))
+    if set(words) <= set(names):
+        return [names.index(word) for word in words]
+    if len(positions) == len(given):
+        return positions  # which `training_domains` refuses
+    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
+    if positions:
+        raise ProtocolError.of("test_domains", list(given), f"give names or positions, not both, out of: {listing}")
+    unknown = ", ".join(word for word in words if word not in names)
+    raise ProtocolError.of("test_domains", list(given), f"no domain is called {unknown}; choose from: {listing}")
 
 
 def wanted_trackers(options: RunOptions) -> list[str]:
@@ -170,6 +241,24 @@ def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
     for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
         if vars(options)[name]:
             remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
+            raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def _check_step_domains(options: RunOptions, benchmark: Benchmark, method: type[Algorithm]) -> None:
+    """Refuses methods that need every domain in every step where a step draws some of them."""
+    if benchmark.domains_per_step and method.STATE_BY_DOMAIN:
+        remedy = (
+            f"keeps something for each training domain, and a step on {benchmark.name} draws "
+            f"{benchmark.domains_per_step} of them; use another method"
+        )
+        raise ArgumentError.of("algorithm", options.algorithm, remedy)
+
+
+def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
+    """Leaves smoothed labels and weighted classes to the methods whose task loss knows them."""
+    for name in ("label_smoothing", "class_weights") if not method.TAKES_TASK_LOSS else ():
+        if vars(options)[name]:
+            remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
             raise ArgumentError.of(name, vars(options)[name], remedy)
 
 

@@ -4,14 +4,15 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 import yaml
 from torch import Tensor
 
+from ..cli.arguments import Arguments
 from ..errors import MissingDependencyError
-from ..protocols.records import Record
+from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 
 TRACKERS = ("tensorboard", "wandb")
@@ -64,7 +65,7 @@ class StepMeter:
         return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
 
     def load_state_dict(self, state: MeterState) -> None:
-        """Goes on counting from there."""
+        """Restores that state."""
         self._steps = state["steps"]
         self._sums: dict[str, Tensor] = dict(state["sums"])
         self._start = time.perf_counter() - state["seconds"]
@@ -90,7 +91,7 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
     return "\n".join([*lines, f"  {summary(record)}"])
 
 
-def role_line(role: str, scores: Mapping[str, Any]) -> str:
+def role_line(role: str, scores: RoleScores) -> str:
     """Formats the scores of one role of `Record.roles` in one line, the number of images of each group included."""
     numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
     return (
@@ -141,7 +142,7 @@ class Trackers:
         MissingDependencyError: A tracker's package is not installed.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, args: Mapping[str, Any], first_step: int = 0) -> None:
+    def __init__(self, names: Sequence[str], folder: Path, args: Arguments, first_step: int = 0) -> None:
         check_trackers(names)
         self.names = names
         self.folder = folder

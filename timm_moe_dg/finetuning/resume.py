@@ -1,21 +1,25 @@
 """The command line of a run, and of one that goes on: which run is meant, and whether anything is left of it to do."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import parse_arguments
 from ..cli.options import from_parsed
 from ..errors import ArgumentError
 from ..networks.freeze import FREEZABLE
-from ..protocols.formats import read_repeatable
-from ..protocols.options import RunOptions, add_run_options
+from ..protocols.formats import read_arguments, read_repeatable
+from ..protocols.options import NOT_IDENTITY, RunOptions, add_run_options
+from ..protocols.run_identity import as_recorded, comparable
+from ..storage.checkpoint import Checkpoints
 from ..storage.run_folder import ARGUMENTS
 from .launch import PRECISIONS
 from .optimization import SCHEDULES
 
 AUTO = "auto"
+_UNSAID = NOT_IDENTITY - {"epochs"}
 NAMES = {
     "algorithm": ALGORITHMS,
     "averaging": AVERAGING,
@@ -83,7 +87,40 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
     return max(begun, key=lambda run: (run / "checkpoints").stat().st_mtime)
 
 
-def is_finished(options: RunOptions) -> bool:
-    """Whether the run that is to be resumed has nothing left to do."""
-    named = options.resume is not None and options.experiment is not None
-    return named and Path(options.output, options.experiment, "done").exists()
+def nothing_to_do(options: RunOptions) -> str | None:
+    """Says that the run which is to be resumed is finished, and what of the options is ignored therefore.
+
+    Returns:
+        One line; None if there is something to do: the run is not finished, or is asked for more steps and can take
+        them.
+    """
+    if options.resume is None or options.experiment is None:
+        return None
+    run = Path(options.output, options.experiment)
+    if not (run / "done").exists():
+        return None
+    recorded = as_recorded(read_arguments(run / ARGUMENTS, "resume"))
+    steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))
+    longer = (options.steps or 0) > steps or (options.epochs or 0) > epochs
+    obstacle = _obstacle(run, recorded)
+    if longer and not obstacle:
+        return None
+    said = {name: value for name, value in vars(options).items() if value is not None and name not in _UNSAID}
+    ignored = [f"{name}={said[name]!r}" for name in said if comparable(said[name]) != comparable(recorded[name])]
+    reason = f" ({obstacle})" if longer else ""
+    remark = f"; ignored: {', '.join(ignored)}{reason}" if ignored else ""
+    return f"{run} is finished: nothing to do{remark}"
+
+
+def can_be_extended(args: Mapping[str, Any]) -> bool:
+    """Whether the steps that a run took would have been the same, had more of them been asked for."""
+    return not (args["sched"] or args["averaging"] or args["early_stop"])
+
+
+def _obstacle(run: Path, recorded: Mapping[str, Any]) -> str | None:
+    """Why a finished run cannot take further steps, if it cannot."""
+    if not can_be_extended(recorded):
+        ends = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}
+        kind = " and ".join(f"its {words} ({recorded[name]})" for name, words in ends.items() if recorded[name])
+        return f"{kind} goes with the {recorded['steps']} steps that it was begun with"
+    return None if Checkpoints(run / "checkpoints").newest() else "its last checkpoint is not there"

@@ -1,10 +1,11 @@
 """A run in progress: where it begins, and what it does besides taking steps: evaluate, record, save, end."""
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -14,15 +15,29 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..algorithms import Minibatches
-from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores
+from ..cli.arguments import Arguments
+from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
+from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
-from ..storage.checkpoint import TrainingState
+from ..storage.checkpoint import RunState, TrainingState
 from ..storage.run_folder import summary_row
 from .assembly import Model
 from .loaders import build_loaders
 from .plan import RunPlan, wanted_trackers
 from .progress import StepMeter, Trackers, domain_table, summary
+from .resume import can_be_extended
 from .stopping import Interruption
+
+_COMMAND = "accelerate launch tools/finetune.py --resume"
+
+
+class Scores(TypedDict):
+    """What an evaluation measures, as `Record` has it."""
+
+    in_acc: tuple[float, ...]
+    out_acc: tuple[float, ...]
+    out_loss: tuple[float, ...]
+    roles: dict[str, RoleScores]
 
 
 @dataclass(frozen=True)
@@ -35,8 +50,8 @@ class Beginning:
         first_step: The first that is taken.
     """
 
-    identity: Mapping[str, Any]
-    checkpoint: Mapping[str, Any] | None
+    identity: Arguments
+    checkpoint: RunState | None
     first_step: int
 
 
@@ -51,7 +66,8 @@ def find_beginning(plan: RunPlan, accelerator: Accelerator) -> Beginning:
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     identity = plan.identity(**launched)
     if checkpoint is not None:
-        check_unchanged(checkpoint["identity"], identity)
+        # Steps may have been added since, which args.yaml, that is compared as a whole, then says
+        check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
     return Beginning(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)
 
 
@@ -84,6 +100,16 @@ class FineTuning:
     def is_evaluated(self, step: int) -> bool:
         """Whether an evaluation follows a step."""
         return step % self.plan.options.eval_freq == 0 or step == self.plan.options.steps - 1
+
+    def has_stalled(self) -> bool:
+        """Whether --early-stop ends the run here; all processes have to ask, and get the same answer."""
+        patience = self.plan.options.early_stop
+        if patience is None:
+            return False
+        accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
+        stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
+        # The main process has the records
+        return any(gather_object([stalled and self.accelerator.is_main_process]))
 
     def is_saved(self, step: int) -> bool:
         """Whether --save-freq asks for a checkpoint after a step."""
@@ -127,17 +153,16 @@ class FineTuning:
     def catch_up(self, stop: Interruption) -> None:
         """Does what was left to do after the step that a resumed run goes on from."""
         last = self.beginning.first_step - 1
-        if last >= 0 and self.is_evaluated(last):
-            found = [record for record in self.plan.folder.records if record.step == last]
-            if found:
-                self._conclude(found[0])
-            else:
-                self.evaluate(last, stop)
+        found = [record for record in self.plan.folder.records if record.step == last]
+        if found:
+            self._conclude(found[0])
+        elif last >= 0 and self.is_evaluated(last):
+            self.evaluate(last, stop)
 
     def close(self) -> None:
         """Marks the run as finished, on the main process, and says what it found."""
         folder = self.plan.folder
-        folder.finish()
+        folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         self.trackers.finish()
         self.accelerator.print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
         self.accelerator.print(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
@@ -147,9 +172,10 @@ class FineTuning:
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
-        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with --resume {folder.path}"
+        command = f"{_COMMAND} {shlex.quote(str(folder.path))}"
+        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
-    def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
+    def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
         """Scores a model on every domain; all processes take part."""
         domains = self.plan.domains
         with self.accelerator.autocast():
@@ -185,7 +211,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, beginning: Begi
         num_processes=accelerator.num_processes,
         pin_memory=accelerator.device.type != "cpu",
     )
-    meter = StepMeter(images_per_step=plan.options.batch_size * len(plan.training))
+    meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)
     trackers = wanted_trackers(plan.options) if accelerator.is_main_process else []
     run = FineTuning(
         plan=plan,
@@ -219,7 +245,7 @@ def training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> 
     )
 
 
-def restore(run: FineTuning, checkpoint: Mapping[str, Any]) -> None:
+def restore(run: FineTuning, checkpoint: RunState) -> None:
     """Puts everything back to where a checkpoint was written, the records too."""
     folder = run.plan.folder
     run.state.restore(checkpoint)

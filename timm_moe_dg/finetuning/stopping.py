@@ -1,6 +1,7 @@
-"""Why a run stops early: training that has diverged, and SIGTERM, which schedulers send before they end a job."""
+"""Why a run stops early: training that has diverged, the SIGTERM of schedulers, and Ctrl-C."""
 
 import math
+import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
@@ -11,7 +12,7 @@ from torch import Tensor, distributed, nn
 
 from ..errors import DivergenceError
 
-EXIT_CODE = 128 + signal.SIGTERM  # what shells report for a process that the signal ended
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Item = TypeVar("Item")
 
 
@@ -55,11 +56,11 @@ def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
 
 
 class Interrupted(Exception):  # noqa: N818 (no mistake of anybody's)
-    """Raised at a safe point after SIGTERM."""
+    """Raised at a safe point after SIGTERM or Ctrl-C."""
 
 
 class Interruption:
-    """Notes SIGTERM while it is entered as a context.
+    """Notes SIGTERM and Ctrl-C while it is entered as a context; a second Ctrl-C ends the process at once.
 
     Args:
         num_processes: How many processes have to agree. They do so over gloo, between CPUs, so that an accelerator is
@@ -67,25 +68,31 @@ class Interruption:
     """
 
     def __init__(self, num_processes: int = 1) -> None:
-        self._noted = False
+        self._noted = 0  # the signal's number
         self._group: Any = (
             distributed.new_group(backend="gloo") if num_processes > 1 else None
         )  # torch does not type it
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGTERM, self._note)
+        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int:
+        """What shells report for a process that the signal ended."""
+        return 128 + self._noted
 
     def should_stop(self) -> bool:
         """Whether any process was told to end. All processes have to ask, and get the same answer."""
-        if self._group is None:
-            return self._noted
-        noted = torch.tensor(int(self._noted))
-        distributed.all_reduce(noted, distributed.ReduceOp.MAX, group=self._group)
-        return bool(noted)
+        if self._group is not None:
+            noted = torch.tensor(self._noted)
+            distributed.all_reduce(noted, distributed.ReduceOp.MAX, group=self._group)
+            self._noted = int(noted)
+        return bool(self._noted)
 
     def until_stopped(self, items: Iterable[Item]) -> Iterator[Item]:
         """Passes items on until a process was told to end.
@@ -99,4 +106,7 @@ class Interruption:
             yield item
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = True
+        self._noted = number
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.write(2, b"\nending after this step; Ctrl-C again ends at once\n")  # print may not be entered twice

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+from urllib.parse import quote
 
 import jinja2
 import yaml
@@ -11,12 +12,45 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import nn
 
 from ..data import BENCHMARKS
+from ..networks.build import without_origin
 from ..networks.trained import label_names
-from ..protocols import reported_accuracy
-from .config import read_config, write_config
-from .origin import DomainResult, Origin, training_command
+from . import escape
+from .config import Config, read_config, write_config
+from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
+from .origin import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
+
+
+class Family(TypedDict):
+    """A family of models; `paper` is the name of its entry among the papers."""
+
+    name: str
+    paper: str
+    tags: list[str]
+
+
+class Paper(TypedDict):
+    """A paper; the citation is BibTeX."""
+
+    reference: str
+    citation: str
+
+
+class DenseSource(TypedDict):
+    """Published weights that models start from, and the BibTeX of their paper."""
+
+    license: str
+    citation: str
+
+
+class Facts(TypedDict):
+    """What facts.yaml says about a model."""
+
+    template: str
+    family: Family
+    paper: Paper
+    dense_sources: dict[str, DenseSource]
 
 
 def write_card(
@@ -36,6 +70,8 @@ def write_card(
     config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
     license = license or _inherited_license(config, origin)
+    if not (origin.base_model or origin.upcycled):  # timm's row of the architecture speaks of weights that had no part
+        config["pretrained_cfg"] = without_origin(config["pretrained_cfg"])
     config["pretrained_cfg"]["license"] = license  # for the cards of those who go on from these weights
     write_config(folder, config)
     data = card_data(repo_id, origin, license, facts["family"]["tags"])
@@ -46,13 +82,13 @@ def write_card(
     return card
 
 
-def _inherited_license(config: Mapping[str, Any], origin: Origin) -> str:
+def _inherited_license(config: Config, origin: Origin) -> str:
     """The license that a model's registered weights have, if the run's own began as published ones."""
     known = config["pretrained_cfg"].get("license") if origin.base_model else None
     return known or "unknown"
 
 
-def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
+def read_facts(cards: Path, architecture: str) -> Facts:
     """Looks up what facts.yaml says about a model: its family, that family's paper, and all dense sources."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
@@ -84,30 +120,31 @@ def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> Mo
 def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
     """One result a domain: what is reported on held-out domains, what chose the step on training domains."""
     results = []
-    for row in origin.domain_results() if origin.records else []:
-        role, split, value = _relevant(row)
+    for row in domain_results(origin.selected) if origin.records else []:
+        split, value = _relevant(row)
+        name = escape.one_line(row.domain)
         if isfinite(value):
             results.append(
                 EvalResult(
                     task_type="image-classification",
                     task_name="Image classification",
                     dataset_type=dataset.removeprefix("hub:"),
-                    dataset_name=f"{dataset}, {row.domain}",
-                    dataset_config=row.domain,
+                    dataset_name=f"{dataset}, {name}",
+                    dataset_config=name,
                     dataset_split=split,
                     metric_type="accuracy",
-                    metric_name=f"Accuracy on the {role} domain {row.domain}, {split}-split",
+                    metric_name=f"Accuracy on the domain {name} ({row.role}), {split}-split",
                     metric_value=round(value, 4),
                 )
             )
     return results
 
 
-def _relevant(row: DomainResult) -> tuple[str, str, float]:
-    return ("held-out", "in", row.inside) if row.held_out else ("training", "out", row.outside)
+def _relevant(row: DomainResult) -> tuple[str, float]:
+    return ("out", row.outside) if row.trained else ("in", row.inside)
 
 
-def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, object]:
     return {
         "architecture": config["architecture"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -116,11 +153,11 @@ def _model_facts(folder: Path, config: Mapping[str, Any], network: nn.Module) ->
         "config": config["pretrained_cfg"],
         "options": config.get("model_args", {}),
         "expert_mode": config.get("expert_mode", "routed"),
-        "figures": sorted(path.relative_to(folder) for path in folder.glob("*.png")),
+        "figures": sorted(path.relative_to(folder) for path in folder.rglob("*.png")),
     }
 
 
-def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mapping[str, Any]) -> str:
+def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, object]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(cards),
         undefined=jinja2.StrictUndefined,
@@ -128,25 +165,36 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters |= {"markdown": escape.markdown, "code": escape.code, "url": quote}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
-    source = facts["dense_sources"].get(origin.base_model, {})
+    source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
-    name = model["repo_id"].partition("/")[2]
-    page = {**model, "name": name, "origin": origin, "paper": facts["paper"], "citations": citations, "source": source}
+    name = str(model["repo_id"]).partition("/")[2]
+    known = {"name": name, "repository": _repository(cards), "paper": facts["paper"]}
+    page = {**model, **known, "origin": origin, "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin)
     return environment.get_template(facts["template"]).render(page)
 
 
-def _run_facts(origin: Origin) -> dict[str, Any]:
+def _repository(cards: Path) -> str | None:
+    """Where the package is to be had, as CITATION.cff says; None while it does not."""
+    citation = cards.parent / "CITATION.cff"
+    return yaml.safe_load(citation.read_text()).get("repository-code") if citation.is_file() else None
+
+
+def _run_facts(origin: Origin) -> dict[str, object]:
     record = origin.selected
     return {
         "record": record,
         "args": record.args,
         "hparams": record.hparams,
-        "results": origin.domain_results(),
-        "reported": reported_accuracy(record),
+        "results": domain_results(record),
+        "headline": headline(record),
+        "losses": losses_in_effect(record),
+        "splits": splits_in_words(record),
+        "drawn": any(fact.split == RANDOM for fact in domain_facts(record)),
         "benchmark": BENCHMARKS.get(record.args["dataset"]),
-        "holdout": record.args.get("holdout_fraction", 0.2),
+        "versions": record.args.get("versions"),
         "command": training_command(record.args),
     }

@@ -4,18 +4,19 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
-from ..networks.build import save_network
+from ..networks.build import DataConfig, save_network
 from ..networks.trained import CONFIG, label_names, load_trained
 from ..protocols import read_records
 from .config import WEIGHTS, read_config
 from .origin import Origin, origin_of_run, without_local_paths
 
+FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
 
 
@@ -42,20 +43,24 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
     origin = origin_of_run(read_records(run / "results.jsonl"))
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *sorted(run.glob("*.png"))):
         shutil.copyfile(path, folder / path.name)
+    for path in sorted((run / FIGURES).glob("*.png")):
+        (folder / FIGURES).mkdir(exist_ok=True)
+        shutil.copyfile(path, folder / FIGURES / path.name)
     rows = map(json.loads, (run / "results.jsonl").read_text().splitlines())
     lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
     (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return origin
 
 
-def fill_from_network(folder: Path, network: Any) -> None:
+def fill_from_network(folder: Path, network: nn.Module) -> None:
     """Writes a network with the classes and the preprocessing that it knows.
 
     Args:
         folder: Created if need be.
         network: A timm model.
     """
-    save_network(network, folder, classes=label_names(network) or (), config=resolve_input_data_config(network))
+    config = cast(DataConfig, resolve_input_data_config(network))  # as the weights were trained, a crop included
+    save_network(network, folder, classes=label_names(network) or (), config=config)
 
 
 def load_folder(folder: Path) -> nn.Module:
@@ -64,7 +69,7 @@ def load_folder(folder: Path) -> nn.Module:
     Raises:
         CheckpointError: The weights do not fit the configuration, class names included, or need a file of this machine.
     """
-    network: Any = load_trained(f"local-dir:{folder}")
+    network = load_trained(f"local-dir:{folder}")
     config = read_config(folder)
     names = config.get("label_names") or ()
     if names and len(names) != network.num_classes:

@@ -2,34 +2,17 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import timm
 from timm.models import parse_model_name
 
-from ..cli.arguments import option_words
+from ..cli.arguments import Arguments, option_words
 from ..protocols import Record, training_domain_validation
-from ..protocols.options import NOT_IDENTITY
-from ..results.runs import domain_names
-
-
-class DomainResult(NamedTuple):
-    """Accuracy of the published weights on one domain.
-
-    Attributes:
-        domain: Its name, or its position where the records do not know it.
-        held_out: Whether it took no part in training.
-        inside: Share of right answers on the in-split; NaN where that is empty.
-        outside: Likewise on the out-split.
-    """
-
-    domain: str
-    held_out: bool
-    inside: float
-    outside: float
+from ..protocols.options import DEFAULTS, NOT_IDENTITY
+from .escape import code
 
 
 @dataclass(frozen=True)
@@ -54,23 +37,16 @@ class Origin:
         return training_domain_validation(self.records)
 
     @property
-    def args(self) -> Mapping[str, Any]:
+    def args(self) -> Arguments:
         """Options of the run."""
         return self.selected.args
-
-    def domain_results(self) -> list[DomainResult]:
-        """Returns what the selected evaluation measured, one row a domain."""
-        record = self.selected
-        names = domain_names([record])
-        held_out = [position in record.test_domains for position in range(len(names))]
-        return [DomainResult(*row) for row in zip(names, held_out, record.in_acc, record.out_acc, strict=True)]
 
 
 def origin_of_run(records: Sequence[Record]) -> Origin:
     """Reads from a run's options what its network began as."""
     args = training_domain_validation(records).args
     if args.get("initial_checkpoint"):
-        return Origin(f"the file `{os.path.basename(args['initial_checkpoint'])}`", records=records)
+        return Origin(f"the file {code(os.path.basename(args['initial_checkpoint']))}", records=records)
     if not args.get("pretrained"):
         return Origin("random initialization", records=records)
     base_model = published_source(args["model"])
@@ -92,15 +68,16 @@ def hub_link(repository: str) -> str:
     return f"[{repository}](https://huggingface.co/{repository})"
 
 
-def training_command(args: Mapping[str, Any], width: int = 100) -> str:
-    """Writes the command that repeats a run, every option spelled out, broken into lines that a shell joins.
+def training_command(args: Arguments, width: int = 100) -> str:
+    """Writes the command that repeats a run, broken into lines that a shell joins.
 
     Args:
-        args: The run's options; a folder of images is given as DATA.
+        args: The run's options; those that have their defaults, or were filled in, are left out, and a folder of images
+            is given as DATA.
         width: Length at which a line ends.
     """
-    unsaid = NOT_IDENTITY - {"data_dir"} | {"test_envs", "domains"}
-    given = {name: value for name, value in args.items() if name not in unsaid and value not in (None, [], {})}
+    unsaid = NOT_IDENTITY - {"data_dir"} | {"test_envs", "domains", *args.get("filled_in", ())}
+    given = {name: value for name, value in args.items() if name not in unsaid and value != DEFAULTS.get(name)}
     known = without_local_paths(given) | ({"data_dir": "DATA"} if "data_dir" in given else {})
     groups = [
         option_words(f"--{name.replace('_', '-')}", value, name == "model_kwargs") for name, value in known.items()
@@ -115,7 +92,7 @@ def training_command(args: Mapping[str, Any], width: int = 100) -> str:
     return " \\\n".join(lines)
 
 
-def without_local_paths(args: Mapping[str, Any]) -> dict[str, Any]:
+def without_local_paths(args: Arguments) -> dict[str, object]:
     """Shortens absolute paths among a run's options to their last part: nobody else has these folders."""
     return {name: _shortened(value) if isinstance(value, str) else value for name, value in args.items()}
 

@@ -1,7 +1,7 @@
 """Which item goes to which expert, and in which order.
 
 Axes: T items (tokens, or whole images where routing is per image), E experts, K experts per item (top_k),
-A assignments (A = T * K less the dropped ones), C places per expert. An item is anything indexed by the first axis.
+A assignments (A = T * K less the dropped ones), C slots per expert. An item is anything indexed by the first axis.
 """
 
 from typing import NamedTuple
@@ -17,13 +17,13 @@ class SortedAssignments(NamedTuple):
         positions: (A,) index of each assignment in the flattened (T, K) table, ordered by expert, then by item.
         items: (A,) the item that each assignment reads and writes.
         counts: E integers that sum to A, the assignments of each expert.
-        places: (T, K) where each assignment stands in that order; A for one that goes nowhere.
+        ranks: (T, K) rank of each assignment in that order; A for one that goes nowhere.
     """
 
     positions: Tensor
     items: Tensor
     counts: list[int]
-    places: Tensor
+    ranks: Tensor
 
 
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
@@ -40,13 +40,13 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
     counts = torch.bincount(flat_A, minlength=num_experts + 1).tolist()[:num_experts]
     positions = torch.argsort(flat_A, stable=True)[: sum(counts)]
     items = torch.div(positions, max(expert_indices.shape[1], 1), rounding_mode="floor")
-    places = torch.full_like(flat_A, len(positions))
-    places.scatter_(0, positions, torch.arange(len(positions), dtype=places.dtype, device=places.device))
-    return SortedAssignments(positions, items, counts, places.view_as(expert_indices))
+    ranks = torch.full_like(flat_A, len(positions))
+    ranks.scatter_(0, positions, torch.arange(len(positions), dtype=ranks.dtype, device=ranks.device))
+    return SortedAssignments(positions, items, counts, ranks.view_as(expert_indices))
 
 
 def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_factor: float) -> int:
-    """Places per expert: K * floor(capacity_factor * ceil(T / E)), as the GMoE paper's released code counts them."""
+    """Slots per expert: K * floor(capacity_factor * ceil(T / E)), as the GMoE paper's released code counts them."""
     return top_k * int(capacity_factor * -(-num_items // num_experts))
 
 
@@ -60,7 +60,7 @@ def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, ca
         expert_indices: (T, K) int64, the k-th choice of each item in column k.
         priority: (T,) the largest routing probability of each item.
         num_experts: E.
-        capacity: C, places per expert.
+        capacity: C, slots per expert.
 
     Returns:
         (T, K) bool, True where the assignment is dropped.
@@ -68,7 +68,7 @@ def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, ca
     order_T = torch.argsort(priority, descending=True, stable=True)
     choices_KT = expert_indices.index_select(0, order_T).t()
     one_hot = torch.nn.functional.one_hot(choices_KT.flatten(), num_experts)
-    place = one_hot.cumsum(0).gather(1, choices_KT.reshape(-1, 1)).view_as(choices_KT) - 1
+    slot = one_hot.cumsum(0).gather(1, choices_KT.reshape(-1, 1)).view_as(choices_KT) - 1
     dropped = torch.empty_like(expert_indices, dtype=torch.bool)
-    dropped[order_T] = (place >= capacity).t()
+    dropped[order_T] = (slot >= capacity).t()
     return dropped

@@ -54,7 +54,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
         expert_drop: Dropout rate of the routed experts' hidden activations in training, besides `drop`.
         expert_perturbation: Standard deviation of the noise that upcycling adds to each expert's weights, relative to
-            that of the matrix: equal experts have no gradient towards difference (see `cka_diversity_loss`).
+            that of the matrix: equal experts have no gradient toward difference (see `cka_diversity_loss`).
         device: Where the parameters are made.
         dtype: Their type.
 

@@ -86,7 +86,7 @@ def sorted_experts(
     """
     x, combine_weights = operands.x, operands.combine_weights
     if len(assignments.items) < combine_weights.numel():
-        nowhere = assignments.places == len(assignments.items)  # where a weight may be NaN, which times zero is NaN
+        nowhere = assignments.ranks == len(assignments.items)  # where a weight may be NaN, which times zero is NaN
         operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))
     keep, scale = None, 1.0
     if drop > 0:
@@ -102,7 +102,7 @@ def sorted_experts(
 def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> tuple[Tensor, float]:
     """A mask, False with probability `drop`, and the factor of what it keeps.
 
-    Four places share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
+    Four features share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
     """
     steps = max(1, round(drop * 2**16))
     size = shape[0] * shape[1]
@@ -148,7 +148,7 @@ def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | 
 
     Unlike adding the outputs to their items, this has one order of summands on every device.
     """
-    return F.embedding_bag(assignments.places, outputs.flatten(1), mode="sum", per_sample_weights=weights)
+    return F.embedding_bag(assignments.ranks, outputs.flatten(1), mode="sum", per_sample_weights=weights)
 
 
 def _forward(
@@ -313,5 +313,5 @@ def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
             hidden = hidden * own_keep * plan.scale
         outputs.append(F.linear(hidden, w2, b2))
     outputs.append(x.new_zeros(x.shape[1:]))
-    chosen = torch.cat(outputs).view(-1, *x.shape[1:])[plan.assignments.places]
+    chosen = torch.cat(outputs).view(-1, *x.shape[1:])[plan.assignments.ranks]
     return (chosen * combine_weights[..., None, None]).sum(1).flatten(1)

@@ -6,14 +6,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVarTuple
 
 import torch
 
 Step = Callable[[], None]
+Given = TypeVarTuple("Given")
 
 
-def peak_memory(build: Callable[..., Step], *arguments: Any, device: str, threads: int, repeats: int = 3) -> float:
+def peak_memory(
+    build: Callable[[*Given], Step], *arguments: *Given, device: str, threads: int, repeats: int = 3
+) -> float:
     """Measures what some work needs at the most, with what it was built from.
 
     On a CPU (Linux only) the process hands freed tensors back to the system at once, so that what is counted is tensors
@@ -47,7 +50,9 @@ def keep_freed_memory() -> None:
         mallopt(mmap_max, 0)
 
 
-def _measure(build: Callable[..., Step], arguments: tuple[Any, ...], device: str, threads: int, repeats: int) -> float:
+def _measure(
+    build: Callable[[*Given], Step], arguments: tuple[*Given], device: str, threads: int, repeats: int
+) -> float:
     torch.set_num_threads(threads)
     torch.randn(512, 512).mm(torch.randn(512, 512))  # the matrix library's own buffers
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports

@@ -2,7 +2,7 @@
 
 from .accuracy import GroupAccuracy, WorstGroup, accuracy, group_accuracy, worst_group
 from .calibration import CalibrationBins, calibration_bins, expected_calibration_error
-from .clustering import normalized_mutual_information
+from .clustering import normalized_mutual_information, normalized_mutual_information_of_counts
 from .confusion import confusion_matrix, f1_macro
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "f1_macro",
     "group_accuracy",
     "normalized_mutual_information",
+    "normalized_mutual_information_of_counts",
     "worst_group",
 ]

@@ -28,12 +28,24 @@ def normalized_mutual_information(first: Tensor, second: Tensor) -> Tensor:
         return torch.tensor(float("nan"), dtype=torch.float64)
     rows, columns = (torch.unique(labels, return_inverse=True)[1] for labels in (first, second))
     width = int(columns.max()) + 1
-    counts = torch.bincount(rows * width + columns, minlength=(int(rows.max()) + 1) * width).view(-1, width)
-    joint = counts.double() / len(first)
-    marginals = joint.sum(1, keepdim=True), joint.sum(0, keepdim=True)
-    entropies = [-torch.special.xlogy(share, share).sum() for share in marginals]
-    if max(entropies) == 0:
-        return torch.ones((), dtype=torch.float64)
-    independent = marginals[0] * marginals[1]
-    information = torch.special.xlogy(joint, joint / independent).sum()
-    return (2 * information / (entropies[0] + entropies[1])).clamp(0.0, 1.0)
+    counts = torch.bincount(rows * width + columns, minlength=(int(rows.max()) + 1) * width)
+    return normalized_mutual_information_of_counts(counts.view(-1, width))
+
+
+def normalized_mutual_information_of_counts(counts: Tensor) -> Tensor:
+    """`normalized_mutual_information` of the groupings that a table of counts crosses.
+
+    Args:
+        counts: (..., R, C) tables, not negative; rows and columns without a count have no part in it.
+
+    Returns:
+        float64 (...); NaN for a table without counts.
+    """
+    joint = counts.double() / counts.double().sum((-2, -1), keepdim=True)
+    rows, columns, both = (_entropy(shares) for shares in (joint.sum(-1), joint.sum(-2), joint.flatten(-2)))
+    agreement = (2 * (rows + columns - both) / (rows + columns)).clamp(0.0, 1.0)
+    return agreement.where(rows + columns > 0, torch.where(both.isnan(), both, 1.0))
+
+
+def _entropy(shares: Tensor) -> Tensor:
+    return -torch.special.xlogy(shares, shares).sum(-1)

@@ -11,12 +11,13 @@ import os
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import timm
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from timm.data.model_config import resolve_input_data_config
+from timm.layers import PatchEmbed
 from timm.models import load_state_dict, parse_model_name, resolve_model_input_args, save_for_hf, split_model_name_tag
 from torch import nn
 
@@ -26,7 +27,28 @@ DROP_PATH = 0.1  # what the papers fine-tune with
 # A download that breaks off raises its HTTP library's own error
 _HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
 _LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
+_ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
+
+
+class DataConfig(TypedDict):
+    """How images reach a network, in timm's words.
+
+    Attributes:
+        input_size: (3, height, width).
+        mean: Of each channel, which is subtracted.
+        std: Of each channel, which is divided by.
+        interpolation: Of resizing.
+        crop_pct: Share of the image that is seen.
+        crop_mode: How it is cut or squeezed to size.
+    """
+
+    input_size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
 
 
 def build_network(
@@ -37,7 +59,7 @@ def build_network(
     initial_checkpoint: str | os.PathLike[str] | None = None,
     img_size: int | None = None,
     drop_path: float | None = None,
-    model_kwargs: Mapping[str, Any] | None = None,
+    model_kwargs: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Builds any timm model with its starting weights.
 
@@ -78,26 +100,43 @@ def build_network(
         if not loads:
             raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
         raise _unusable(name, initial_checkpoint, error) from error
+    if not pretrained:
+        network.pretrained_cfg = without_origin(network.pretrained_cfg)
+    _check_patches(network, img_size)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
-    source = initial_checkpoint or ("published weights" if pretrained else "random initialisation")
+    source = initial_checkpoint or ("published weights" if pretrained else "random initialization")
     _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
     return network
 
 
-def data_config(network: nn.Module, img_size: int | None = None) -> dict[str, Any]:
+def data_config(
+    network: nn.Module,
+    img_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> DataConfig:
     """Returns timm's data configuration of a network as this package feeds it: squeezed to size, bilinear, no crop.
 
     Args:
         network: A timm model.
         img_size: Side of the input for networks that take any; None for the size that the network recommends.
+        mean: Of each channel; None for what the network recommends.
+        std: Likewise.
 
     Returns:
         input_size (3, height, width), mean, std, interpolation, crop_pct and crop_mode.
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
-    return resolve_input_data_config(network, args=wanted | ({"img_size": img_size} if img_size else {}))
+    own = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
+    given = wanted | {name: value for name, value in own.items() if value}
+    return cast(DataConfig, resolve_input_data_config(network, args=given))
+
+
+def without_origin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a network's configuration without what it says of published weights that its own did not begin as."""
+    return {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
 def checkpoint_activations(network: Any) -> None:
@@ -113,7 +152,7 @@ def checkpoint_activations(network: Any) -> None:
         raise ArgumentError.of("grad_checkpointing", True, f"{name} does not support it ({error})") from error
 
 
-def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: Mapping[str, Any]) -> None:
+def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
     """Writes a timm folder: config.json with class names, preprocessing and MoGE's expert mode, model.safetensors.
 
     Args:
@@ -149,13 +188,23 @@ def check_name(name: str) -> None:
         raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
 
 
-def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+def _check_patches(network: nn.Module, img_size: int | None) -> None:
+    """Refuses a size whose last pixels no patch would hold."""
+    embedding = getattr(network, "patch_embed", None)
+    patch = max(embedding.patch_size) if isinstance(embedding, PatchEmbed) else 1
+    if img_size is not None and img_size % patch:
+        near = sorted({max(patch, img_size // patch * patch), -(-img_size // patch) * patch})
+        remedy = f"is no multiple of the model's patches of {patch} pixels; give {' or '.join(map(str, near))}"
+        raise ArgumentError.of("img_size", img_size, remedy)
+
+
+def _check_kwargs(kwargs: Mapping[str, object]) -> None:
     taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
     if taken:
         raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
 
 
-def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:
     """Points a model's configuration at a file, with the number of classes that is in it."""
     try:
         weights = load_state_dict(str(path))

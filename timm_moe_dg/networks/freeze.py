@@ -64,13 +64,13 @@ def freeze_routers(network: nn.Module) -> None:
         router.requires_grad_(False)
 
 
-FREEZABLE: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {"backbone": freeze_backbone, "routers": freeze_routers, "all-but-routers": train_routers_only}
 )
 
 
 def freeze_batch_norm(network: nn.Module) -> None:
-    """Keeps the running statistics of batch normalisation as they are, and normalises by them in training too.
+    """Keeps the running statistics of batch normalization as they are, and normalizes by them in training too.
 
     Scales and shifts are trained still. Says so where there is any; vision transformers have none.
     """

@@ -47,7 +47,7 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
     return network.eval()
 
 
-def _saved_config(name: str) -> dict[str, Any]:
+def _saved_config(name: str) -> dict[str, object]:
     """Returns config.json of a source that `build_network` has loaded; empty for a model that is no source."""
     source, place = parse_model_name(name)
     if source is None:
@@ -66,7 +66,7 @@ def label_names(network: Any) -> tuple[str, ...] | None:
     return tuple(map(str, names))
 
 
-def class_positions(network: Any, classes: Sequence[str]) -> Tensor:
+def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
     """Says which class of the data each logit is about: int64 (num_classes,), a permutation.
 
     Classes are matched by name, so that another order does no harm; a checkpoint without names is taken at its word.

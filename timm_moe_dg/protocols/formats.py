@@ -1,20 +1,18 @@
 """The format of what a run writes down: a number and versions in args.yaml, records and checkpoints."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
 
-from ..cli.arguments import read_yaml
+from ..cli.arguments import Arguments, read_yaml
 from ..errors import FormatError
 from .options import ONCE, by_today_s_names, having
 
 FORMAT = 1  # raised when what was written before cannot be read any more; 0: not numbered yet, read as well
 
 
-def stamp() -> dict[str, Any]:
+def stamp() -> dict[str, object]:
     """Returns the format number, and the versions that a result may depend on."""
     from .. import __version__  # not at the top: the package imports its rooms before it has a version
 
@@ -22,7 +20,7 @@ def stamp() -> dict[str, Any]:
     return {"format": FORMAT, "versions": versions}
 
 
-def check_format(stamped: Mapping[str, Any], source: str) -> None:
+def check_format(stamped: Arguments, source: str) -> None:
     """Makes sure that what was written down can be read.
 
     Args:
@@ -41,7 +39,7 @@ def check_format(stamped: Mapping[str, Any], source: str) -> None:
         )
 
 
-def read_arguments(path: Path, argument: str) -> dict[str, Any]:
+def read_arguments(path: Path, argument: str) -> Arguments:
     """Reads the arguments of a run from its args.yaml, under today's names.
 
     Args:
@@ -57,7 +55,7 @@ def read_arguments(path: Path, argument: str) -> dict[str, Any]:
     return by_today_s_names(table)
 
 
-def read_repeatable(path: str, argument: str) -> dict[str, Any]:
+def read_repeatable(path: str, argument: str) -> Arguments:
     """Reads option values from a configuration, or from a run's args.yaml what its command line said.
 
     That leaves out what was filled in, which another seed or data set fills in anew.

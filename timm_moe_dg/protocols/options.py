@@ -9,15 +9,17 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any
 
 from ..cli.arguments import (
+    Arguments,
     fraction,
     fraction_to_1,
     json_object,
     key_value,
     non_negative,
     non_negative_int,
+    position_or_name,
+    positive,
     positive_int,
 )
 from ..cli.options import add_options, declared, option
@@ -32,7 +34,7 @@ class Role(Flag):
     FILLED_IN = auto()  # by `make_plan` where it is not given; args.yaml names those that were
     PLANNED = auto()  # decided by a sweep for each of its runs
     DATA = auto()  # decides which images there are and how they are split
-    PLACE = auto()  # where files are; moved data is recognised by its content
+    PLACE = auto()  # where files are; moved data is recognized by its content
     MEANS = auto()  # how it is computed, which has no part in the numbers
     ONCE = auto()  # of one start of a run; repeating its args.yaml leaves it out
     DOMAINBED = auto()  # where DomainBed puts things, in its own runs
@@ -52,18 +54,28 @@ class DataOptions:
     data_dir: str | None = option(None, role=PLACE | DATA, metavar="DIR",
         help="folder of the images, for data sets that do not come with a package")
     test_domains: Sequence[int] = option(None, "--test-envs", role=IDENTITY | FILLED_IN | PLANNED | DATA,
-        type=int, nargs="+", metavar="I",
-        help="positions of the domains to hold out, in their order (default: those set apart by the data, or 0)")
+        type=position_or_name, nargs="+", metavar="DOMAIN",  # names until `make_plan` knows their positions
+        help="domains to hold out, by name or by position (default: those set apart by the data, or 0)")
     trial_seed: int = option(0, role=IDENTITY | PLANNED | DATA, type=int,
         help="repetition; decides the splits (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
         help="share of a domain for validation (default: %(default)s)")
+    split_by_photograph: bool = option(False, role=DATA,
+        help="split by photograph, the same in all domains, which hold it in several styles (default: by domain)")
     class_balanced: bool = option(False,
         help="draw every class of a domain equally often, instead of every image (default: off)")
     val_augment: bool = option(False,
         help="augment the out-splits of training domains, as DomainBed does (to in-splits too) (default: off)")
     skip_unreadable: bool = option(False, role=DATA,
         help="read all images first, and leave out and count those that cannot be decoded (default: stop at the first)")
+    aa: str | None = option(None, metavar="POLICY",
+        help="timm's automatic augmentation before the data set's own, such as rand-m9-mstd0.5 (default: off)")
+    reprob: float = option(0.0, type=fraction, metavar="P",
+        help="probability of timm's random erasing, in training (default: off)")
+    mean: Sequence[float] | None = option(None, type=float, nargs=3, metavar=("R", "G", "B"),
+        help="of the images' channels, 0 to 1 (default: the model's)")
+    std: Sequence[float] | None = option(None, type=positive, nargs=3, metavar=("R", "G", "B"),
+        help="of the images' channels (default: the model's)")
     workers: int = option(2, "-j", role=MEANS, type=non_negative_int,
         help="loader processes; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,
@@ -87,16 +99,16 @@ class ModelOptions:
     freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
         help="backbone: draw a new classifier and train nothing else (default: train everything)")
     freeze_bn: bool = option(True,
-        help="keep the running statistics of batch normalisation, as the papers do (default: on)")
+        help="keep the running statistics of batch normalization, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
-    model_kwargs: Mapping[str, Any] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
+    model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """What a step minimises, and what is made of the weights."""
+    """What a step minimizes, and what is made of the weights."""
 
     algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
         help="one of {names} (default: %(default)s)")
@@ -110,6 +122,9 @@ class MethodOptions:
     supcon_coef: float = option(0.1, type=non_negative,
         help="MoGE: weight of the invariance loss (default: %(default)s)")
     supcon_temperature: float = option(0.1, type=float, help="MoGE: temperature of that loss (default: %(default)s)")
+    label_smoothing: float = option(0.0, type=fraction, help="of the task loss; ERM (default: %(default)s)")
+    class_weights: str | None = option(None, choices=("balanced",),
+        help="balanced: weigh classes in the task loss by one over their number of training images; ERM (default: off)")
     hparams: Mapping[str, float] = option({}, type=json_object, metavar="JSON",
         help="hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it")
     hparams_seed: int = option(0, role=IDENTITY | PLANNED, type=int,
@@ -121,8 +136,12 @@ class TrainingOptions:
     """How long is trained, with which optimizer, and on what."""
 
     steps: int = option(None, role=FILLED_IN, type=positive_int, help="training steps (default: data set's)")
+    epochs: float | None = option(None, role=MEANS, type=positive,  # the numbers follow from the steps that it comes to
+        help="instead of --steps: passes over the smallest training domain")
     eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
+    early_stop: int | None = option(None, type=positive_int,
+        help="end after N evaluations without a better training-domain validation (default: take all steps)")
     batch_size: int = option(None, "-b", role=_HYPER_PARAMETER, type=positive_int,
         help="images per training domain and step, over all processes (default: data set's)")
     grad_accum_steps: int = option(1, type=positive_int,
@@ -157,6 +176,7 @@ class OutputOptions:
         help="folder of all runs (default: %(default)s)")
     experiment: str = option(None, role=PLACE | FILLED_IN | PLANNED, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
+    dry_run: bool = option(False, role=ONCE, help="read and check everything, say what would be done, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="resume this folder; auto: --experiment's run, else the newest unfinished")
     save_freq: int | None = option(None, role=MEANS, type=positive_int,
@@ -187,10 +207,10 @@ class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, Outp
 
 
 _DECLARED = declared(RunOptions)
-DEFAULTS: Mapping[str, Any] = vars(RunOptions())
+DEFAULTS: Arguments = vars(RunOptions())
 # What is written down beside the options
 _BESIDE: Mapping[str, Role] = {
-    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("filled_in", "format", "versions", "domain_facts"), ONCE),
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), DOMAINBED),
 }
 _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_BESIDE}
@@ -205,7 +225,7 @@ def having(role: Role) -> tuple[str, ...]:
 NOT_IDENTITY = frozenset(having(PLACE | MEANS | ONCE))  # what has no part in a run's numbers
 
 
-def by_today_s_names(args: Mapping[str, Any]) -> dict[str, Any]:
+def by_today_s_names(args: Arguments) -> Arguments:
     """Renames arguments that an older run, or DomainBed's, has under another spelling."""
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in args.items()}
     return renamed | {name: value for name, value in args.items() if name in renamed}

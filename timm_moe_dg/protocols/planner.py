@@ -12,10 +12,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from ..cli.arguments import Arguments
 from ..data import evaluation_only, get_benchmark
 from ..errors import ArgumentError, ProtocolError
 
-Options = Mapping[str, Any]  # of a parser: values of whatever kind
 DomainSets = list[tuple[int, ...]]
 
 
@@ -24,7 +24,7 @@ def leave_one_domain_out(num_domains: int) -> DomainSets:
     return [(domain,) for domain in range(num_domains)]
 
 
-def leave_one_domain_out_cv(num_domains: int) -> DomainSets:
+def leave_one_or_two_domains_out(num_domains: int) -> DomainSets:
     """Holds out each domain and each pair of domains once: n + n(n-1)/2 runs."""
     return leave_one_domain_out(num_domains) + list(combinations(range(num_domains), 2))
 
@@ -39,7 +39,7 @@ def single_source(num_domains: int) -> DomainSets:
 PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingProxyType(
     {
         "leave_one_domain_out": (leave_one_domain_out, "{n}", 2),
-        "leave_one_domain_out_cv": (leave_one_domain_out_cv, "{n} + {n}*{m}/2", 3),
+        "leave_one_domain_out_cv": (leave_one_or_two_domains_out, "{n} + {n}*{m}/2", 3),
         "single_source": (single_source, "{n}", 2),
     }
 )
@@ -58,10 +58,10 @@ class Choice:
 
     value: str
     label: str
-    options: Options = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
 
     @classmethod
-    def of(cls, axis: str, entry: str | Options) -> "Choice":
+    def of(cls, axis: str, entry: str | Arguments) -> "Choice":
         """Reads an entry: a name, or a table that has the axis's own key, perhaps a label, and further options.
 
         Raises:
@@ -98,7 +98,7 @@ class Sweep:
     trial_seeds: Sequence[int] = (0, 1, 2)
     hparams_seeds: Sequence[int] = (0,)
     domains: Sequence[int] | None = None
-    options: Options = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class PlannedRun:
     """
 
     name: str
-    options: Options
+    options: Arguments
 
 
 def plan_runs(sweep: Sweep) -> list[PlannedRun]:
@@ -230,7 +230,7 @@ def _of_interest(domains: Sequence[int] | None, protocol: str, number: int) -> C
     return lambda held_out: any(domain in held_out for domain in domains)
 
 
-def _merged(*tables: Options) -> dict[str, Any]:
+def _merged(*tables: Arguments) -> Arguments:
     """Joins tables of options; the last wins, except that tables within them, such as model_kwargs, are joined too."""
     joined: dict[str, Any] = {}
     for table in tables:

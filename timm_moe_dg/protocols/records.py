@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
+from ..cli.arguments import Arguments
 from ..errors import RecordError
 from .formats import check_format
 
@@ -21,6 +22,26 @@ _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
 _ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
+
+
+class RoleScores(TypedDict):
+    """What `role_scores` measures of the domains of one role.
+
+    Attributes:
+        accuracy: Over images.
+        worst_accuracy: Of the worst group.
+        worst_group: Its name; None where no group counts.
+        f1_macro: Mean F1 score over the classes.
+        group_accuracy: Group -> accuracy.
+        num_samples: Group -> number of images.
+    """
+
+    accuracy: float
+    worst_accuracy: float
+    worst_group: str | None
+    f1_macro: float
+    group_accuracy: dict[str, float]
+    num_samples: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -49,9 +70,9 @@ class Record:
     mem_gb: float
     in_acc: tuple[float, ...]
     out_acc: tuple[float, ...]
-    args: Mapping[str, Any]
-    hparams: Mapping[str, Any]
-    roles: Mapping[str, Any] = field(default_factory=dict)
+    args: Arguments
+    hparams: Mapping[str, object]
+    roles: Mapping[str, RoleScores] = field(default_factory=dict)
     out_loss: tuple[float, ...] = ()
     averaged: bool = False
 
@@ -67,7 +88,7 @@ class Record:
 
     def to_json(self) -> str:
         """Returns the row as one line of JSON, keys sorted."""
-        row: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
+        row: dict[str, object] = {key: getattr(self, key) for key in _OWN_KEYS}
         row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
         row |= {"averaged": True} if self.averaged else {}
         return json.dumps(row, sort_keys=True)

@@ -1,18 +1,18 @@
 """Scores over the domains that a benchmark sets apart for "id" and "ood" evaluation: overall, worst group, F1."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
 from .evaluation import Judged
+from .records import RoleScores
 
 SCORED_ROLES = ("id", "ood")
 
 
-def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, dict[str, Any]]:
+def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, RoleScores]:
     """Scores each role over the in-splits of its domains, one group a domain.
 
     Args:
@@ -32,7 +32,7 @@ def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, dic
     return found
 
 
-def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str]) -> RoleScores:
     inside = 2 * torch.tensor(positions)
     mine = torch.isin(predictions.group, inside)
     predicted, target = predictions.predicted[mine], predictions.target[mine]

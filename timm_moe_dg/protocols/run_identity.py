@@ -1,30 +1,30 @@
-"""Arguments that determine a run's results: to tell settings apart, to recognise a run, to name what differs."""
+"""Arguments that determine a run's results: to tell settings apart, to recognize a run, to name what differs."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
+from ..cli.arguments import Arguments
 from ..data import Benchmark
 from ..errors import ArgumentError
 from .options import DEFAULTS, DERIVED, DOMAINBED, FILLED_IN, IDENTITY, NOT_IDENTITY, by_today_s_names, having
 
 
-def settings(args: Mapping[str, Any]) -> dict[str, Any]:
+def settings(args: Arguments) -> dict[str, object]:
     """Returns those of a run's arguments that are the same for all seeds and held-out domains; tables are flattened."""
     left_out = {*NOT_IDENTITY, *having(IDENTITY | DERIVED | DOMAINBED)}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in by_today_s_names(args).items():
         if name not in left_out:
             found |= value if isinstance(value, Mapping) else {name: value}
     return found
 
 
-def as_recorded(args: Mapping[str, Any]) -> dict[str, Any]:
+def as_recorded(args: Arguments) -> dict[str, object]:
     """Returns what a run wrote down, with the defaults of options that it does not know."""
     return {**DEFAULTS, **by_today_s_names(args)}
 
 
-def differences(planned: Mapping[str, Any], there: Mapping[str, Any], benchmark: Benchmark) -> list[str]:
+def differences(planned: Arguments, there: Arguments, benchmark: Benchmark) -> list[str]:
     """Compares the options that a run would be started with to the arguments of one that exists.
 
     Args:
@@ -46,9 +46,9 @@ def differences(planned: Mapping[str, Any], there: Mapping[str, Any], benchmark:
     ]
 
 
-def left_open(planned: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
+def left_open(planned: Arguments, benchmark: Benchmark) -> dict[str, object]:
     """What options that are not given come to, as far as the benchmark decides them alone."""
-    known: dict[str, Any] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+    known: dict[str, object] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
     if not str(planned["averaging"]).startswith("swad"):
         known["eval_freq"] = benchmark.checkpoint_freq
     if planned["hparams_seed"]:
@@ -57,7 +57,7 @@ def left_open(planned: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any
     return known | {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
 
 
-def comparable(value: Any) -> str:
+def comparable(value: object) -> str:
     """Text that is equal for values that mean the same: 1 and 1.0, tuples and lists, pairs and tables, empty ones."""
     if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         value = dict(value)
@@ -65,7 +65,7 @@ def comparable(value: Any) -> str:
     return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
 
 
-def check_unchanged(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def check_unchanged(recorded: Arguments, asked: Arguments) -> None:
     """Makes sure that a run goes on as it began.
 
     Args:

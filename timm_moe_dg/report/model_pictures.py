@@ -77,4 +77,5 @@ def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
 
     picture = inlined(draw, "Map of the discovered domains", "map.png")
     agreement = f" Their agreement with the data's groups (NMI) is {numbers['nmi']:.3f}." if numbers else ""
-    return Section("Discovered domains", f"The routed expert with the largest weight at every place.{agreement}", picture)
+    caption = f"The routed expert with the largest weight at every place.{agreement}"
+    return Section("Discovered domains", caption, picture)

@@ -61,7 +61,12 @@ def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png")
         new_figure(1, 1)  # or the error that names the extra, before any work for the picture
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)
-            draw(path)
+            try:
+                draw(path)
+            except MoeDgError:
+                raise
+            except ValueError as error:  # matplotlib reads names with two dollar signs as formulas, and not all are
+                return Missing(f"matplotlib cannot draw this: {str(error).strip().splitlines()[0]}")
             return picture_file(path, alt) if path.is_file() else Missing("There is nothing to draw.")
 
     return attempt(make)

@@ -10,12 +10,16 @@ from itertools import product
 from math import nan, sqrt
 from statistics import fmean
 from types import MappingProxyType
+from typing import Literal
 
 from ..protocols.records import Record
 from ..protocols.selection import transfer_accuracy, validation_accuracy
 
 AVERAGE = "average"  # title of the column that tables of several data sets are made of
-OFFICIAL_SCORES = MappingProxyType({"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"})
+Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
+OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
+    {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
+)
 Value = Callable[[Record], float]
 Selected = Mapping[int, Mapping[int, Record]]  # held-out domain -> trial seed -> the record that a rule selects
 
@@ -104,7 +108,7 @@ def _out_accuracy(domain: int) -> Value:
     return lambda record: record.out_acc[domain]
 
 
-def _role_score(role: str, score: str) -> Value:
+def _role_score(role: str, score: Score) -> Value:
     return lambda record: record.roles[role][score]
 
 

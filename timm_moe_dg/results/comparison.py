@@ -1,8 +1,7 @@
 """Two rows of a table side by side: a mixture model and its dense twin, say, and what the papers state for each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import ArgumentError
 from .columns import Cell
@@ -75,7 +74,7 @@ def difference_text(first: Cell, second: Cell) -> str:
 
 
 def _paper_column(table: Table, row: RowKey) -> list[str]:
-    args: Mapping[str, Any] = table.runs[row][0].args
+    args = table.runs[row][0].args
     return [
         "; ".join(map(_stated, figures_for(table.dataset, table.rule, args, row.algorithm, column, table.trained_on)))
         for column in (column.removesuffix(" (IID)") for column in table.columns)

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+
+from ..cli.arguments import Arguments
 
 _TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column")
 
@@ -75,7 +76,7 @@ FIGURES = read_figures((files(__package__) / "paper_figures.csv").read_text(enco
 
 
 def figures_for(
-    dataset: str, rule: str, args: Mapping[str, Any], algorithm: str, column: str, trained_on: str | None = None
+    dataset: str, rule: str, args: Arguments, algorithm: str, column: str, trained_on: str | None = None
 ) -> list[PaperFigure]:
     """Finds what the papers state for a run's setting: same network from published weights, same options.
 

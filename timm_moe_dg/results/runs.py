@@ -1,11 +1,11 @@
 """Finished runs as tables need them: found below folders, DomainBed's own included, and grouped into rows."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ..cli.arguments import Arguments
 from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.records import Record, read_records
@@ -27,7 +27,7 @@ class FinishedRun:
     records: Sequence[Record]
 
     @property
-    def args(self) -> Mapping[str, Any]:
+    def args(self) -> Arguments:
         """Its arguments."""
         return self.records[0].args
 
@@ -138,7 +138,7 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
 
 
 def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:
-    seen: dict[Any, FinishedRun] = {}
+    seen: dict[tuple[tuple[int, ...], tuple[int, int]], FinishedRun] = {}
     for run in runs:
         first = seen.setdefault((run.test_domains, run.seeds), run)
         if first is not run:

@@ -11,7 +11,7 @@ from itertools import product
 from types import MappingProxyType
 
 from ..errors import RecordError
-from ..protocols.planner import OFFICIAL, leave_one_domain_out, leave_one_domain_out_cv, single_source
+from ..protocols.planner import OFFICIAL, leave_one_domain_out, leave_one_or_two_domains_out, single_source
 from ..protocols.records import Record
 from ..protocols.selection import SELECTION_RULES, reported_accuracy, training_domain_validation
 from .columns import (
@@ -32,7 +32,7 @@ SINGLE_SOURCE = "single_source"
 NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
     {
         "training_domain_validation": leave_one_domain_out,
-        "leave_one_domain_out_cv": leave_one_domain_out_cv,
+        "leave_one_domain_out_cv": leave_one_or_two_domains_out,
         "oracle": leave_one_domain_out,
         SINGLE_SOURCE: single_source,
         OFFICIAL: lambda num_domains: [],

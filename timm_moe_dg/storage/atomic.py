@@ -30,14 +30,14 @@ def replaced(target: Path) -> Iterator[Path]:
         fresh.mkdir(parents=True)
         try:
             yield fresh
-            _synchronise(fresh)
+            _synchronize(fresh)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
         if target.exists():
             target.rename(old)
         fresh.rename(target)
-        _synchronise_entry(target.parent)
+        _synchronize_entry(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -60,12 +60,12 @@ def write_text(path: Path, text: str) -> None:
     with explained(path):
         try:
             fresh.write_text(text)
-            _synchronise_entry(fresh)
+            _synchronize_entry(fresh)
             fresh.replace(path)
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        _synchronise_entry(path.parent)
+        _synchronize_entry(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -137,12 +137,12 @@ def _beside(target: Path) -> tuple[Path, Path]:
     return fresh, old
 
 
-def _synchronise(folder: Path) -> None:
+def _synchronize(folder: Path) -> None:
     for entry in [*folder.rglob("*"), folder]:
-        _synchronise_entry(entry)
+        _synchronize_entry(entry)
 
 
-def _synchronise_entry(path: Path) -> None:
+def _synchronize_entry(path: Path) -> None:
     """Waits until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..cli.arguments import Arguments
 from ..errors import CheckpointError, FormatError
 from ..protocols.formats import check_format, stamp
 from .atomic import replaced
@@ -30,11 +31,35 @@ _logger = logging.getLogger(__name__)
 class Stateful(Protocol):
     """What has a state: modules, optimizers, gradient scalers."""
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         """Returns the state."""
 
-    def load_state_dict(self, state_dict: Any, /) -> Any:
+    def load_state_dict(self, state_dict: Any, /) -> object:
         """Takes a state over."""
+
+
+class ProcessStates(TypedDict):
+    """The states of all processes.
+
+    Attributes:
+        shared: Name -> state of what is the same in every process.
+        own: For every process, name -> state of what may differ.
+    """
+
+    shared: Mapping[str, Mapping[str, object]]
+    own: list[Mapping[str, Mapping[str, object]]]
+
+
+class RunState(ProcessStates):
+    """What a run goes on from.
+
+    Attributes:
+        step: The last that was taken.
+        identity: All that the numbers of the run follow from.
+    """
+
+    step: int
+    identity: Arguments
 
 
 @dataclass(frozen=True)
@@ -53,7 +78,7 @@ class TrainingState:
     gather: Callable[[list], list] = list
     process: int = 0
 
-    def collect(self) -> dict[str, Any]:
+    def collect(self) -> ProcessStates:
         """Returns the state of all processes, which have to ask for it together."""
         own = {name: part.state_dict() for name, part in self.own.items()}
         return {
@@ -61,7 +86,7 @@ class TrainingState:
             "own": self.gather([own]),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: ProcessStates) -> None:
         """Puts everything back to what `collect` found."""
         for name, part in self.shared.items():
             part.load_state_dict(state["shared"][name])
@@ -79,7 +104,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+    def save(self, step: int, state: Mapping[str, object]) -> Path:
         """Writes the checkpoint of a step and removes those before the last two.
 
         Raises:
@@ -94,11 +119,15 @@ class Checkpoints:
             (fresh / STATE).write_text(json.dumps({**stamp(), "state": skeleton}))
             checksums = {name: _checksum(fresh / name) for name in (TENSORS, STATE)}
             (fresh / CHECKSUMS).write_text(json.dumps(checksums))
-        for old in self._paths()[:-KEPT]:
-            shutil.rmtree(old)
+        self.keep(KEPT)
         return target
 
-    def newest(self) -> dict[str, Any] | None:
+    def keep(self, number: int) -> None:
+        """Removes all but the newest."""
+        for old in self._paths()[:-number]:
+            shutil.rmtree(old)
+
+    def newest(self) -> dict[str, object] | None:
         """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported.
 
         Raises:
@@ -120,7 +149,7 @@ class Checkpoints:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, object]:
     """Reads a checkpoint.
 
     Raises:
@@ -146,7 +175,7 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:
     """Turns nested containers into what JSON can hold; tensors go into `tensors` under their place."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -163,7 +192,7 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(f"{place}={value!r}: a {type(value).__name__} cannot be kept in a checkpoint")
 
 
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -7,15 +7,21 @@ recorded file by size and hash and makes anew what is missing or differs, so not
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import ArgumentError, StorageError
 from .atomic import append_line, write_text
 
 MANIFEST, JOURNAL = "manifest.json", "manifest.unfinished.jsonl"
-Entry = dict[str, Any]
+
+
+class Entry(TypedDict):
+    """What is recorded of a file."""
+
+    size: int
+    sha256: str
 
 
 def file_hash(path: Path) -> str:
@@ -35,7 +41,7 @@ class Manifest:
         ArgumentError: The folder holds something else, or cannot be written.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, object]) -> None:
         self.folder = folder
         self.identity = dict(identity)
         try:
@@ -63,13 +69,13 @@ class Manifest:
         """Makes a symbolic link to a file and records the file's content; see `write`."""
         self._place(name, lambda beside: beside.symlink_to(source.resolve()))
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
+    def finish(self, facts: Mapping[str, object]) -> None:
         """Writes manifest.json: the identity, further facts, and size and SHA-256 of each file, sorted by name."""
         table = {**self.identity, **facts, "files": dict(sorted(self.files.items()))}
         write_text(self.folder / MANIFEST, json.dumps(table, indent=1) + "\n")
         (self.folder / JOURNAL).unlink()
 
-    def _place(self, name: str, make: Any) -> None:
+    def _place(self, name: str, make: Callable[[Path], object]) -> None:
         path = self.folder / name
         beside = path.with_name(f".{path.name}.new")  # no image's extension, so that no reader takes it for one
         try:

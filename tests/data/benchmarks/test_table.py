@@ -20,15 +20,6 @@ def test_rows_refer_to_things_that_exist():
         assert row.license
 
 
-@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits"])
-def test_digits_row_says_what_reading_gives(name):
-    row = get_benchmark(name)
-    domains = row.read(None)
-    assert row.domains == tuple(domain.name for domain in domains)
-    assert {row.classes} == {domain.classes for domain in domains}
-    assert domains[0].image(0).size == (row.image_size, row.image_size)
-
-
 def test_unknown_benchmark_lists_the_choices():
     with pytest.raises(ArgumentError, match=r"dataset='rotated_digit': choose from rotated_digits, colored_digits, "):
         get_benchmark("rotated_digit")

@@ -11,10 +11,11 @@ from ..domains import DataDir
 from ..readers.hub_data import HUB, HubDomain, read_hub
 from .benchmark import Benchmark
 from .digits import DIGIT_ROWS
+from .drawn import DRAWN_ROWS
 from .photographs import PHOTOGRAPH_ROWS
 from .places import PLACE_ROWS
 
-_ROWS: dict[str, Benchmark] = {row.name: row for row in (*DIGIT_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
+_ROWS: dict[str, Benchmark] = {row.name: row for row in (*DIGIT_ROWS, *DRAWN_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
 
 

@@ -11,6 +11,7 @@ from .images import read_image
 from .mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
 from .place_folder import read_place_folder
 from .places import Places, PlacesDomain, domains_of
+from .sprites import SpritesDomain, sprites
 from .wilds import read_fmow, read_fmow_lao, read_iwildcam
 from .wilds_domainbed import read_camelyon, read_fmow_by_region
 
@@ -24,6 +25,7 @@ __all__ = [
     "ImageFiles",
     "Places",
     "PlacesDomain",
+    "SpritesDomain",
     "below",
     "choice",
     "colored_digits",
@@ -50,4 +52,5 @@ __all__ = [
     "read_place_folder",
     "read_rotated",
     "rotated_digits",
+    "sprites",
 ]

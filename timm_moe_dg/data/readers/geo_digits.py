@@ -25,7 +25,7 @@ CONTINENTS = {
     "Oceania": (134.0, -26.0, 16.0, "plain"),
 }
 HELD_OUT = "Oceania"
-BORDER = 5.0  # degrees over which one rule's odds against its neighbour fall by a factor of e
+BORDER = 5.0  # degrees over which one rule's odds against its neighbor fall by a factor of e
 SIZES = {"train": 997, "id_val": 200, "id_test": 300, "ood_test": 300}
 SEED = 0
 

@@ -1,5 +1,6 @@
 """Image files: found below a folder, and decoded as RGB without the help of other programs."""
 
+import logging
 import os
 from functools import cache
 from typing import BinaryIO
@@ -12,6 +13,9 @@ from ...errors import DataError, ImageReadError
 
 # What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
 DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+
+_SAID: set[tuple[str, ...]] = set()
+_LOGGER = logging.getLogger(__name__)
 
 
 def images_below(folder: str) -> list[tuple[str, list[str]]]:
@@ -70,10 +74,20 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
             raise ValueError("no regular file")  # to open a named pipe would wait for a writer
         with Image.open(file or path, formats=_decoders()) as image:
             image.load()
+            if len(image.getbands()) > 3:
+                _say_bands(image.getbands(), path)
             return image if image.mode == "RGB" else _as_rgb(image)
     except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
         remedy = "repair or remove the file, or give --skip-unreadable"
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
+
+
+def _say_bands(bands: tuple[str, ...], path: str) -> None:
+    """Says once, in each process, that images have more bands than are read."""
+    if bands not in _SAID:
+        _SAID.add(bands)
+        remark = "read as three (RGB); others like it are not mentioned"
+        _LOGGER.warning("image=%r: has %d bands (%s), %s", path, len(bands), ", ".join(bands), remark)
 
 
 @cache

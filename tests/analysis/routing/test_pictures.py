@@ -1,0 +1,48 @@
+"""The same picture in several domains lines up."""
+
+import numpy as np
+import pytest
+
+from timm_moe_dg.analysis.routing.pictures import choose_pictures, class_index, picture_key, picture_names
+from timm_moe_dg.data import FolderDomain
+from timm_moe_dg.data.readers import DigitsDomain
+from timm_moe_dg.errors import DataError
+
+
+def domain(*paths):
+    return FolderDomain(paths[0][0], ("cat", "dog"), [0 if "/cat/" in path else 1 for path in paths], paths)
+
+
+def test_a_picture_is_class_and_stem():
+    assert (
+        picture_key("/data/Candy/001.Crow/Crow_1.jpg")
+        == picture_key("Natural/001.Crow/Crow_1.png")
+        == "001.Crow/Crow_1"
+    )
+
+
+def test_the_same_stem_stands_in_one_column():
+    domains = [domain("a/cat/1.png", "a/cat/2.png", "a/dog/9.png"), domain("b/dog/9.png", "b/cat/2.jpg", "b/cat/3.jpg")]
+    assert choose_pictures(domains, 0, 2) == [[1, 0], [1, None]]  # 2 is in both and comes first; then 1
+    assert choose_pictures(domains, 0, 9) == [[1, 0, None], [1, None, 2]]
+    assert choose_pictures(domains, 1, 4) == [[2], [0]]
+
+
+def test_without_common_pictures_each_domain_has_its_own():
+    domains = [domain("a/cat/1.png", "a/cat/2.png"), domain("b/cat/3.png", "b/dog/4.png")]
+    assert choose_pictures(domains, 0, 2) == [[0, 1], [0, None]]
+
+
+def test_nameless_domains_have_their_own_pictures():
+    nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
+    assert picture_names(nameless) is None
+    assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]
+
+
+def test_classes_are_named():
+    domains = [domain("a/cat/1.png")]
+    assert (class_index(domains, None), class_index(domains, "dog")) == (0, 1)
+    with pytest.raises(DataError, match=r"class='cow': no such class; choose from cat, dog"):
+        class_index(domains, "cow")
+    with pytest.raises(DataError, match="class='dog': no domain has an image"):
+        choose_pictures(domains, 1, 3)

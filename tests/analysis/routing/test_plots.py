@@ -1,0 +1,93 @@
+"""Pictures are written for any number of experts and names, and show what they are given."""
+
+import numpy as np
+import pytest
+import torch
+
+from timm_moe_dg.analysis.drawing import fitted
+from timm_moe_dg.analysis.palette import expert_color
+from timm_moe_dg.analysis.routing import map_plots
+from timm_moe_dg.analysis.routing.association_plots import plot_association, plot_nulls
+from timm_moe_dg.analysis.routing.map_plots import (
+    Photograph,
+    plot_attention_maps,
+    plot_entropy_maps,
+    plot_expert_maps,
+)
+from timm_moe_dg.analysis.routing.parts import associate_parts
+
+pytest.importorskip("matplotlib")
+LONG = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
+
+
+def photo(values, side=24):
+    return Photograph("picture.png", np.full((side, side, 3), 200, np.uint8), values)
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("num_experts", [1, 10, 16])
+def test_maps_of_any_number_of_experts(num_experts, tmp_path):
+    first = torch.arange(64).view(8, 8) % num_experts
+    rows = [("paper", [photo(first), None]), (LONG, [photo(first.T), photo(first)])]
+    plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
+    plot_entropy_maps(rows, num_experts, tmp_path / "entropy.png")
+    assert is_picture(tmp_path / "experts.png")
+    assert is_picture(tmp_path / "entropy.png")
+
+
+def drawn(rows, num_experts, monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setattr(map_plots, "write_figure", lambda figure, path: kept.append(figure))
+    plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
+    return kept[0]
+
+
+def test_cells_have_the_experts_color_and_number(monkeypatch, tmp_path):
+    first = torch.tensor([[0, 3], [5, 1]])
+    figure = drawn([("a", [photo(first)])], 6, monkeypatch, tmp_path)
+    overlay = figure.axes[0].images[1].get_array()
+    for (row, column), index in np.ndenumerate(first.numpy()):
+        hexed = "#" + "".join(f"{round(255 * value):02X}" for value in overlay[row, column, :3])
+        assert hexed == expert_color(int(index))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0", "3", "5", "1"]
+    assert [text.get_position() for text in figure.axes[0].texts] == [(6, 6), (18, 6), (6, 18), (18, 18)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
+
+
+def test_small_cells_have_no_number(monkeypatch, tmp_path):
+    figure = drawn([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], 2, monkeypatch, tmp_path)
+    assert not figure.axes[0].texts
+
+
+def test_an_image_as_a_whole_is_one_cell(monkeypatch, tmp_path):
+    rows = [("a", [photo(torch.tensor([[4]])), photo(torch.tensor([[-1]]))])]
+    figure = drawn(rows, 6, monkeypatch, tmp_path)
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["4"], ["shared"]]
+    assert figure.legends[0].get_title().get_text().startswith("first expert of each image")
+
+
+def test_attention_of_networks_with_different_heads(tmp_path):
+    rows = [("dense", [photo(torch.rand(3, 4, 4))]), ("mixture", [photo(torch.rand(1, 4, 4))])]
+    plot_attention_maps(rows, tmp_path / "attention.png")
+    assert is_picture(tmp_path / "attention.png")
+
+
+@pytest.mark.parametrize("num_experts", [1, 10, 16])
+def test_tables_with_empty_rows(num_experts, tmp_path):
+    members = torch.zeros(2, 3, 8, dtype=torch.bool)
+    members[:, 0, :4] = members[:, 1, 4:] = True  # the third part is nowhere
+    first = torch.arange(16).view(2, 8) % num_experts
+    found = associate_parts(members, ("left eye", LONG, "right eye"), first, num_experts, 9)
+    plot_association(found, LONG, tmp_path / "table.png")
+    plot_nulls({LONG: found.nmi, "b": found.nmi}, "NMI", tmp_path / "nulls.png")
+    assert is_picture(tmp_path / "table.png")
+    assert is_picture(tmp_path / "nulls.png")
+
+
+def test_names_fit():
+    assert fitted("short", 20) == "short"
+    assert all(len(line) <= 20 for line in fitted(LONG, 20).splitlines())
+    assert fitted("", 20) == " "

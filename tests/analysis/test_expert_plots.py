@@ -1,0 +1,46 @@
+"""Pictures of experts: each has its color of the palette."""
+
+import pytest
+import torch
+
+from timm_moe_dg.analysis import DomainMap, ExpertUsage, expert_plots
+from timm_moe_dg.analysis.palette import expert_color
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws a picture and returns its figure."""
+    figures = []
+    new_figure = expert_plots.new_figure
+    monkeypatch.setattr(expert_plots, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+
+    def draw(plot, found):
+        plot(found, tmp_path / "a.png")
+        return figures[-1]
+
+    return draw
+
+
+def hexed(color):
+    return "#" + "".join(f"{round(255 * value):02X}" for value in color[:3])
+
+
+def test_an_expert_has_its_color_on_the_map(drawn):
+    experts = torch.tensor([[0, 3, 11], [3, 0, 11]])
+    found = DomainMap(torch.tensor([-90.0, 0.0, 90.0]), torch.tensor([-45.0, 45.0]), experts, 12)
+    figure = drawn(expert_plots.plot_domain_map, found)
+    cells = figure.axes[0].collections[0]
+    colors = [hexed(color) for color in cells.cmap(cells.norm(experts.flatten().numpy()))]
+    assert colors == [expert_color(int(index)) for index in experts.flatten()]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 3", "expert 11"]
+    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [expert_color(at) for at in (0, 3, 11)]
+
+
+def test_an_expert_has_its_color_in_both_of_its_bars(drawn):
+    usage = ExpertUsage(*(torch.full((1, 3), share) for share in (1 / 3, 0.5, 1 / 3)), num_routed=6, num_images=6)
+    bars = drawn(expert_plots.plot_expert_usage, usage).axes[0].patches
+    assert [hexed(bar.get_facecolor()) for bar in bars] == [expert_color(index) for index in (0, 1, 2, 0, 1, 2)]
+    assert [bar.get_height() for bar in bars] == pytest.approx([1 / 3] * 3 + [0.5] * 3)

@@ -1,0 +1,104 @@
+"""Sprites: classes follow from parts, domains show the same animals, and every pixel's part is known."""
+
+import numpy as np
+import pytest
+from scipy.ndimage import maximum_filter, minimum_filter
+
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.readers.sprites import ANGLES, CLASSES, PARTS, SHAPES, SIZE, sprites
+
+
+@pytest.fixture(scope="module")
+def domains():
+    return {domain.name: domain for domain in sprites(48)}
+
+
+def test_five_domains_of_the_same_animals(domains):
+    assert list(domains) == list(ANGLES)
+    for domain in domains.values():
+        assert domain.pictures == domains["paper"].pictures
+        assert domain.targets == domains["paper"].targets
+        np.testing.assert_array_equal(domain.attributes, domains["paper"].attributes)
+        assert np.stack(domain.images).shape == (48, SIZE, SIZE, 3)
+    assert len({np.stack(domain.images).tobytes() for domain in domains.values()}) == 5
+
+
+def test_a_class_is_its_decisive_attributes(domains):
+    paper = domains["paper"]
+    names = np.array(paper.attribute_names)
+    for target, held in zip(paper.targets, paper.attributes, strict=True):
+        values = dict(name.split("::") for name in names[held])
+        assert "-".join(values[part] for part in ("body", "ears", "tail")) == CLASSES[target]
+    assert np.bincount(paper.targets).tolist() == [6] * 8
+    legs = paper.attributes[:, list(names).index("legs::thin")]
+    assert 0.2 < legs.mean() < 0.8  # the others vary
+
+
+def test_classes_show_in_the_part_maps(domains):
+    paper = domains["paper"]
+    down, right = np.mgrid[:SIZE, :SIZE]
+    for index, target in enumerate(paper.targets):
+        body, ears, tail = CLASSES[target].split("-")
+        area = {name: paper.part_maps[index] == position for position, name in enumerate(PARTS)}
+        assert (right[area["tail"]].max() - right[area["body"]].mean() > 15.5) == (tail == "long")
+        lowest = right[area["body"]][down[area["body"]] == down[area["body"]].max() - 1]
+        assert (np.ptp(lowest) > 14) == (body == "square")
+        near_the_tip = area["left ear"] & (down == down[area["left ear"]].min() + 3)
+        assert (near_the_tip.sum() <= 5) == (ears == "pointed")
+
+
+def test_left_is_left(domains):
+    paper = domains["paper"]
+    columns = np.arange(SIZE)
+    for side in ("ear", "leg"):
+        left, right = ((paper.part_maps == PARTS.index(f"{name} {side}")) for name in ("left", "right"))
+        assert all(
+            (a * columns).sum() / a.sum() < (b * columns).sum() / b.sum() for a, b in zip(left, right, strict=True)
+        )
+
+
+def test_part_maps_are_where_the_colors_are(domains):
+    """On paper every part has one color: away from edges, pixels of one part are equal."""
+    paper = domains["paper"]
+    for image, parts in zip(paper.images[:8], paper.part_maps[:8], strict=True):
+        same = maximum_filter(parts, 5) == minimum_filter(parts, 5)
+        for part in np.unique(parts):
+            assert len(np.unique(image[same & (parts == part)], axis=0)) <= 1
+
+
+def test_turning_is_counter_clockwise(monkeypatch):
+    monkeypatch.setitem(ANGLES, "turned", 90.0)
+    domains = {domain.name: domain for domain in sprites(8)}
+    np.testing.assert_array_equal(domains["turned"].part_maps, np.rot90(domains["paper"].part_maps, axes=(1, 2)))
+    turned, upright = (np.stack(domains[name].images).astype(int) for name in ("turned", "paper"))
+    assert abs(turned - np.rot90(upright, axes=(1, 2))).max() <= 1
+
+
+def test_the_same_every_time_and_another_with_another_seed():
+    first, again, other = (np.stack(sprites(8, seed)[2].images) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_an_animal_left_out_is_left_out_of_every_column(domains):
+    paper = domains["paper"]
+    fewer = paper.without({0, 5, 47})
+    kept = [index for index in range(48) if index not in (0, 5, 47)]
+    assert len(fewer) == 45
+    assert fewer.targets == [paper.targets[index] for index in kept]
+    assert fewer.pictures == [paper.pictures[index] for index in kept]
+    np.testing.assert_array_equal(np.stack(fewer.images), np.stack(paper.images)[kept])
+    np.testing.assert_array_equal(fewer.part_maps, paper.part_maps[kept])
+    np.testing.assert_array_equal(fewer.attributes, paper.attributes[kept])
+    assert (fewer.angle, domains["turned"].without({1}).angle) == (0.0, 30.0)
+
+
+@pytest.mark.slow
+def test_the_row_of_the_table():
+    row = get_benchmark("sprites")
+    domains = row.read(None)
+    assert [domain.name for domain in domains] == list(row.domains)
+    assert row.num_classes == len(domains[0].classes) == 8
+    assert domains[0].image(0).size == (row.image_size, row.image_size)
+    assert domains[0].image(0).mode == "RGB"
+    assert len(domains[0].attribute_names) == 2 * len(SHAPES)

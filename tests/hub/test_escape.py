@@ -1,0 +1,87 @@
+"""Names with markup in them: shown as they are, in Markdown and in a card's metadata, and never obeyed."""
+
+import html
+from html.parser import HTMLParser
+
+import pytest
+from huggingface_hub import ModelCard
+from markdown import markdown as rendered
+
+from tests.hub.published import CARDS, fine_tuned, write_run
+from tests.hub.test_card import card_of_run
+from tests.hub_repository import card_mistakes
+from timm_moe_dg.hub import fill_from_run, load_folder, write_card
+from timm_moe_dg.hub.escape import code, markdown, one_line
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "![pixel](http://evil.example/x.png)",
+    "[click](javascript:alert(1))",
+    "a|b | c",
+    "*bold* _it_ `code` ~~gone~~ $x^2$ www.evil.example",
+    "&lt;b&gt; &amp; --> # title",
+    "{{ 7 * 7 }} {% raw %}",
+)
+
+
+class Elements(HTMLParser):
+    """Collects tags, and the text of each cell of tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells = [], []
+        self.feed(text)
+        self.cells = [cell.strip() for cell in self.cells]
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("write", [markdown, code])
+def test_a_renderer_shows_the_name_and_makes_nothing_of_it(name, write):
+    page = f"| name | other |\n|---|---|\n| {write(name)} | x |\n"
+    found = Elements(rendered(page, extensions=["tables"]))
+    assert found.cells == [name, "x"]
+    assert set(found.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
+
+
+def test_ordinary_names_stay_readable_and_every_name_has_one_line():
+    assert markdown("rot_15, Real World 100% (x) a-b.c") == "rot_15, Real World 100% (x) a-b.c"
+    assert code("dense_a.safetensors") == "`dense_a.safetensors`"
+    assert one_line("a\r\n---\nb\u2028c\x00d") == "a --- b c d"
+    assert html.unescape(markdown("a|b\n\nc")) == "a|b c"
+
+
+def test_a_card_whose_names_are_hostile_has_no_markup_of_theirs(tmp_path):
+    domains = ["a\n---\nlicense: mit\n---\n# b", "<script>alert(1)</script>", "x|y"]
+    scores = {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "![g](x)", "f1_macro": 0.5}
+    network = fine_tuned(num_classes=len(HOSTILE))
+    card = card_of_run(tmp_path, network, classes=HOSTILE, domains=domains, roles={"ood": scores})
+    assert card_mistakes(card.content) == []
+    again = ModelCard.load(tmp_path / "folder" / "README.md")
+    assert again.data.license == "apache-2.0"
+    assert [result.dataset_config for result in again.data.eval_results] == [one_line(name) for name in domains]
+    found = Elements(rendered(again.text, extensions=["tables", "fenced_code"]))
+    assert {"script"}.isdisjoint(found.tags)
+    assert found.tags.count("img") == 1  # the learning curves
+    assert found.cells[found.cells.index("Classes") + 1] == f"{len(HOSTILE)}: {', '.join(HOSTILE)}"
+    assert {one_line(name) for name in domains} <= set(found.cells)
+    assert "25.0 (![g](x))" in found.cells
+
+
+def test_figures_of_a_folder_of_their_own_are_sent_and_shown(tmp_path):
+    run = write_run(tmp_path / "given")
+    (run / "figures").mkdir()
+    (run / "learning_curves.png").rename(run / "figures" / "map of [x].png")
+    (tmp_path / "folder").mkdir()
+    origin = fill_from_run(tmp_path / "folder", run)
+    card = write_card(tmp_path / "folder", load_folder(tmp_path / "folder"), "a/b", origin, CARDS)
+    assert (tmp_path / "folder" / "figures" / "map of [x].png").is_file()
+    assert "![map of &#91;x&#93;](figures/map%20of%20%5Bx%5D.png)" in card.text

@@ -1,0 +1,43 @@
+"""Where weights come from, from the records of their run."""
+
+import json
+import subprocess
+
+from tests.hub.published import (
+    invented_records,
+)
+from tests.load_tool import load_tool
+from timm_moe_dg.hub.origin import training_command, without_local_paths
+from timm_moe_dg.protocols.options import NOT_IDENTITY
+from timm_moe_dg.results.runs import domain_names
+
+
+def test_domains_have_the_names_of_the_benchmark_or_of_the_run():
+    record = invented_records(domains=["art", "photo", "sketch"])[0]
+    assert domain_names([record]) == ["art", "photo", "sketch"]
+    assert domain_names(invented_records(dataset="colored_digits")[:1]) == ["+90%", "+80%", "-90%"]
+
+
+def test_the_command_gives_every_option_of_the_run_back():
+    parser = load_tool("finetune").build_parser()
+    words = ["--dataset", "folder", "--data-dir", "/home/me/my images", "--test-domains", "1", "2", "--pretrained"]
+    words += ["--model-kwargs", "num_experts=4", "moe_layers=(8,10)", "router=linear", "--hparams", '{"lr": 0.1}']
+    args = vars(parser.parse_args([*words, "--drop-path", "0.2", "--seed", "3"]))
+    args["model_kwargs"] = dict(args["model_kwargs"])
+    command = training_command(json.loads(json.dumps({**args, "test_envs": [1, 2]})))
+    assert max(map(len, command.splitlines())) < 160
+    echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    shell = command.replace("accelerate launch tools/finetune.py", f"python3 -c '{echo}'", 1)
+    said = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
+    again = vars(parser.parse_args(said))
+    again["model_kwargs"] = dict(again["model_kwargs"])
+    assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
+    expected = {name: value for name, value in args.items() if name not in NOT_IDENTITY} | {"data_dir": "DATA"}
+    del expected["model_kwargs"]
+    assert {name: again[name] for name in expected} == expected
+
+
+def test_only_absolute_paths_are_shortened():
+    args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
+    assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}
+    assert without_local_paths({"model": "hf-hub:org/name", "dataset": "hub:org/data"})["model"] == "hf-hub:org/name"

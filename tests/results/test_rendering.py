@@ -1,0 +1,24 @@
+"""Tables as text, Markdown and LaTeX."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.results.test_tables import run_of
+from timm_moe_dg.results.rendering import render
+from timm_moe_dg.results.tables import make_tables
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [
+        ("text", ["algorithm  model  domain 0", "ERM        vit    50.0      missing   50.0      missing"]),
+        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|---|---|---|---|---|---|"]),
+        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
+    ],
+)
+def test_formats(format_, expected):
+    (table,) = make_tables([run_of((0,)), run_of((2,))], ["oracle"])
+    text = render(replace(table, title="50% & more_so"), format_)
+    for line in expected:
+        assert line in text

@@ -1,0 +1,48 @@
+"""Every module has a test file in its place: timm_moe_dg/ROOM/FILE.py and tests/ROOM/test_FILE.py."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE, TOOLS = ROOT / "timm_moe_dg", ROOT / "tools"
+
+# Module -> where it is tested instead, and why
+ELSEWHERE = {
+    **dict.fromkeys(
+        (f"models/{name}.py" for name in ("_build", "_geo_vit", "_moe_vit", "gmoe", "hybrid_sfmoe", "sfmoe")),
+        "tests/models/test_registration.py",  # and its neighbors: each shows one property of every registered model
+    ),
+    **dict.fromkeys(
+        (f"analysis/{name}.py" for name in ("domains", "experts", "expert_plots")),
+        "tests/analysis/test_analysis.py",  # one small model whose domains are known beforehand
+    ),
+    "analysis/canvas.py": "tests/analysis/test_curves.py",  # pictures that can, and cannot, be drawn
+    "analysis/theorem_plots.py": "tests/tools/test_reproduce_theorem1.py",  # drawn from what the experiments measure
+    "finetuning/loaders.py": "tests/data/test_loaders.py",  # it only hands over the options of a run
+    "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
+}
+
+
+def mirror(module: Path) -> Path:
+    return ROOT / "tests" / module.parent / f"test_{module.name.lstrip('_')}"
+
+
+def modules() -> list[Path]:
+    return [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+
+
+def test_every_module_has_its_test_file() -> None:
+    assert len(modules()) > 100
+    assert sorted(str(path) for path in modules() if not mirror(path).exists() and str(path) not in ELSEWHERE) == []
+
+
+def test_every_tool_has_its_test_file() -> None:
+    tools = [path for path in TOOLS.glob("*.py") if path.name != "visualize.py"]  # test_geo_tools.py, with its data
+    assert len(tools) > 8
+    assert [path.name for path in tools if not (ROOT / "tests" / "tools" / f"test_{path.name}").exists()] == []
+
+
+def test_exceptions_are_true() -> None:
+    for name, place in ELSEWHERE.items():
+        assert Path(name) in modules()
+        assert not mirror(Path(name)).exists(), name
+        assert (ROOT / place).is_file()

@@ -1,0 +1,160 @@
+"""Ctrl-C, the log of a run, and finished runs that take more steps."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from tests.load_tool import TOOLS, load_tool
+from tests.tools.test_finetune_resume import during_step
+from timm_moe_dg.protocols import read_records
+
+SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=3", "patch_size=8"]
+RUN = ["--model", "gmoe_tiny_patch16", *SIZE, "--drop-path", "0.2", "--eval-freq", "3", "-b", "2", "--cpu-threads", "1"]
+QUICK = ["--workers", "0", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run of 8 steps, and one of 5 that is asked for 8 when it is finished."""
+    output = tmp_path_factory.mktemp("runs")
+    tool = load_tool("finetune")
+    common = [*RUN, *QUICK, "--output", str(output), "--experiment"]
+    tool.main([*common, "whole", "--steps", "8"])
+    tool.main([*common, "extended", "--steps", "5"])
+    assert (output / "extended" / "done").exists()
+    assert [path.name for path in (output / "extended" / "checkpoints").iterdir()] == ["step-000004"]
+    tool.main(["--resume", str(output / "extended"), "--steps", "8"])
+    return output
+
+
+def test_an_extended_run_is_the_longer_one_bit_for_bit(runs):
+    whole, extended = (read_records(runs / name / "results.jsonl") for name in ("whole", "extended"))
+    assert [record.step for record in whole] == [0, 3, 6, 7]
+    assert [record.step for record in extended] == [0, 3, 4, 6, 7]  # it was evaluated where it ended first
+    extended = {record.step: record for record in extended}
+    for record in whole:
+        other = extended[record.step]
+        assert (other.in_acc, other.out_acc, other.out_loss) == (record.in_acc, record.out_acc, record.out_loss)
+        assert other.args["steps"] == 8
+        if record.step != 6:  # whose losses are means since the record before
+            assert other.losses == record.losses
+    weights = [(runs / name / "best_oracle" / "model.safetensors").read_bytes() for name in ("whole", "extended")]
+    assert weights[0] == weights[1]
+    assert yaml.safe_load((runs / "extended" / "args.yaml").read_text())["steps"] == 8
+    assert (runs / "extended" / "done").exists()
+
+
+def test_what_a_finished_run_ignores_is_said(runs, capsys, tmp_path):
+    tool = load_tool("finetune")
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    tool.main(["--resume", str(runs / "whole"), "--steps", "4", "--lr", "0.5"])
+    said = f"{runs / 'whole'} is finished: nothing to do; ignored: steps=4, lr=0.5\n"
+    assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit, match=r"ArgumentError: lr=0.5: the run to resume was started with 0.01"):
+        tool.main(["--resume", str(runs / "whole"), "--steps", "20", "--lr", "0.5"])
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+    common = [*RUN, *QUICK, "--steps", "2", "--output", str(tmp_path), "--experiment", "a", "--sched", "cosine"]
+    tool.main(common)
+    capsys.readouterr()
+    assert not (tmp_path / "a" / "checkpoints").exists()
+    tool.main(["--resume", str(tmp_path / "a"), "--steps", "9"])
+    reason = "its schedule (cosine) goes with the 2 steps that it was begun with"
+    assert f"ignored: steps=9 ({reason})" in capsys.readouterr().out
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(runs, capsys):
+    kept = runs / "whole" / "checkpoints"
+    kept.rename(runs / "moved")
+    load_tool("finetune").main(["--resume", str(runs / "whole"), "--steps", "20"])
+    (runs / "moved").rename(kept)
+    assert "nothing to do; ignored: steps=20 (its last checkpoint is not there)" in capsys.readouterr().out
+
+
+def test_the_log_has_what_was_said_without_bars(runs):
+    text = (runs / "extended" / "log.txt").read_text()
+    assert text.count("finetune.py --") == 2
+    assert text.count("selected step") == 2
+    assert "parameters from random initialisation" in text
+    assert "resumed" in text
+    assert len(re.findall(r"^step \d+", text, re.MULTILINE)) == 5
+    assert "\r" not in text
+    assert "it/s" not in text
+
+
+def test_a_mistake_on_the_way_is_in_the_log(tmp_path):
+    words = [*RUN, "--workers", "0", "--lr", "1e30", "--steps", "4", "--output", str(tmp_path), "--experiment", "a"]
+    with pytest.raises(SystemExit, match="DivergenceError"):
+        load_tool("finetune").main(words)
+    assert re.search(r"^DivergenceError: loss=nan: not finite", (tmp_path / "a" / "log.txt").read_text(), re.MULTILINE)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
+    tool = load_tool("finetune")
+    during_step(tool, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit) as caught:
+        tool.main([*RUN, *QUICK, "--steps", "6", "--output", str(tmp_path), "--experiment", "my run"])
+    assert caught.value.code == 130
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "step-000002" in last
+    words = shlex.split(last.partition("go on with: ")[2])
+    assert words == ["accelerate", "launch", "tools/finetune.py", "--resume", str(tmp_path / "my run")]
+    load_tool("finetune").main(words[3:])
+    assert json.loads((tmp_path / "my run" / "results.jsonl").read_text().splitlines()[-1])["step"] == 5
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
+    words = [sys.executable, str(TOOLS / "finetune.py"), *RUN, "--workers", "1", "--steps", "5000", "--save-freq", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
+    command = [*words, "--output", str(tmp_path), "--experiment", "a"]
+    with subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        while not list(tmp_path.glob("a/checkpoints/step-*")) and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "go on with: accelerate launch tools/finetune.py --resume" in text
+    assert "Traceback" not in text
+
+
+def test_a_dry_run_checks_says_and_writes_nothing(tmp_path, capsys):
+    words = ["--dataset", "colored_digits", "--test_domains", "+80%", "--dry_run", "--output", str(tmp_path / "runs")]
+    load_tool("finetune").main(words)
+    out = capsys.readouterr().out
+    assert "held out: +80%\n" in out
+    assert out.endswith("dry run: nothing was trained\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_gets_no_better_ends_early_and_is_finished(tmp_path, capsys):
+    words = [*RUN, "--workers", "0", "--lr", "0", "--steps", "50", "--early-stop", "2", "--eval-freq", "1"]
+    load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "a"])
+    assert [record.step for record in read_records(tmp_path / "a" / "results.jsonl")] == [0, 1, 2]
+    assert "ending after step 2: 2 evaluations without a better validation" in capsys.readouterr().out
+    assert (tmp_path / "a" / "done").exists()
+
+
+def test_what_changes_the_training_has_a_part_in_it_and_survives_reloading(tmp_path):
+    words = [*RUN, *QUICK, "--steps", "2", "--aa", "rand-m9-mstd0.5", "--reprob", "0.3", "--label-smoothing", "0.1"]
+    words += ["--class-weights", "balanced", "--mean", "0.1", "0.2", "0.3", "--std", "0.4", "0.5", "0.6"]
+    tool = load_tool("finetune")
+    for name, further in (("a", []), ("b", []), ("c", ["--reprob", "0.9"])):
+        tool.main([*words, *further, "--output", str(tmp_path), "--experiment", name])
+    a, b, c = (read_records(tmp_path / name / "results.jsonl")[-1] for name in "abc")
+    assert (a.losses, a.out_loss) == (b.losses, b.out_loss)
+    assert a.losses != c.losses
+    assert json.loads((tmp_path / "a" / "best" / "config.json").read_text())["pretrained_cfg"]["mean"] == [
+        0.1,
+        0.2,
+        0.3,
+    ]

@@ -1,0 +1,176 @@
+"""Experts, attention, attributes and invariance of a run, from the command line, and what is refused in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.invented import invented_records
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+from timm_moe_dg.analysis.routing.maps import routing_maps
+from timm_moe_dg.analysis.run_view import open_run, redraw_routers
+from timm_moe_dg.data.readers.sprites import CLASSES, sprites
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow  # every test runs the tool, most a network
+ARGS = {"dataset": "sprites", "data_dir": None, "test_domains": [3], "img_size": 32, "model": "gmoe_tiny_patch16"}
+QUICK = ["--max-images", "16", "--permutations", "19"]
+
+
+def make_run(folder: Path, name: str, **args: object) -> Path:
+    saved_run(folder, name, CLASSES, {**ARGS, "model": name, **args})
+    records = [record.to_json() for record in invented_records((3,), num_domains=5)]
+    (folder / "results.jsonl").write_text("\n".join(records) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "gmoe", "gmoe_tiny_patch16")
+
+
+def visualize(*words: object) -> None:
+    load_tool("visualize").main([*map(str, words)])
+
+
+def numbers(run: Path, name: str) -> dict:
+    return json.loads((run / "figures" / f"{name}.json").read_text())
+
+
+def test_experts_of_a_class_in_every_domain(run):
+    visualize("experts", run, "--class", CLASSES[2], "--columns", "3")
+    found = numbers(run, "experts")
+    assert [each["domain"] for each in found["images"]] == [domain.name for domain in sprites() for _ in range(3)]
+    assert [each["image"] for each in found["images"][:3]] == ["animal_0002", "animal_0010", "animal_0018"]
+    view = open_run(run)
+    maps = routing_maps(view.model, view.inputs([sprites()[1].image(10)]))
+    (block,) = maps
+    assert found["images"][4]["blocks"][str(block)]["first_expert"] == maps[block].first[0].tolist()
+    assert {"experts.png", "entropy.png"} <= {path.name for path in (run / "figures").iterdir()}
+
+
+def test_experts_of_files(run, tmp_path):
+    for name in ("one", "two"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(
+            tmp_path / f"{name}.png"
+        )
+    visualize("experts", run, "--images", tmp_path)
+    assert [each["image"] for each in numbers(run, "experts")["images"]] == ["one.png", "two.png"]
+
+
+def test_attention_beside_a_twin(run, capsys):
+    visualize("attention", run, "--twin", run, "--columns", "1", "--mass", "0.6")
+    found = numbers(run, "attention")
+    assert set(found["head_similarity"]) == {"gmoe_tiny_patch16", "gmoe_tiny_patch16 (twin)"}
+    maps = torch.tensor(found["maps"]["gmoe_tiny_patch16"])
+    assert maps.shape == (1, 3, 2, 2)
+    value = found["head_similarity"]["gmoe_tiny_patch16"]
+    assert f"mean cosine between two heads' maps, gmoe_tiny_patch16: {value:.4f}" in capsys.readouterr().out
+
+
+def test_attributes_of_sprites(run, capsys):
+    visualize("attributes", run, *QUICK)
+    tables = numbers(run, "attributes")["tables"]
+    assert set(tables) == {"parts", "body", "ears", "tail", "head", "legs"}
+    assert np.sum(tables["parts"]["counts"]) == 5 * 16 * 4  # every patch of every image once
+    assert "parts: NMI" in capsys.readouterr().out
+
+
+def test_invariance_of_sprites_and_of_routers_drawn_anew(run, capsys):
+    visualize("invariance", run, *QUICK)
+    found = numbers(run, "invariance")
+    assert len(found["pairs"]) == 10
+    assert found["angles"]["turned"] == 30.0
+    visualize("invariance", run, *QUICK, "--untrained-router")
+    assert found != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
+    assert found == numbers(run, "invariance")
+    visualize("invariance", run, *QUICK, "--angles", "turned=0")
+    assert numbers(run, "invariance")["angles"]["turned"] == 0
+
+
+def test_drawing_routers_anew_changes_nothing_else(run):
+    before, after = (open_run(run).model.state_dict() for _ in range(2))
+    view = open_run(run)
+    redraw_routers(view.model)
+    after = view.model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(".router." in name for name in changed)
+
+
+def test_curves_need_no_network(tmp_path):
+    run = make_run(tmp_path, "gmoe_tiny_patch16")
+    (run / "best" / "model.safetensors").unlink()
+    visualize("curves", run)
+    assert (run / "figures" / "curves.png").stat().st_size > 2000
+    with pytest.raises(SystemExit, match=r"holds no best/ yet"):
+        visualize("experts", run)
+
+
+def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_path):
+    for domain in sprites()[:2]:
+        for index in range(8):
+            path = tmp_path / domain.name / CLASSES[index] / f"{index}.png"
+            path.parent.mkdir(parents=True)
+            domain.image(index).save(path)
+    other = make_run(tmp_path.with_name("folder_run"), "gmoe_tiny_patch16", dataset="folder", data_dir=str(tmp_path))
+    visualize("invariance", other, "--permutations", "9")
+    (pair,) = numbers(other, "invariance")["pairs"]
+    assert (pair["domains"], pair["pictures"]) == (["night", "paper"], 8)
+    with pytest.raises(SystemExit, match=r"cub=None: folder does not say where parts are; give --cub"):
+        visualize("attributes", other)
+    with pytest.raises(SystemExit, match=r"lacks images\.txt, bounding_boxes\.txt"):
+        visualize("attributes", other, "--cub", tmp_path)
+    write_cub(tmp_path.with_name("cub"))
+    visualize("attributes", other, "--cub", tmp_path.with_name("cub"), "--permutations", "9")
+    assert numbers(other, "attributes")["images"] == 16
+    assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
+
+
+def write_cub(root: Path) -> None:
+    (root / "parts").mkdir(parents=True)
+    (root / "images.txt").write_text("".join(f"{i + 1} {CLASSES[i]}/{i}.jpg\n" for i in range(8)))
+    (root / "bounding_boxes.txt").write_text("".join(f"{i + 1} 0 0 24 48\n" for i in range(8)))
+    (root / "parts" / "parts.txt").write_text("1 back\n2 left eye\n")
+    rows = "".join(f"{i + 1} 1 9 9 1\n{i + 1} 2 0 0 0\n" for i in range(8))
+    (root / "parts" / "part_locs.txt").write_text(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["experts", "--class", "cow"], "DataError: class='cow': no such class; choose from round-pointed-long"),
+        (["experts", "--block", "0"], "ArgumentError: block=0: holds no experts; choose from 1"),
+        (["experts", "--images", "there.png"], "DataError: images='there.png': no such file"),
+        (["invariance", "--angles", "moon=3"], "ArgumentError: angles='moon=3': give DOMAIN=DEGREES"),
+        (["domains"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
+        (["forced"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
+        (["attention", "--twin", "nowhere"], "ArgumentError: run='nowhere': holds no args.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line(run, words, message):
+    with pytest.raises(SystemExit) as caught:
+        visualize(words[0], run, *words[1:])
+    assert str(caught.value).startswith(f"visualize.py: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dense_run_says_so(run, monkeypatch):
+    dense = __import__("timm").create_model("deit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3)
+    monkeypatch.setattr("timm_moe_dg.analysis.run_view.load_trained", lambda *args, **options: dense)
+    for command in ("experts", "attributes", "invariance"):
+        with pytest.raises(SystemExit, match=r"ArgumentError: model='VisionTransformer': is a dense model, without"):
+            visualize(command, run)
+    visualize("attention", run, "--columns", "1")  # which a dense model has too
+
+
+def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for command in ("experts", "attention", "curves"):
+        with pytest.raises(SystemExit, match=r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'"):
+            visualize(command, run)

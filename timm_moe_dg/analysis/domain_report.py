@@ -1,0 +1,121 @@
+"""What a MoGE run found, as pictures and numbers: its discovered domains, usage of experts, forced experts."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import EvaluationImages, PlacesDomain, Split, evaluation_loader
+from ..errors import ArgumentError
+from ..metrics import normalized_mutual_information
+from ..storage.json_text import json_text
+from .canvas import optional_picture
+from .domains import domain_map, domains_at, geo_layers
+from .expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
+from .experts import expert_usage, forced_expert_matrix
+from .run_view import RunView
+
+FILE = "analysis.json"
+
+
+def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
+    """Whether a run is of a MoGE model on data whose images have places."""
+    return hasattr(view.model, "set_expert_mode") and bool(_with_places(view, data_dir, role))
+
+
+def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, Any]:
+    """Draws map.png (metadata that are coordinates only) and routing.png, and adds their numbers to analysis.json.
+
+    Args:
+        view: The run.
+        figures: Folder to write to.
+        data_dir: Where the data lies now; None for where it lay.
+        role: "id" or "ood", the images to analyze.
+        map_step: Degrees per cell of the map.
+
+    Returns:
+        The numbers; "nmi" is the agreement of discovered domains with the groups.
+
+    Raises:
+        ArgumentError: The model has no metadata-routed experts, or no image has a place.
+    """
+    domains = _analyzed(view, data_dir, role)
+    places = {domain.group: _inside(domain) for domain in domains}
+    metadata = torch.cat(list(places.values()))
+    groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
+    found = domains_at(view.model, metadata)
+    if metadata.is_floating_point():
+        with optional_picture(figures / "map.png") as path:
+            plot_domain_map(domain_map(view.model, map_step), path, places)
+    usage = expert_usage(view.model, metadata)
+    with optional_picture(figures / "routing.png") as path:
+        plot_expert_usage(usage, path)
+    counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
+    counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
+    numbers = {
+        "role": role,
+        "groups": list(places),
+        "nmi": normalized_mutual_information(found, groups).item(),
+        "images_by_group_and_domain": counts.tolist(),
+        "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
+    }
+    _add(figures / FILE, numbers)
+    return numbers
+
+
+def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -> None:
+    """Draws forced_experts.png and adds its numbers to analysis.json.
+
+    Args:
+        view: The run.
+        figures: Folder to write to.
+        data_dir: Where the data lies now; None for where it lay.
+        role: "id" or "ood", the images to analyze.
+
+    Raises:
+        ArgumentError: The model has no metadata-routed experts, or no image has a place.
+    """
+    matrix = forced_expert_matrix(view.model, _batches(view, _analyzed(view, data_dir, role)))
+    with optional_picture(figures / "forced_experts.png") as path:
+        plot_expert_matrix(matrix, path)
+    _add(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
+
+
+def _analyzed(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+    geo_layers(view.model)  # or an error that says so
+    domains = _with_places(view, data_dir, role)
+    if not domains:
+        raise ArgumentError.of("role", role, f"no image of {view.args['dataset']} has this role and a place")
+    return domains
+
+
+def _with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+    return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
+
+
+def _inside(domain: PlacesDomain) -> Tensor:
+    """The metadata of a domain's test images."""
+    return torch.as_tensor(domain.metadata[_split(domain).inside])
+
+
+def _split(domain: PlacesDomain) -> Split:
+    """The test images, which the data sets apart."""
+    if domain.split is None:
+        raise ArgumentError.of("role", domain.role, f"{domain.name} has no images that are set apart for testing")
+    return Split(domain.split.inside, domain.split.outside[:0])
+
+
+def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[Any]:
+    """Yields the domains' test images with their metadata, on the device."""
+    images = EvaluationImages(domains, [_split(domain) for domain in domains], view.transform, with_metadata=True)
+    for batch in evaluation_loader(images, batch_size=view.batch_size, workers=0):
+        yield tuple(part.to(view.device) for part in batch)
+
+
+def _add(path: Path, numbers: dict[str, Any]) -> None:
+    """Adds numbers to those of the other commands."""
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json_text(known | numbers, indent=2))

@@ -1,0 +1,179 @@
+"""Pictures of images with what the network does to their patches: first experts, entropy, attention."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..drawing import SIDE, fitted, image_grid, write_figure
+from ..palette import expert_color
+
+OPACITY = 0.55
+SMALLEST_CELL = 0.1  # inches; in smaller ones a number cannot be read
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """One panel.
+
+    Attributes:
+        name: What is written above it.
+        pixels: uint8 (height, width, 3).
+        values: (H, W) of the patches: experts, entropies or attention.
+    """
+
+    name: str
+    pixels: np.ndarray
+    values: Tensor
+
+
+Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None for a missing one
+
+
+def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
+    """Draws each image under the colors and numbers of the experts that its patches go to first.
+
+    Args:
+        rows: Such as domains; `values` are indices of experts, -1 where only the shared expert answers.
+        num_experts: E; those that are nowhere first are left out of the legend.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    found = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
+    lines = math.ceil(len(found) / _legend_columns(rows))
+    figure, panels = image_grid([name for name, _ in rows], _column_names(rows), 0.25 + 0.2 * lines)
+    for axes, photo in _filled(panels, rows):
+        _image(axes, photo.pixels)
+        _cells(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
+        _numbers(axes, photo)
+    unused = num_experts - len([index for index in found if index >= 0])
+    title = f"first expert of each {'image' if _whole(rows) else 'patch'}" + (f"; {unused} nowhere" if unused else "")
+    handles = [_patch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in found]
+    place = {"loc": "outside lower center", "ncols": _legend_columns(rows), "frameon": False}
+    sizes = {"fontsize": 8, "title_fontsize": 8, "columnspacing": 1.0, "handlelength": 1.2}
+    figure.legend(handles=handles, title=title, **place, **sizes)
+    write_figure(figure, path)
+
+
+def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
+    """Draws how undecided the router is about each patch: the entropy of its noiseless probabilities over log(E).
+
+    Args:
+        rows: `values` are entropies in nats.
+        num_experts: E.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure, panels = image_grid([name for name, _ in rows], _column_names(rows), 0.6)
+    largest = math.log(num_experts) if num_experts > 1 else 1.0
+    drawn: Any = None
+    for axes, photo in _filled(panels, rows):
+        drawn = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+    bar = figure.colorbar(drawn, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
+    bar.set_label("entropy of the routing / log E", size=8)
+    bar.ax.tick_params(labelsize=7)
+    write_figure(figure, path)
+
+
+def plot_attention_maps(rows: Rows, path: Path) -> None:
+    """Draws a map for each head beside the original, which stands at the right; each map has its own scale.
+
+    Args:
+        rows: One for each image and network; `values` are (M, H, W), the same M within a row.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    heads = max(len(photo.values) for photo in _present(rows))
+    figure, panels = image_grid([name for name, _ in rows], [*(f"head {head}" for head in range(heads)), "image"])
+    for line, (_, (photo, *_)) in zip(panels, rows, strict=True):
+        if photo is None:
+            continue
+        for axes, values in zip(line, photo.values, strict=False):
+            axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
+        _image(line[-1], photo.pixels)
+        line[-1].set_xlabel(fitted(photo.name, 20), size=7)
+    write_figure(figure, path)
+
+
+def _present(rows: Rows) -> list[Photograph]:
+    return [photo for _, photos in rows for photo in photos if photo is not None]
+
+
+def _whole(rows: Rows) -> bool:
+    return all(photo.values.numel() == 1 for photo in _present(rows))
+
+
+def _column_names(rows: Rows) -> list[str]:
+    """Names of the columns: those of the photographs, where all of a column have the same; otherwise numbers."""
+    names = []
+    for number, column in enumerate(zip(*(photos for _, photos in rows), strict=True), 1):
+        found = {photo.name for photo in column if photo is not None}
+        names.append(found.pop() if len(found) == 1 else f"image {number}")
+    return names
+
+
+def _legend_columns(rows: Rows) -> int:
+    return max(1, round(1.3 * len(rows[0][1])))
+
+
+def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
+    """Pairs of axes and photographs; panels without a photograph say so."""
+    pairs = []
+    for line, (_, photos) in zip(panels, rows, strict=True):
+        for axes, photo in zip(line, photos, strict=True):
+            if photo is None:
+                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", size=8, color="gray")
+            else:
+                pairs.append((axes, photo))
+    return pairs
+
+
+def _image(axes: Any, pixels: np.ndarray) -> None:
+    axes.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0), interpolation="nearest")
+
+
+def _cells(axes: Any, photo: Photograph, colors: np.ndarray) -> None:
+    height, width = photo.pixels.shape[:2]
+    axes.imshow(colors, extent=(0, width, height, 0), interpolation="nearest")
+
+
+def _numbers(axes: Any, photo: Photograph) -> None:
+    """Writes the experts' numbers into cells that are large enough, outlined for dark photographs."""
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=1.5, foreground="white")]
+    (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
+    longest = max(height, width)
+    cell = SIDE * min(height / down, width / across) / longest
+    if cell < SMALLEST_CELL:
+        return
+    for (row, column), index in np.ndenumerate(photo.values.numpy()):
+        place = (column + 0.5) * width / across, (row + 0.5) * height / down
+        size = min(36 * cell, 20)
+        text = str(index) if index >= 0 else "shared"
+        axes.text(
+            *place, text, ha="center", va="center", size=size, color="black", in_layout=False, path_effects=outline
+        )
+
+
+def _rgba(index: int) -> tuple[float, ...]:
+    """An expert's color, translucent; no color where there is no routed expert."""
+    from matplotlib.colors import to_rgba
+
+    return to_rgba(expert_color(index), OPACITY if index >= 0 else 0.0)
+
+
+def _patch(color: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=color, edgecolor="gray", linewidth=0.5, label=label)

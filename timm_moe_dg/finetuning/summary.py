@@ -1,0 +1,29 @@
+"""What a run is about to do, said before it does it."""
+
+from .plan import RunPlan
+
+
+def describe(plan: RunPlan) -> str:
+    """Writes the data and their roles as a table, then what is trained for how long, and where things go."""
+    options, training = plan.options, set(plan.training)
+    images = sum(len(domain) for domain in plan.domains)
+    width = max(len("domain"), *map(len, plan.names))
+    lines = [
+        f"data: {options.dataset}, {len(plan.domains)} domains, {images} images, {len(plan.classes)} classes",
+        f"  {'domain':<{width}}  {'role':<9}  in-split  out-split",
+    ]
+    for position, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
+        role = "train" if position in training else "held out" if domain.role == "train" else f"test ({domain.role})"
+        lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
+    smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
+    per_epoch = len(plan.splits[smallest].inside) / options.batch_size
+    return "\n".join(
+        [
+            *lines,
+            f"held out: {', '.join(plan.names[position] for position in options.test_domains)}",
+            f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
+            f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are one pass "
+            f"over {plan.names[smallest]}, the smallest training domain, so {options.steps / per_epoch:.1f} in all",
+            f"output: {plan.folder.path}",
+        ]
+    )
