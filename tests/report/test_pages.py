@@ -8,6 +8,8 @@ import pytest
 from tests.invented import invented_records, write_run, write_sweep
 from tests.report.html import Page
 from tests.report.made_runs import EVIL_CLASSES, EVIL_DOMAINS, made_run, paint
+from tests.saved_run import saved_run
+from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.report import Reading, report
 from timm_moe_dg.report.pages import percent
@@ -187,3 +189,16 @@ def test_a_sweep_without_a_finished_run_has_a_page(tmp_path):
 
 def test_a_share_that_is_none_is_a_dash():
     assert (percent(0.1234), percent(float("nan"))) == ("12.3", "-")
+
+
+@pytest.mark.slow
+def test_a_mixture_of_geographic_experts_has_a_map_of_its_domains(tmp_path):
+    pytest.importorskip("matplotlib")
+    args = {"dataset": "geo_digits", "model": "moge_tiny", "num_classes": 10, "test_domains": list(range(5, 11))}
+    folder = write_run(tmp_path / "run", invented_records(range(5, 11), num_domains=11, **args))
+    saved_run(folder, "moge_tiny", CLASSES)
+    page = page_of(folder, max_images=10)
+    assert "Discovered domains" in page.text
+    assert "agreement with the data's groups (NMI) is 0." in page.text
+    assert "blocks.1.mlp" in page.text
+    assert "There is nothing to draw" not in page.text
