@@ -12,11 +12,21 @@ ELSEWHERE = {
         "tests/models/test_registration.py",  # and its neighbors: each shows one property of every registered model
     ),
     **dict.fromkeys(
-        (f"analysis/{name}.py" for name in ("domains", "experts", "expert_plots")),
+        (f"analysis/{name}.py" for name in ("domains", "experts")),
         "tests/analysis/test_analysis.py",  # one small model whose domains are known beforehand
     ),
     "analysis/canvas.py": "tests/analysis/test_curves.py",  # pictures that can, and cannot, be drawn
     "analysis/theorem_plots.py": "tests/tools/test_reproduce_theorem1.py",  # drawn from what the experiments measure
+    "analysis/domain_report.py": "tests/tools/test_visualize.py",  # reports are shown by drawing whole runs
+    "analysis/run_view.py": "tests/tools/test_visualize.py",
+    **dict.fromkeys(
+        (
+            f"analysis/routing/{name}.py"
+            for name in ("members", "statistics_report", "shown", "association_plots", "map_report", "map_plots")
+        ),
+        "tests/tools/test_visualize.py",
+    ),
+    "data/benchmarks/drawn.py": "tests/data/benchmarks/test_table.py",  # rows like the others
     "finetuning/loaders.py": "tests/data/test_loaders.py",  # it only hands over the options of a run
     "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
 }

@@ -28,9 +28,9 @@ def rotated(images: Tensor, labels: Tensor, seed: int) -> list[tuple[Tensor, Ten
 
 
 def turn(image: Tensor, degrees: int) -> Tensor:
-    """Looks up, for every pixel, where it was before turning counter-clockwise, and weighs its four neighbours.
+    """Looks up, for every pixel, where it was before turning counter-clockwise, and weighs its four neighbors.
 
-    Values are whole numbers of 255ths, cut off as PIL cuts them; outside is black, and the edge repeats its neighbour.
+    Values are whole numbers of 255ths, cut off as PIL cuts them; outside is black, and the edge repeats its neighbor.
     """
     size = len(image)
     center, angle = size / 2, math.radians(degrees)

@@ -82,7 +82,7 @@ def test_the_log_has_what_was_said_without_bars(runs):
     text = (runs / "extended" / "log.txt").read_text()
     assert text.count("finetune.py --") == 2
     assert text.count("selected step") == 2
-    assert "parameters from random initialisation" in text
+    assert "parameters from random initialization" in text
     assert "resumed" in text
     assert len(re.findall(r"^step \d+", text, re.MULTILINE)) == 5
     assert "\r" not in text

@@ -17,7 +17,7 @@ Arguments = Mapping[str, Any]  # options by name; a value is whatever its type r
 
 
 def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line, without the program's name, whose options may be spelt with hyphens or underscores."""
+    """Parses a command line, without the program's name, whose options may be spelled with hyphens or underscores."""
     return parser.parse_args([_hyphenated(word) for word in argv])
 
 
