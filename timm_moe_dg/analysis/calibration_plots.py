@@ -19,7 +19,7 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
     """
     figure = new_figure(4.6, 4.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    upper.plot([0, 1], [0, 1], color="grey", linestyle=":", linewidth=1)
+    upper.plot([0, 1], [0, 1], color="gray", linestyle=":", linewidth=1)
     for number, (name, bins) in enumerate(groups.items()):
         filled = bins.num_samples > 0
         upper.plot(bins.confidence[filled].numpy(), bins.accuracy[filled].numpy(), marker="o", markersize=4, label=name)
