@@ -15,6 +15,7 @@ LEVELS = {
     **dict.fromkeys(("models", "algorithms", "protocols", "networks"), 3),
     **dict.fromkeys(("results", "storage"), 4),
     **dict.fromkeys(("finetuning", "analysis", "hub", "export"), 5),
+    "report": 6,
 }
 
 

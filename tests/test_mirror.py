@@ -27,6 +27,8 @@ ELSEWHERE = {
         "tests/tools/test_visualize.py",
     ),
     "data/benchmarks/drawn.py": "tests/data/benchmarks/test_table.py",  # rows like the others
+    "report/network_page.py": "tests/report/test_pages.py",  # sections are shown by whole pages
+    "report/model_pictures.py": "tests/report/test_pages.py",
     "finetuning/loaders.py": "tests/data/test_loaders.py",  # it only hands over the options of a run
     "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
 }

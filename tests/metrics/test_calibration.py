@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import expected_calibration_error
+from timm_moe_dg.metrics import calibration_bins, expected_calibration_error
 
 
 def slow(confidence, correct, num_bins):
@@ -69,3 +69,12 @@ def test_order_does_not_matter_and_nothing_is_nan():
 def test_mistakes_are_named(confidence, correct, num_bins, message):
     with pytest.raises(ArgumentError, match=message):
         expected_calibration_error(torch.tensor(confidence), torch.tensor(correct), num_bins)
+
+
+def test_bins_hold_what_the_error_is_made_of():
+    confidence, correct = torch.tensor([0.1, 0.2, 0.25, 1.0]), torch.tensor([True, False, False, True])
+    bins = calibration_bins(confidence, correct, num_bins=4)
+    assert bins.num_samples.tolist() == [3, 0, 0, 1]
+    assert bins.confidence[[0, 3]].tolist() == pytest.approx([0.55 / 3, 1.0], abs=1e-6)
+    assert bins.accuracy[[0, 3]].tolist() == pytest.approx([1 / 3, 1.0])
+    assert bins.accuracy[1:3].isnan().all()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..protocols import Record, reported_accuracy, validation_accuracy
 from .canvas import DPI, new_figure, optional_picture
+from .drawing import fitted
 
 FILE = "learning_curves.png"
 
@@ -74,7 +75,7 @@ def plot_curves(steps: Sequence[int], curves: Mapping[str, Sequence[float]], pat
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (name, values), axes in zip(curves.items(), panels, strict=False):
         axes.plot(steps, values, marker="o", markersize=3)
-        axes.set(title=name, xlabel="step")
+        axes.set(title=fitted(name, 32), xlabel="step")
     for axes in figure.axes[len(curves) :]:
         axes.remove()
     figure.savefig(path, dpi=DPI)

@@ -54,7 +54,7 @@ def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> None:
     axes.set_yticks(steps, names, size=8)
     axes.set(xlabel="predicted class", ylabel="class of the image")
     figure.colorbar(image, label="share of the class's images", shrink=0.8)
-    figure.savefig(path, dpi=DPI)
+    figure.savefig(path, dpi=DPI, bbox_inches="tight")  # the layout leaves a square picture too little room
 
 
 def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What a run's files say: state, options, selected records, doubts."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+
+from tests.invented import invented_records, write_run
+from timm_moe_dg.errors import RecordError
+from timm_moe_dg.protocols.options import DEFAULTS
+from timm_moe_dg.protocols.selection import oracle, training_domain_validation
+from timm_moe_dg.report.run_facts import at_chance, divergence, given, read_run
+
+
+def facts_of(folder, finished=True, losses=None, **args):
+    records = [replace(record, losses=losses or record.losses) for record in invented_records([1], **args)]
+    return read_run(write_run(folder, records, finished))
+
+
+def test_each_rule_picks_its_record(tmp_path):
+    facts = facts_of(tmp_path / "run")
+    picked = [choice.record for choice in facts.choices]
+    assert picked == [training_domain_validation(facts.records), oracle(facts.records)]
+    record = facts.selected.record
+    assert facts.selected.validation == (record.out_acc[0] + record.out_acc[2]) / 2
+    assert facts.selected.reported == record.in_acc[1]
+
+
+def test_only_options_that_were_set_and_have_a_part_in_the_numbers_are_given():
+    args = {**DEFAULTS, "lr": 0.1, "seed": 7, "steps": 9, "filled_in": ["seed"], "workers": 5, "format": 1}
+    args |= {"initial_checkpoint": "/home/somebody/weights.pth", "model_kwargs": {}}
+    assert given(args) == {"lr": 0.1, "steps": 9, "initial_checkpoint": "weights.pth"}
+    assert given(DEFAULTS) == {}
+
+
+def test_the_command_has_what_is_given(tmp_path):
+    command = facts_of(tmp_path / "run", lr=0.5, model_kwargs={"num_experts": 4}).command
+    assert "--lr 0.5" in command
+    assert "num_experts=4" in command
+    assert "--aux-coef" not in command
+
+
+def test_a_damaged_line_matters_in_a_finished_run_alone(tmp_path):
+    for finished in (True, False):
+        folder = write_run(tmp_path / str(finished), invented_records([1]), finished)
+        with (folder / "results.jsonl").open("a") as file:
+            file.write('{"step"')
+    assert len(read_run(tmp_path / "False").records) == 3
+    with pytest.raises(RecordError, match="line 4"):
+        read_run(tmp_path / "True")
+
+
+def test_losses_that_are_no_numbers_are_a_divergence(tmp_path):
+    assert divergence(facts_of(tmp_path / "good")) is None
+    assert "at step 0" in divergence(facts_of(tmp_path / "bad", losses={"loss": nan}))
+
+
+@pytest.mark.parametrize(("classes", "accuracy", "expected"), [(2, 0.54, True), (2, 0.56, False), (100, 0.016, False)])
+def test_chance_depends_on_the_number_of_classes(tmp_path, classes, accuracy, expected):
+    records = [replace(record, out_acc=(accuracy,) * 3) for record in invented_records([1], num_classes=classes)]
+    assert at_chance(read_run(write_run(tmp_path / "run", records))) == expected
+
+
+def test_without_a_number_of_classes_nothing_is_said_of_chance(tmp_path):
+    assert not at_chance(facts_of(tmp_path / "run"))

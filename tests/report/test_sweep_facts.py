@@ -1,0 +1,45 @@
+"""What the runs of a sweep say together."""
+
+import pytest
+
+from tests.invented import invented_records, write_run, write_sweep
+from timm_moe_dg.report.pictures import Missing
+from timm_moe_dg.report.sweep_facts import read_sweep
+
+
+def test_dots_lie_where_their_numbers_are_on_the_tables_scale(tmp_path):
+    write_sweep(tmp_path, hparams_seeds=(0,))
+    compared = read_sweep(tmp_path).compared[0]
+    low, high = compared.scale
+    (cells,) = compared.table.rows.values()
+    (row,) = compared.rows.values()
+    for cell, shown in zip(cells, row, strict=True):
+        places = [low + (high - low) * place / 100 for place, _ in shown.dots]
+        assert places == pytest.approx([100 * value for value in cell.values.values()])
+        assert all(0 <= place <= 100 for place, _ in shown.dots)
+        assert shown.dots[0][1] == f"seed 0: {100 * cell.values[0]:.1f}"
+
+
+def test_columns_that_no_run_has_are_named_apart(tmp_path):
+    for domain in (0, 2):
+        write_run(tmp_path / str(domain), invented_records([domain]))
+    compared = read_sweep(tmp_path).compared[0]
+    assert list(compared.columns) == ["domain 0", "domain 2"]
+    assert list(compared.empty) == ["domain 1", "average"]
+    assert [len(cells) for cells in compared.rows.values()] == [2]
+
+
+def test_only_what_all_runs_have_is_given(tmp_path):
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        write_run(tmp_path / name, invented_records([0], lr=lr, steps=77))
+    found = read_sweep(tmp_path).given
+    assert found["steps"] == 77
+    assert "lr" not in found
+
+
+def test_without_a_finished_run_there_is_a_reason_in_place_of_tables(tmp_path):
+    write_run(tmp_path / "half", invented_records([0]), finished=False)
+    facts = read_sweep(tmp_path)
+    assert isinstance(facts.compared, Missing)
+    assert [run.name for run in facts.unfinished] == ["half"]
+    assert facts.doubts == ["1 of 1 runs are not finished; tables are made without them."]

@@ -1,0 +1,95 @@
+"""Paired tests: p values against scipy's and against all sign patterns, pairs of equal seed and domain only."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.stats import permutation_test
+
+from tests.invented import invented_records, write_run, write_sweep
+from timm_moe_dg.results.paired import EXACT, holm, paired_tests, sign_flip_p
+from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.tables import make_tables
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 9])
+def test_p_is_that_of_all_sign_patterns(number):
+    values = np.random.default_rng(number).normal(0.5, 1, number)
+    reached = [abs(np.dot(signs, values)) >= abs(values.sum()) - 1e-12 for signs in product([1, -1], repeat=number)]
+    assert sign_flip_p(values) == np.mean(reached)
+
+
+def test_p_is_scipys():
+    values = np.random.default_rng(3).normal(0.4, 1, 8)
+    theirs = permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert sign_flip_p(values) == pytest.approx(theirs.pvalue)
+
+
+def test_many_pairs_are_drawn_and_come_near_the_exact_value():
+    values = np.random.default_rng(1).normal(0.2, 1, EXACT + 1)
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    exact = (abs(sums) >= abs(values.sum())).mean()
+    assert 0.01 < exact < 0.9
+    assert sign_flip_p(values) == pytest.approx(exact, abs=0.006)  # four standard deviations of 99,999 draws
+    assert sign_flip_p(values) == sign_flip_p(values)
+
+
+def test_extremes():
+    assert sign_flip_p([0.0, 0.0]) == 1.0
+    assert sign_flip_p([0.1] * 10) == 2 / 2**10
+    assert sign_flip_p([0.3]) == 1.0
+
+
+def test_under_the_null_p_is_uniform():
+    """Of symmetric noise, no more than a share of a gives p at most a."""
+    found = np.array([sign_flip_p(np.random.default_rng(seed).normal(0, 1, 10)) for seed in range(400)])
+    for level in (0.05, 0.2, 0.5):
+        assert (found <= level).mean() == pytest.approx(level, abs=0.06)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def sweep_tables(root):
+    return make_tables(find_runs([root])[0], ["training_domain_validation"])
+
+
+def test_pairs_are_seeds_and_domains_that_both_rows_have(tmp_path):
+    for model in ("a", "b"):
+        skip = [((1,), 2, 0)] if model == "b" else []
+        write_sweep(tmp_path / model, hparams_seeds=(0,), skip=skip, model=model)
+    (table,) = sweep_tables(tmp_path)
+    (test,) = paired_tests(table)
+    first, second = (table.rows[row] for row in (test.first, test.second))
+    by_hand = [
+        first[domain].values[seed] - second[domain].values[seed]
+        for domain in range(3)
+        for seed in range(3)
+        if (domain, seed) != (1, 2)
+    ]
+    assert sorted(test.differences) == pytest.approx(sorted(by_hand))
+    assert test.wins + test.losses <= len(by_hand) == 8
+    assert test.p == test.adjusted == sign_flip_p(by_hand)
+
+
+def test_rows_without_a_common_pair_are_not_tested(tmp_path):
+    for model, seed in (("a", 0), ("b", 1)):
+        write_run(tmp_path / model, invented_records([0], trial_seed=seed, model=model))
+    (table,) = sweep_tables(tmp_path)
+    assert len(table.rows) == 2
+    assert paired_tests(table) == []
+
+
+def test_three_rows_make_three_tests_that_are_corrected(tmp_path):
+    for model in ("a", "b", "c"):
+        write_sweep(tmp_path / model, hparams_seeds=(0,), model=model)
+    (table,) = sweep_tables(tmp_path)
+    tests = paired_tests(table)
+    assert len(tests) == 3
+    assert [test.adjusted for test in tests] == holm([test.p for test in tests])
+    assert min(test.adjusted for test in tests) == pytest.approx(min(1, 3 * min(test.p for test in tests)))

@@ -1,0 +1,83 @@
+"""The page: facts and pictures put into a template of HTML, in which every name is escaped."""
+
+from functools import partial
+from math import isfinite, isnan
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..analysis.curves import learning_curves, plot_curves
+from ..errors import ArgumentError
+from ..storage.atomic import write_text
+from .network_facts import Reading
+from .network_page import network_sections
+from .pictures import Missing, inlined
+from .run_facts import RESULTS, RunFacts, doubts, read_run
+from .sweep_facts import SweepFacts, read_sweep
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def report(folder: Path, output: Path, reading: Reading) -> None:
+    """Writes the page of a run, or of a sweep if the folder holds runs.
+
+    Args:
+        folder: Of a run or a sweep.
+        output: The page's file.
+        reading: How a run's network is looked at.
+
+    Raises:
+        ArgumentError: The folder is neither, or has no evaluation yet.
+        RecordError: A finished run's records are damaged.
+        StorageError: The page cannot be written.
+    """
+    is_run = (folder / RESULTS).is_file()
+    write_text(output, run_page(read_run(folder), reading) if is_run else sweep_page(_sweep(folder)))
+
+
+def _sweep(folder: Path) -> SweepFacts:
+    facts = read_sweep(folder) if folder.is_dir() else None
+    if facts is None or not (facts.runs or facts.unfinished):
+        remedy = f"holds no run ({RESULTS}), nor runs below it; give a folder of tools/finetune.py or tools/sweep.py"
+        raise ArgumentError.of("folder", str(folder), remedy)
+    return facts
+
+
+def run_page(facts: RunFacts, reading: Reading) -> str:
+    """The page of one run."""
+    curves = inlined(partial(_draw_curves, facts), "Losses and accuracies over the training steps")
+    sections = network_sections(facts, reading)
+    return render("run.html", facts=facts, doubts=doubts(facts), curves=curves, **sections)
+
+
+def _draw_curves(facts: RunFacts, path: Path) -> None:
+    """Draws the curves that have values: empty splits have none."""
+    trained = [record for record in facts.records if not record.averaged]
+    curves = learning_curves(trained, facts.domains)
+    known = {name: values for name, values in curves.items() if not all(map(isnan, values))}
+    plot_curves([record.step for record in trained], known, path)
+
+
+def sweep_page(facts: SweepFacts) -> str:
+    """The page of a sweep."""
+    return render("sweep.html", facts=facts, doubts=facts.doubts)
+
+
+def render(template: str, **values: Any) -> str:
+    """Fills a template; whatever comes from outside is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    environment.tests["missing"] = lambda value: isinstance(value, Missing)
+    return environment.get_template(template).render(values)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in percent; a dash where there is none."""
+    return f"{100 * share:.{digits}f}" if isfinite(share) else "-"
