@@ -8,6 +8,7 @@ Axes: T items, A assignments, D features, H hidden features, E experts, K expert
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -17,6 +18,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from .dispatch import sort_assignments
+from .feed_forwards import GatedActivation
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
 from .sorted_experts import Operands, sorted_experts
@@ -81,13 +83,20 @@ class StackedLinear(OwnParameters):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def load_linear(self, linear: nn.Linear) -> None:
-        """Makes every expert a copy of a dense layer, trained or frozen as that is."""
-        for own, source in ((self.weight, linear.weight), (self.bias, linear.bias)):
-            if own is not None:
-                with torch.no_grad():
-                    own.copy_(source)
-                own.requires_grad_(source.requires_grad)
+    @torch.no_grad()
+    def load_dense(self, layers: Sequence[nn.Module]) -> None:
+        """Makes every expert a copy of dense layers, their outputs one behind another; trained or frozen as they are.
+
+        Args:
+            layers: Linear layers or 1x1 convolutions.
+        """
+        for name, own in self.named_parameters(recurse=False):
+            sources = [
+                layer.get_parameter(name).flatten(1) if name == "weight" else layer.get_parameter(name)
+                for layer in layers
+            ]
+            own.copy_(torch.cat(sources))
+            own.requires_grad_(any(layer.get_parameter(name).requires_grad for layer in layers))
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
         """Weight and bias in a type."""
@@ -117,6 +126,7 @@ class StackedExperts(nn.Module):
         norm_layer: Normalization of the hidden features, one for all experts; None for none.
         bias: Whether the layers have biases; a pair sets them apart.
         hidden_drop: Dropout rate of the hidden activations.
+        gated: Multiply by a gate, W2 (act(W1 x) * V1 x) (GLU variants, Shazeer, 2020); W1 and V1 are one matrix of 2 H.
         device: Where the parameters are made.
         dtype: Their type.
     """
@@ -130,14 +140,15 @@ class StackedExperts(nn.Module):
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
         hidden_drop: float = 0.0,
+        gated: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         bias1, bias2 = to_2tuple(bias)
         self.num_experts = num_experts
-        self.fc1 = StackedLinear(num_experts, in_features, hidden_features, bias1, device, dtype)
-        self.act = act_layer()
+        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias1, device, dtype)
+        self.act: nn.Module = GatedActivation(act_layer()) if gated else act_layer()
         self.drop = nn.Dropout(hidden_drop)
         self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)

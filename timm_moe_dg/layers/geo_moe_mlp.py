@@ -87,7 +87,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         hidden_features = hidden_features or in_features
         size = (num_experts, in_features, hidden_features)
         hidden_drop = both_rates(drop, expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
+        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
         self.shared = Mlp(
             in_features,
             hidden_features,
