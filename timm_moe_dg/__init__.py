@@ -2,7 +2,7 @@
 
 from . import models
 from .losses import auxiliary_loss, record_routing, router_outputs
-from .models import upcycle
+from .models.upcycling import upcycle
 
 __version__ = "0.1.0"
 

@@ -1,16 +1,14 @@
 """The registered models; importing this registers them with timm."""
 
+from . import gmoe_backbone  # noqa: F401 (registers `gmoe`, a name that a module has here)
 from .erm_le import erm_le_tiny_patch16
 from .gmoe import gmoe_base_patch16, gmoe_small_patch16, gmoe_tiny_patch16
-from .gmoe_backbone import gmoe
 from .hybrid_sfmoe import hybrid_sfmoe_r26_s16
 from .moge import moge_small_patch32_384, moge_tiny
 from .sfmoe import sfmoe_small
-from .upcycling import upcycle
 
 __all__ = [
     "erm_le_tiny_patch16",
-    "gmoe",
     "gmoe_base_patch16",
     "gmoe_small_patch16",
     "gmoe_tiny_patch16",
@@ -18,5 +16,4 @@ __all__ = [
     "moge_small_patch32_384",
     "moge_tiny",
     "sfmoe_small",
-    "upcycle",
 ]
