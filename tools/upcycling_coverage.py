@@ -11,12 +11,13 @@ are exported.
 """
 
 import argparse
+import contextlib
 import copy
 import gc
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,8 +60,7 @@ def form_of(mlp: nn.Module) -> str:
 
 def survey(name: str) -> Row:
     """What one architecture holds, built without storage."""
-    # Weights without storage need not be drawn, which is most of the time
-    with torch.device("meta"), mock.patch("timm.layers.weight_init._trunc_normal_", lambda tensor, *_: tensor):
+    with torch.device("meta"), without_draws():
         model: Any = timm.create_model(name)
     forms = Counter(form_of(mlp) for mlp, _ in find_feed_forwards(model).values())
     return {
@@ -70,6 +70,16 @@ def survey(name: str) -> Row:
         "millions": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
         "refused": [reason.partition(":")[0] for reason in refused_feed_forwards(model).values()] if not forms else [],
     }
+
+
+@contextlib.contextmanager
+def without_draws() -> Iterator[None]:
+    """Lets weights be as they come: drawing those without storage takes most of the time."""
+    names = [f"torch.nn.init.{name}_" for name in ("kaiming_uniform", "uniform", "normal", "trunc_normal")]
+    with contextlib.ExitStack() as patches:
+        for name in (*names, "timm.layers.weight_init._trunc_normal_"):
+            patches.enter_context(mock.patch(name, lambda tensor, *_, **__: tensor))
+        yield
 
 
 def representatives(rows: Iterable[Row]) -> list[str]:

@@ -46,10 +46,11 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
         model: Any module that holds `StackedExperts`.
 
     Returns:
-        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'loop' (expert by expert:
-        other activations than GELU, normalized hidden features, devices and types without tests), or None before the
-        first eager forward. Exported, traced and compiled programs always hold the loop, and torch.func takes it; on
-        the meta device and inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
+        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'grouped' (sorted too, each
+        expert by itself: other activations than GELU, gates, normalized hidden features), 'loop' (each expert looks for
+        its items: devices and types without tests), or None before the first eager forward. Exported, traced and
+        compiled programs always hold the loop, and torch.func takes it; on the meta device and inside of torch.vmap
+        every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
@@ -107,6 +108,12 @@ class StackedLinear(OwnParameters):
 def _linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], expert: int) -> Tensor:  # noqa: UP045 (TorchScript)
     """(..., in_features) through one expert -> (..., out_features)."""
     return F.linear(x, weight[expert], None if bias is None else bias[expert])
+
+
+def _unbound(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Each expert's weight and bias; their gradients are stacked once, where indexing would add up E sparse stacks."""
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    return list(zip(weight.unbind(), biases, strict=True))
 
 
 def _linear_all(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -169,10 +176,28 @@ class StackedExperts(nn.Module):
             if values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
             elif not portable_path():  # noqa: RET505 (likewise)
-                self.path = "sorted" if self._can_sort(x) else "loop"
+                self.path = self._eager_path(x)
                 if self.path == "sorted":
                     return self.forward_sorted(x, expert_indices, combine_weights)
+                if self.path == "grouped":
+                    return self.forward_grouped(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
+
+    @torch.jit.unused
+    def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """Any activation and normalization: one sort, each expert on its own rows, one sum. As `forward`."""
+        assignments = sort_assignments(expert_indices, self.num_experts)
+        layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
+        outputs = []
+        for rows, first, second in zip(
+            x.index_select(0, assignments.items).split(assignments.counts), *layers, strict=True
+        ):
+            hidden = self.norm(self.drop(self.act(F.linear(rows, *first))))
+            outputs.append(F.linear(hidden, *second))
+        rows = torch.cat(outputs)
+        weights = combine_weights.flatten().index_select(0, assignments.positions).to(rows.dtype)
+        weighted = (rows * weights.view([-1] + [1] * (x.dim() - 1))).to(x.dtype)
+        return torch.zeros_like(x).index_add(0, assignments.items, weighted)
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
@@ -208,9 +233,10 @@ class StackedExperts(nn.Module):
         return _linear_all(hidden, *self.fc2(x.dtype))
 
     @torch.jit.unused
-    def _can_sort(self, x: Tensor) -> bool:
-        fits = type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity)
-        return fits and _sorted_path_is_tested(x.device.type, x.dtype)
+    def _eager_path(self, x: Tensor) -> str:
+        if not _sorted_path_is_tested(x.device.type, x.dtype):
+            return "loop"
+        return "sorted" if type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity) else "grouped"
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
