@@ -98,9 +98,9 @@ def compare(name: str, export: bool) -> Row:
     perturb(dense)
     with torch.no_grad():
         expected = logits(dense, images)
-    grown = without_gradient(dense, images)
+    weights = {"state_dict": copy.deepcopy(dense.state_dict()), "num_classes": CLASSES}
+    grown = without_gradient(dense, images)  # changes running statistics
     half = in_bfloat16(dense, images)
-    weights = {"state_dict": dense.state_dict(), "num_classes": CLASSES}
     mixture: Any = timm.create_model(
         "gmoe", True, backbone=name, num_classes=CLASSES, num_experts=4, pretrained_cfg_overlay=weights, **options
     ).eval()
@@ -149,6 +149,7 @@ def perturb(model: nn.Module) -> None:
     """Moves every weight away from its initial value, so that none is 0 and no two experts are equal."""
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    model.train().eval()  # some keep what they have computed from their weights until they are trained again
 
 
 def without_gradient(model: nn.Module, images: Tensor) -> set[str]:

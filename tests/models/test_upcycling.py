@@ -253,7 +253,7 @@ def test_a_function_that_is_not_kept_is_warned_of():
     [
         ({"backbone": "resnet18"}, MoeLayersError, "resnet18.*no feed-forward.*choose a transformer or ConvNeXt"),
         ({"backbone": "vit_tiny_patch16_224", "moe_layers": [12]}, MoeLayersError, r"moe_layers=\[12\]: .*0 to 11"),
-        ({"backbone": "vit_tiny_patch16_224.nope"}, ArgumentError, "choose one of .*augreg_in21k_ft_in1k"),
+        ({"backbone": "vit_tiny_patch16_224.nope"}, ArgumentError, "no such weights; .*augreg_in21k_ft_in1k"),
         ({"backbone": "vit_tiny_patch"}, ArgumentError, "near it are: vit_tiny_patch16_384"),
         ({"backbone": "test_vit", "metadata_encoder": "sincos"}, OptionError, "metadata_encoder.*own options are moe"),
         ({"backbone": "test_vit", "router": "metadata"}, RouterError, "choose one of .*cosine"),

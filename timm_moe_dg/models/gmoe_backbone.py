@@ -101,17 +101,17 @@ def check_backbone(backbone: str, saved: bool = False) -> None:
     source, name = parse_model_name(backbone)
     if source is not None:
         return
-    architecture, tag = split_model_name_tag(name)
+    architecture = split_model_name_tag(name)[0]
     if not timm.is_model(architecture):
         near = ", ".join(difflib.get_close_matches(architecture, timm.list_models(), n=5)) or "see timm.list_models()"
         whose = "config.json names a network which" if saved else "a network that"
         remedy = f"{whose} timm {timm.__version__} does not have; near it are: {near}"
         raise ArgumentError.of("backbone", backbone, f"{remedy}{', or install the timm that saved it' * saved}")
-    tags = [known.partition(".")[2] for known in timm.list_models(f"{architecture}.*", pretrained=True)]
-    if tag and not saved and timm.get_pretrained_cfg(architecture, allow_unregistered=True) and tag not in tags:
-        raise ArgumentError.of(
-            "backbone", backbone, f"{architecture} has no such weights; choose one of {sorted(tags)}"
-        )
+    try:
+        timm.get_pretrained_cfg(architecture if saved else name)
+    except RuntimeError as error:
+        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        raise ArgumentError.of("backbone", backbone, f"no such weights; {architecture} has {tags}") from error
 
 
 def _source(

@@ -148,6 +148,11 @@ def check_name(name: str) -> None:
         near = difflib.get_close_matches(architecture, timm.list_models(), n=5)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
+    try:
+        timm.get_pretrained_cfg(model if source is None else architecture)
+    except RuntimeError as error:
+        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
