@@ -91,10 +91,10 @@ def representatives(rows: Iterable[Row]) -> list[str]:
     return sorted({row["name"] for row in smallest.values()})
 
 
-def compare(name: str, export: bool) -> Row:
+def compare(name: str, export: bool, cut: bool) -> Row:
     """Upcycles one architecture and finds out whether it still computes the same, and whatever else is claimed."""
     torch.manual_seed(0)
-    options, dense, images = small_network(name)
+    options, dense, images = small_network(name, {"depth": 2} if cut else {})
     perturb(dense)
     with torch.no_grad():
         expected = logits(dense, images)
@@ -120,11 +120,11 @@ def compare(name: str, export: bool) -> Row:
     }
 
 
-def small_network(name: str) -> tuple[Row, nn.Module, Tensor]:
+def small_network(name: str, fewer: Row) -> tuple[Row, nn.Module, Tensor]:
     """A network for the smallest images that it answers to, how it was made, and two such images."""
     problems = []
     for size in SIZES:
-        choices: tuple[Row, ...] = ({"img_size": size}, {}) if size else ({},)
+        choices: tuple[Row, ...] = ({"img_size": size, **fewer}, fewer) if size else (fewer,)
         for options in choices:
             try:
                 model: Any = timm.create_model(name, num_classes=CLASSES, **options).eval()
@@ -244,11 +244,17 @@ def summary(surveyed: Sequence[Row], compared: Sequence[Row]) -> list[str]:
     return [
         f"Of timm {timm.__version__}, {eligible} of {len(surveyed)} architectures are eligible.",
         f"{len(good)} of them were built with random weights; the largest difference from dense is {worst:.1e}.",
-        f"Loaded again bit by bit: {sum(row['reload'] == 'bitwise' for row in good)} of {len(good)}.",
+        f"Loaded again bit by bit: {sum(row['reload'] == 'bitwise' for row in good)} of {len(good)}{left_out(good)}.",
         f"A gradient for every parameter: {sum(not row['without_gradient'] for row in good)} of {len(good)}.",
         f"In bfloat16: {sum(bool(one) for one in half)} of {sum(one is not None for one in half)}.",
         f"Exported with equal answers: {exported.count('equal')} of {len(exported)}.",
     ]
+
+
+def left_out(rows: Sequence[Row]) -> str:
+    """What hindered those that were not loaded again."""
+    reasons = [f"`{row['name']}` {row['reload']}" for row in rows if row["reload"] != "bitwise"]
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def report(args: argparse.Namespace) -> None:
@@ -260,10 +266,10 @@ def report(args: argparse.Namespace) -> None:
         if not args.only or timm.models.model_entrypoint(name).__module__.split(".")[-1] in args.only
     ]
     surveyed = kept(args.output / "survey.jsonl", names, survey)
-    real = [row for row in surveyed if not row["name"].startswith("test_")]
-    chosen = representatives(row for row in real if 0 < row.get("millions", 0) < args.max_params)
+    chosen = representatives(row for row in surveyed if not row["name"].startswith("test_") and row.get("forms"))
+    large = {row["name"] for row in surveyed if row.get("millions", 0) > args.max_params}
     wanted = set(chosen[:: max(1, len(chosen) // EXPORTS)][:EXPORTS])
-    compared = kept(args.output / "compared.jsonl", chosen, lambda name: compare(name, name in wanted))
+    compared = kept(args.output / "compared.jsonl", chosen, lambda name: compare(name, name in wanted, name in large))
     text = table(surveyed, compared)
     print(text)
     if args.docs:
