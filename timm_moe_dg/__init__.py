@@ -2,7 +2,8 @@
 
 from . import models
 from .losses import auxiliary_loss, record_routing, router_outputs
+from .models.upcycling import upcycle
 
 __version__ = "0.1.0"
 
-__all__ = ["auxiliary_loss", "models", "record_routing", "router_outputs"]
+__all__ = ["auxiliary_loss", "models", "record_routing", "router_outputs", "upcycle"]

@@ -19,6 +19,10 @@ class ArgumentError(MoeDgError, ValueError):
         return cls(f"{argument}={value!r}: {remedy}")
 
 
+class OptionError(ArgumentError, TypeError):
+    """An option that a network of timm's does not take; also the error which timm itself raises then."""
+
+
 class RouterError(ArgumentError):
     """A router, top_k, capacity or noise setting that no MoE layer can have."""
 

@@ -4,6 +4,7 @@
     python tools/benchmark.py --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train --memory
     python tools/benchmark.py --layer --mode inference train                   # the feed-forward alone
     python tools/benchmark.py --num-experts 2 6 16 64 --batch-size 1 8 --plot cost.png
+    python tools/benchmark.py --model gmoe --backbone eva02_tiny_patch14_224 --layer           # any network of timm's
     python tools/benchmark.py --device cuda --dtype bfloat16 --batch-size 160 --compile --output gpu.json
 
 Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come
@@ -15,6 +16,8 @@ wait as in any other process.
 """
 
 import argparse
+import copy
+import functools
 import itertools
 import json
 import statistics
@@ -24,6 +27,7 @@ from typing import Any, TypeAlias
 
 import timm
 import torch
+from timm.data import resolve_model_data_config
 from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -42,6 +46,7 @@ from timm_moe_dg.cli.arguments import (
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
+from timm_moe_dg.layers.feed_forwards import DENSE_FORMS, read_feed_forward
 from timm_moe_dg.measure.cost import count_macs
 from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
 from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
@@ -57,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", nargs="+", default=["gmoe_small_patch16"], help="mixture models of timm_moe_dg (%(default)s)")
+    add("--backbone", help="network of timm's that --model gmoe is made of (default: its own)")
     add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
     add("--layer", action="store_true", help="the mixture layer alone instead of the model")
     add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
@@ -89,6 +95,8 @@ def check_models(args: argparse.Namespace) -> None:
     """
     for name in (*args.model, *([args.against] if args.against else [])):
         check_name(name)
+    if args.backbone and args.model != ["gmoe"]:
+        raise ArgumentError.of("backbone", args.backbone, "goes with --model gmoe alone")
     for name in args.model:
         mixture_layer(timm.create_model(name, device="meta"))
     for setting in model_options(args):
@@ -120,6 +128,8 @@ def builders(name: str, options: dict[str, Any], args: argparse.Namespace) -> di
     layer = mixture_layer(plan)
     width = active_width(layer)
     if args.layer:
+        if hasattr(plan, "mixture_args"):
+            return layer_builders(name, plan, options)
         _, hidden, features = layer.fc1.weight.shape
         # Without the experts' dropout: the dense ones have none, and it is no part of routing
         makers: dict[str, Callable[[], nn.Module]] = {
@@ -133,8 +143,47 @@ def builders(name: str, options: dict[str, Any], args: argparse.Namespace) -> di
     return makers
 
 
+def layer_builders(name: str, plan: Network, options: dict[str, Any]) -> dict[str, Callable[[], nn.Module]]:
+    """One feed-forward of a mixture on a backbone and of what it is compared with."""
+    place = next(name for name, module in plan.named_modules() if isinstance(module, RoutedMlp))
+    width = active_width(mixture_layer(plan))
+    return {
+        name: lambda: mixture_layer(timm.create_model(name, **options, expert_drop=0.0)),
+        TWIN: lambda: dense_twin(plan).get_submodule(place),
+        EQUIVALENT: lambda: dense_twin(plan, width).get_submodule(place),
+    }
+
+
+def widened(mlp: nn.Module, factor: int) -> nn.Module:
+    """A feed-forward with `factor` times as many hidden features, drawn anew; its inner normalization is left out."""
+    parts, wide = read_feed_forward(mlp), copy.deepcopy(mlp)
+    for name, layer in mlp.named_children():
+        axes = (factor, 1) if layer in parts.first else (1, factor)
+        if layer in (*parts.first, parts.second):
+            rows, columns = (size * by for size, by in zip(layer.get_parameter("weight").shape, axes, strict=False))
+            make: Any = functools.partial(nn.Conv2d, kernel_size=1) if parts.channels_first else nn.Linear
+            setattr(wide, name, make(columns, rows, bias=layer.bias is not None))
+        elif layer is parts.norm and factor > 1:
+            setattr(wide, name, nn.Identity())
+    return wide
+
+
+def dense_backbone(model: Network, widen: int) -> nn.Module:
+    """The network that a mixture was made of, feed-forwards widened where it has mixtures."""
+    own = {"num_classes": model.num_classes} | (
+        {"img_size": model._model_args["img_size"]} if "img_size" in model._model_args else {}
+    )
+    dense = timm.create_model(model.mixture_args["backbone"], **own)
+    for name, module in model.named_modules():
+        if isinstance(module, RoutedMlp):
+            dense.set_submodule(name, widened(dense.get_submodule(name), widen))
+    return dense
+
+
 def dense_twin(model: Network, widen: int = 1) -> nn.Module:
     """The dense model that `model` is upcycled from, its mixture blocks' feed-forward `widen` times as wide."""
+    if hasattr(model, "mixture_args"):
+        return dense_backbone(model, widen)
     name = model.pretrained_cfg["hf_hub_id"].split("/")[1].split(".")[0]
     mixtures = {index for index, block in enumerate(model.blocks) if isinstance(block.mlp, RoutedMlp)}
 
@@ -148,19 +197,29 @@ def dense_twin(model: Network, widen: int = 1) -> nn.Module:
 def num_tokens(name: str, options: dict[str, Any]) -> int:
     """Tokens per image."""
     plan: Network = timm.create_model(name, device="meta", **options)
-    return plan.patch_embed.num_patches + plan.num_prefix_tokens
+    if not hasattr(plan, "patch_embed") or not hasattr(plan.patch_embed, "num_patches"):
+        return 14**2  # of the stage with most blocks, at 224 pixels
+    return plan.patch_embed.num_patches + getattr(plan, "num_prefix_tokens", 0)
+
+
+def layer_shape(layer: Network, batch_size: int, tokens: int) -> tuple[int, ...]:
+    """What a feed-forward takes."""
+    routed = isinstance(layer, RoutedMlp)
+    features = layer.fc1.weight.shape[-1] if routed else read_feed_forward(layer).weights()[0].shape[1]
+    first = getattr(layer, "channels_first", False) if routed else read_feed_forward(layer).channels_first
+    return (batch_size, features, 1, tokens) if first else (batch_size, tokens, features)
 
 
 def make_inputs(model: Network, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     """Random input of one model: images, and metadata where it takes any; tokens for a feed-forward."""
-    if hasattr(model, "fc1") or isinstance(model, RoutedMlp):
+    if isinstance(model, RoutedMlp) or type(model) in DENSE_FORMS:
         # The gradient of the input too: a feed-forward is not the first layer
-        x = torch.randn(batch_size, tokens, model.fc1.weight.shape[-1], device=device, requires_grad=True)
+        x = torch.randn(layer_shape(model, batch_size, tokens), device=device, requires_grad=True)
         if not isinstance(model, GeoMoeMlp):
             return (x,)
         present = torch.ones(batch_size, dtype=torch.bool, device=device)
         return x, torch.randn(batch_size, model.router.codes.shape[1], device=device), present
-    images = torch.randn(batch_size, 3, *model.patch_embed.img_size, device=device)
+    images = torch.randn(batch_size, *resolve_model_data_config(model)["input_size"], device=device)
     encoder = getattr(getattr(model, "metadata_encoder", None), "encoder", None)
     if encoder is None:
         return (images,)
@@ -240,7 +299,14 @@ def model_options(args: argparse.Namespace) -> list[dict[str, Any]]:
             "mode": mode,
             "batch_size": batch_size,
             "options": {
-                key: value for key, value in (("img_size", size), ("num_experts", experts), ("top_k", k)) if value
+                key: value
+                for key, value in (
+                    ("backbone", args.backbone),
+                    ("img_size", size),
+                    ("num_experts", experts),
+                    ("top_k", k),
+                )
+                if value
             },
         }
         for model, mode, size, experts, k, batch_size in grid

@@ -99,7 +99,7 @@ def fill(folder: Path, args: argparse.Namespace) -> Origin:
     name, weights = args.upcycled or args.model, args.initial_checkpoint
     network = load_trained(name, pretrained=bool(args.upcycled), initial_checkpoint=weights, **options)
     fill_from_network(folder, network)
-    base_model = None if weights else published_source(name)
+    base_model = None if weights else published_source(name, options["model_kwargs"])
     start = f"the file `{Path(weights).name}`" if weights else hub_link(base_model) if base_model else "a local model"
     return Origin(start, base_model, upcycled=bool(args.upcycled))
 

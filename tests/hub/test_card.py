@@ -44,7 +44,7 @@ def card_of_run(tmp_path, network=None, **args):
 
 
 def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
-    assert sorted(FACTS["models"]) == sorted(timm_moe_dg.models.__all__)
+    assert sorted(FACTS["models"]) == sorted(["gmoe", *timm_moe_dg.models.__all__])
     for name in FACTS["models"]:
         cfg = timm.get_pretrained_cfg(name)
         assert FACTS["dense_sources"][cfg.hf_hub_id]["license"] == cfg.license
@@ -169,6 +169,14 @@ def test_the_snippet_asks_the_experts_that_were_measured(mode, call, tmp_path):
 def test_the_snippet_gives_the_kind_of_metadata_that_the_model_reads(name, encoder, place, tmp_path):
     card = card_of_run(tmp_path, fine_tuned(name, metadata_encoder=encoder))
     assert f"metadata = torch.tensor({place})" in card.text
+
+
+def test_a_mixture_on_another_backbone_names_it_and_its_weights(tmp_path):
+    kwargs = {"backbone": "test_vit.r160_in1k", "moe_layers": [1], "img_size": 32}
+    card = card_of_run(tmp_path, fine_tuned("gmoe", **kwargs), model="gmoe", model_kwargs=kwargs)
+    assert "GMoE on timm's `test_vit.r160_in1k`" in card.text
+    assert "sends\nevery token to 2 of 6 experts (`moe_layers` [1]" in card.text
+    assert card.data.base_model == "timm/test_vit.r160_in1k"
 
 
 def test_the_upcycled_starting_point_says_what_it_is(tmp_path):

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from timm.layers import ConvMlp, GlobalResponseNormMlp, GluMlp, Mlp
+from timm.layers import ConvMlp, GatedMlp, GlobalResponseNormMlp, LayerNorm2d, Mlp
 from timm.models.metaformer import StarReLU
 
 from tests.references.naive_moe import naive_mixture
@@ -146,11 +146,6 @@ def test_impossible_settings_are_named(kwargs, message):
         MoeMlp(8, 16, **kwargs)
 
 
-def test_a_gated_feed_forward_is_refused_not_miscopied():
-    with pytest.raises(RouterError, match="mlp='GluMlp'"):
-        MoeMlp.from_dense(GluMlp(8, 16))
-
-
 @pytest.mark.parametrize(
     "act",
     [
@@ -182,6 +177,11 @@ def test_dropout_frozen_parameters_and_the_mode_come_along():
     assert not MoeMlp.from_dense(dense.eval()).training
 
 
+def with_wide_kernel(mlp):
+    mlp.fc1 = torch.nn.Conv2d(8, 16, 3, padding=1)
+    return mlp
+
+
 class Twice(Mlp):
     def forward(self, x):
         return super().forward(x) * 2
@@ -191,9 +191,11 @@ class Twice(Mlp):
     ("dense", "message"),
     [
         (GlobalResponseNormMlp(8, 16), "mlp='GlobalResponseNormMlp': .*exactly timm.layers.Mlp"),
-        (ConvMlp(8, 16), "mlp='ConvMlp'"),
+        (GatedMlp(8, 16), "mlp='GatedMlp'"),
+        (ConvMlp(8, 16, norm_layer=torch.nn.BatchNorm2d), "mlp.norm='BatchNorm2d'"),
+        (ConvMlp(8, 16, norm_layer=LayerNorm2d), "mlp.norm='LayerNorm2d'"),
         (Twice(8, 16), "mlp='Twice'"),
-        (Mlp(8, 16, use_conv=True), "mlp.fc1='Conv2d'"),
+        (with_wide_kernel(Mlp(8, 16, use_conv=True)), "mlp.fc1='Conv2d'"),
         (Mlp(8, 16, 9), "mlp.fc2.out_features=9: .*in_features=8"),
         (Mlp(8, 16, norm_layer=torch.nn.BatchNorm1d), "mlp.norm='BatchNorm1d'"),
         (Mlp(8, 16, act_layer=lambda: torch.nn.PReLU(16)), "mlp.act.num_parameters=16"),

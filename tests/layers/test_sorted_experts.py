@@ -302,7 +302,7 @@ def test_torch_func_differentiates_through_the_loop():
         torch.testing.assert_close(got, want)
 
 
-def test_other_activations_and_normalized_hidden_features_take_the_loop():
+def test_other_activations_and_normalized_hidden_features_are_computed_group_by_group():
     torch.manual_seed(0)
     for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}):
         experts = StackedExperts(1, 8, 16, **options)
@@ -310,7 +310,7 @@ def test_other_activations_and_normalized_hidden_features_take_the_loop():
         hidden = experts.norm(experts.act(F.linear(x, experts.fc1.weight[0], experts.fc1.bias[0])))
         expected = F.linear(hidden, experts.fc2.weight[0], experts.fc2.bias[0])
         torch.testing.assert_close(experts(x, torch.zeros(5, 1, dtype=torch.long), torch.ones(5, 1)), expected)
-        assert dispatch_info(experts) == {"": "loop"}
+        assert dispatch_info(experts) == {"": "grouped"}
 
 
 def test_indices_may_have_32_bits():

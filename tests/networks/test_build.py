@@ -85,6 +85,36 @@ def test_dense_checkpoint_is_upcycled(dense, dense_file):
         assert torch.equal(expert, dense.blocks[1].mlp.fc1.weight)
 
 
+BACKBONE = {**SMALL, "backbone": f"{DENSE}.fb_in1k", "moe_layers": (1,), "num_experts": 3}
+
+
+def test_dense_checkpoint_of_a_backbone_is_upcycled_and_its_mixture_loaded_again(dense, dense_file, tmp_path):
+    network = build_network("gmoe", 4, initial_checkpoint=dense_file, img_size=32, model_kwargs=BACKBONE).eval()
+    torch.testing.assert_close(
+        network.forward_features(images()), dense.forward_features(images()), rtol=1e-5, atol=1e-5
+    )
+    kept = build_network("gmoe", 10, initial_checkpoint=dense_file, img_size=32, model_kwargs=BACKBONE).eval()
+    torch.testing.assert_close(kept(images()), dense(images()), rtol=1e-5, atol=1e-5)
+    save_file(network.state_dict(), tmp_path / "mixture.safetensors")
+    again = build_network(
+        "gmoe", 4, initial_checkpoint=tmp_path / "mixture.safetensors", img_size=32, model_kwargs=BACKBONE
+    )
+    assert torch.equal(again.eval()(images()), network(images()))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"backbone": "vit_tiny"}, "model='vit_tiny': no such model; did you mean"),
+        ({"backbone": f"{DENSE}.openai"}, f"no such weights; {DENSE} has fb_in1k"),
+        ({"backbone": "resnet18"}, "resnet18.*no feed-forward"),
+    ],
+)
+def test_a_backbone_that_cannot_be(kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        build_network("gmoe", 4, model_kwargs={"drop_path_rate": 0.0, **kwargs})
+
+
 def test_checkpoint_of_another_size_is_resized(dense_file):
     network = build_network(DENSE, 4, initial_checkpoint=dense_file, img_size=64, model_kwargs=SMALL)
     assert network(images(size=64)).shape == (3, 4)

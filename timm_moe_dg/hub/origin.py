@@ -49,14 +49,19 @@ def origin_of_run(records: Sequence[Record]) -> Origin:
         return Origin(f"the file {code(os.path.basename(args['initial_checkpoint']))}", records=records)
     if not args.get("pretrained"):
         return Origin("random initialization", records=records)
-    base_model = published_source(args["model"])
+    base_model = published_source(args["model"], args.get("model_kwargs"))
     start = hub_link(base_model) if base_model else "a network of an earlier run"
     return Origin(start, base_model, records=records)
 
 
-def published_source(model: str) -> str | None:
-    """Returns the Hub repository whose weights `pretrained=True` starts a model from; None for a local folder."""
-    source, name = parse_model_name(model)
+def published_source(model: str, model_kwargs: Arguments | None = None) -> str | None:
+    """Returns the Hub repository whose weights `pretrained=True` starts a model from; None for a local folder.
+
+    Args:
+        model: As timm names it.
+        model_kwargs: Its arguments; a `backbone` among them brings the weights.
+    """
+    source, name = parse_model_name((model_kwargs or {}).get("backbone", model))
     if source == "hf-hub":
         return name.partition("@")[0]
     cfg = None if source else timm.get_pretrained_cfg(name)

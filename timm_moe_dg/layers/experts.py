@@ -8,6 +8,7 @@ Axes: T items, A assignments, D features, H hidden features, E experts, K expert
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -17,6 +18,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from .dispatch import sort_assignments
+from .feed_forwards import GatedActivation
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
 from .sorted_experts import Operands, sorted_experts
@@ -44,10 +46,11 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
         model: Any module that holds `StackedExperts`.
 
     Returns:
-        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'loop' (expert by expert:
-        other activations than GELU, normalized hidden features, devices and types without tests), or None before the
-        first eager forward. Exported, traced and compiled programs always hold the loop, and torch.func takes it; on
-        the meta device and inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
+        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'grouped' (sorted too, each
+        expert by itself: other activations than GELU, gates, normalized hidden features), 'loop' (each expert looks for
+        its items: devices and types without tests), or None before the first eager forward. Exported, traced and
+        compiled programs always hold the loop, and torch.func takes it; on the meta device and inside of torch.vmap
+        every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
@@ -81,13 +84,20 @@ class StackedLinear(OwnParameters):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def load_linear(self, linear: nn.Linear) -> None:
-        """Makes every expert a copy of a dense layer, trained or frozen as that is."""
-        for own, source in ((self.weight, linear.weight), (self.bias, linear.bias)):
-            if own is not None:
-                with torch.no_grad():
-                    own.copy_(source)
-                own.requires_grad_(source.requires_grad)
+    @torch.no_grad()
+    def load_dense(self, layers: Sequence[nn.Module]) -> None:
+        """Makes every expert a copy of dense layers, their outputs one behind another; trained or frozen as they are.
+
+        Args:
+            layers: Linear layers or 1x1 convolutions.
+        """
+        for name, own in self.named_parameters(recurse=False):
+            sources = [
+                layer.get_parameter(name).flatten(1) if name == "weight" else layer.get_parameter(name)
+                for layer in layers
+            ]
+            own.copy_(torch.cat(sources))
+            own.requires_grad_(any(layer.get_parameter(name).requires_grad for layer in layers))
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
         """Weight and bias in a type."""
@@ -98,6 +108,12 @@ class StackedLinear(OwnParameters):
 def _linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], expert: int) -> Tensor:  # noqa: UP045 (TorchScript)
     """(..., in_features) through one expert -> (..., out_features)."""
     return F.linear(x, weight[expert], None if bias is None else bias[expert])
+
+
+def _unbound(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Each expert's weight and bias; their gradients are stacked once, where indexing would add up E sparse stacks."""
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    return list(zip(weight.unbind(), biases, strict=True))
 
 
 def _linear_all(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -117,6 +133,7 @@ class StackedExperts(nn.Module):
         norm_layer: Normalization of the hidden features, one for all experts; None for none.
         bias: Whether the layers have biases; a pair sets them apart.
         hidden_drop: Dropout rate of the hidden activations.
+        gated: Multiply by a gate, W2 (act(W1 x) * V1 x) (GLU variants, Shazeer, 2020); W1 and V1 are one matrix of 2 H.
         device: Where the parameters are made.
         dtype: Their type.
     """
@@ -130,14 +147,15 @@ class StackedExperts(nn.Module):
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
         hidden_drop: float = 0.0,
+        gated: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         bias1, bias2 = to_2tuple(bias)
         self.num_experts = num_experts
-        self.fc1 = StackedLinear(num_experts, in_features, hidden_features, bias1, device, dtype)
-        self.act = act_layer()
+        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias1, device, dtype)
+        self.act: nn.Module = GatedActivation(act_layer()) if gated else act_layer()
         self.drop = nn.Dropout(hidden_drop)
         self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
@@ -158,10 +176,28 @@ class StackedExperts(nn.Module):
             if values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
             elif not portable_path():  # noqa: RET505 (likewise)
-                self.path = "sorted" if self._can_sort(x) else "loop"
+                self.path = self._eager_path(x)
                 if self.path == "sorted":
                     return self.forward_sorted(x, expert_indices, combine_weights)
+                if self.path == "grouped":
+                    return self.forward_grouped(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
+
+    @torch.jit.unused
+    def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """Any activation and normalization: one sort, each expert on its own rows, one sum. As `forward`."""
+        assignments = sort_assignments(expert_indices, self.num_experts)
+        layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
+        outputs = []
+        for rows, first, second in zip(
+            x.index_select(0, assignments.items).split(assignments.counts), *layers, strict=True
+        ):
+            hidden = self.norm(self.drop(self.act(F.linear(rows, *first))))
+            outputs.append(F.linear(hidden, *second))
+        rows = torch.cat(outputs)
+        weights = combine_weights.flatten().index_select(0, assignments.positions).to(rows.dtype)
+        weighted = (rows * weights.view([-1] + [1] * (x.dim() - 1))).to(x.dtype)
+        return torch.zeros_like(x).index_add(0, assignments.items, weighted)
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
@@ -197,9 +233,10 @@ class StackedExperts(nn.Module):
         return _linear_all(hidden, *self.fc2(x.dtype))
 
     @torch.jit.unused
-    def _can_sort(self, x: Tensor) -> bool:
-        fits = type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity)
-        return fits and _sorted_path_is_tested(x.device.type, x.dtype)
+    def _eager_path(self, x: Tensor) -> str:
+        if not _sorted_path_is_tested(x.device.type, x.dtype):
+            return "loop"
+        return "sorted" if type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity) else "grouped"
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:

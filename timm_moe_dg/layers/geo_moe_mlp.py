@@ -91,7 +91,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         hidden_features = hidden_features or in_features
         size = (num_experts, in_features, hidden_features)
         hidden_drop = both_rates(drop, expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
+        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
         dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.shared = Mlp(in_features, hidden_features, **dense, **dd) if shared_expert else None

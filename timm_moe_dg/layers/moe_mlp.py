@@ -5,23 +5,17 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
-from timm.layers import Mlp, RmsNorm, SimpleNorm
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import RouterError
 from .dispatch import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
+from .feed_forwards import GatedActivation, read_feed_forward
 from .router import RouterOutput, build_router
-
-# Feed-forwards that are act(W1 x + b1), a normalization or none, W2 h + b2 and dropout after either, and no more;
-# a subclass may compute anything
-DENSE_FEED_FORWARDS = (Mlp,)
-# Normalizations of a token by itself
-TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, RmsNorm, SimpleNorm)
 
 
 class RoutedMlp(nn.Module):
@@ -81,6 +75,8 @@ class MoeMlp(RoutedMlp):
         normalize_weights: Let the combine weights of a token sum to 1; None means top_k > 1.
         router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
         expert_drop: Dropout rate of the experts' hidden activations in training, besides `drop`.
+        gated: Let the experts multiply by a gate, see `StackedExperts`.
+        channels_first: Take and return (B, D, height, width) instead of (..., D).
         device: Where the parameters are made.
         dtype: Their type.
 
@@ -89,6 +85,8 @@ class MoeMlp(RoutedMlp):
             top_k = 1 (the router would get no gradient from the task), a capacity factor that is not positive, or a
             negative noise.
     """
+
+    channels_first: Final[bool]
 
     def __init__(
         self,
@@ -107,6 +105,8 @@ class MoeMlp(RoutedMlp):
         normalize_weights: bool | None = None,
         router_noise: float | None = None,
         expert_drop: float = 0.0,
+        gated: bool = False,
+        channels_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -121,7 +121,9 @@ class MoeMlp(RoutedMlp):
         hidden_drop = both_rates(drop, expert_drop)
         hidden_features = hidden_features or in_features
         size = (num_experts, in_features, hidden_features)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device, dtype))
+        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
+        self.channels_first = channels_first
+        self.norm: nn.Module = nn.Identity()  # only some dense feed-forwards bring one
         self.capacity_factor = capacity_factor
         self.router = build_router(
             router, in_features, num_experts, top_k, normalize, router_noise, router_kwargs or {}, device, dtype
@@ -132,11 +134,11 @@ class MoeMlp(RoutedMlp):
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **kwargs: Any) -> Self:
         """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
 
-        Activation and normalization are copied with what they have learned, and shared by the experts; dropout rates,
-        frozen parameters and the mode stay as they are.
+        Activation and normalizations are copied with what they have learned, and shared by the experts; a normalization
+        of the input stands before the router too. Dropout rates, frozen parameters and the mode stay as they are.
 
         Args:
-            mlp: A `timm.layers.Mlp` of linear layers that returns as many features as it takes.
+            mlp: A feed-forward that returns as many features as it takes, see `read_feed_forward`.
             expert_drop: Dropout rate of the experts' hidden activations in training, besides the module's own.
             **kwargs: The layer's own options (`num_experts`, `top_k`, `router`, ...).
 
@@ -144,29 +146,38 @@ class MoeMlp(RoutedMlp):
             A layer whose evaluation output equals the dense one where the combine weights sum to 1.
 
         Raises:
-            RouterError: Another class, convolutions inside, another number of features returned, or a normalization
-                that is not of each token by itself.
+            RouterError: See `read_feed_forward`.
         """
-        dense, fc1, fc2 = _checked(mlp)
+        dense = read_feed_forward(mlp)
+        first, second = dense.weights()
         moe = cls(
-            fc1.in_features,
-            fc1.out_features,
+            second.shape[0],
+            second.shape[1],
             act_layer=nn.Identity,
-            bias=(fc1.bias is not None, fc2.bias is not None),
-            device=fc1.weight.device,
-            dtype=fc1.weight.dtype,
+            bias=(dense.first[0].bias is not None, dense.second.bias is not None),
+            gated=isinstance(dense.act, GatedActivation),
+            channels_first=dense.channels_first,
+            device=first.device,
+            dtype=first.dtype,
             **kwargs,
         )
-        moe.fc1.load_linear(fc1)
-        moe.fc2.load_linear(fc2)
-        moe.experts.act, moe.experts.norm = copy.deepcopy(dense.act), copy.deepcopy(dense.norm)
-        moe.experts.drop.p = both_rates(dense.drop1.p, expert_drop)
-        moe.drop.p = dense.drop2.p
+        moe.fc1.load_dense(dense.first)
+        moe.fc2.load_dense([dense.second])
+        moe.norm, moe.experts.act, moe.experts.norm = map(copy.deepcopy, (dense.pre_norm, dense.act, dense.norm))
+        moe.experts.drop.p = both_rates(dense.hidden_drop, expert_drop)
+        moe.drop.p = dense.drop
         return moe.train(mlp.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., D) tokens -> (..., D); (B, D, height, width) both if channels come first."""
+        if self.channels_first:
+            return self._mix(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        else:  # noqa: RET505 (TorchScript compiles only the branch that `channels_first` chooses)
+            return self._mix(x)
+
+    def _mix(self, x: Tensor) -> Tensor:
         """(..., D) tokens -> (..., D)."""
-        tokens_TD = x.reshape(-1, x.shape[-1])
+        tokens_TD = self.norm(x.reshape(-1, x.shape[-1]))
         routing = self._limit(self.router(tokens_TD))
         expert_indices = routing.expert_indices
         dropped = routing.dropped
@@ -201,28 +212,3 @@ class MoeMlp(RoutedMlp):
 def both_rates(rate: float, other: float) -> float:
     """The dropout rate of two dropouts in a row."""
     return 1 - (1 - rate) * (1 - other)
-
-
-def _checked(mlp: nn.Module) -> tuple[Mlp, nn.Linear, nn.Linear]:
-    """A feed-forward that stacked experts can copy, and its two layers.
-
-    Raises:
-        RouterError: It is none; names what it has instead.
-    """
-    if type(mlp) not in DENSE_FEED_FORWARDS:
-        known = ", ".join(f"timm.layers.{one.__name__}" for one in DENSE_FEED_FORWARDS)
-        raise RouterError.of("mlp", type(mlp).__name__, f"give a two-layer feed-forward, exactly {known}")
-    assert isinstance(mlp, Mlp)
-    fc1, fc2 = mlp.fc1, mlp.fc2
-    if not isinstance(fc1, nn.Linear) or not isinstance(fc2, nn.Linear):
-        raise RouterError.of("mlp.fc1", type(fc1).__name__, "give a feed-forward of linear layers")
-    if fc1.in_features != fc2.out_features:
-        remedy = f"an expert returns as many features as it takes, in_features={fc1.in_features}"
-        raise RouterError.of("mlp.fc2.out_features", fc2.out_features, remedy)
-    if type(mlp.norm) not in TOKEN_NORMS:
-        remedy = "give a feed-forward that normalizes each token by itself, or not at all"
-        raise RouterError.of("mlp.norm", type(mlp.norm).__name__, remedy)
-    if isinstance(mlp.act, nn.PReLU) and mlp.act.num_parameters > 1:
-        remedy = "give one slope for all features: PReLU counts another axis where there are experts"
-        raise RouterError.of("mlp.act.num_parameters", mlp.act.num_parameters, remedy)
-    return mlp, fc1, fc2

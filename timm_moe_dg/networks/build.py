@@ -89,13 +89,14 @@ def build_network(
     check_name(name)
     kwargs = {"drop_path_rate": _default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
     _check_kwargs(kwargs)
-    overlay = _checkpoint_overlay(name, initial_checkpoint) if initial_checkpoint else None
+    source = _source_of_weights(name, kwargs)
+    overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
     try:
-        options = resolve_model_input_args(name, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
+        options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
         keeps = loads or num_classes is None
         classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
-        if parse_model_name(name)[0] is not None:
+        if source != name or parse_model_name(name)[0] is not None:
             # timm keeps saved options that are None only if it reads them itself
             size = {"img_size": options.get("img_size")}
             options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
@@ -114,8 +115,8 @@ def build_network(
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
-    source = initial_checkpoint or ("published weights" if pretrained else "random initialization")
-    _logger.info(_describe(name, network, source, new_classifier=not loads or resized))
+    start = initial_checkpoint or ("published weights" if pretrained else "random initialization")
+    _logger.info(_describe(name, network, start, new_classifier=not loads or resized))
     return network
 
 
@@ -200,6 +201,11 @@ def check_name(name: str) -> None:
         near = difflib.get_close_matches(architecture, timm.list_models(), n=5)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
+    try:
+        timm.get_pretrained_cfg(model if source is None else architecture)
+    except RuntimeError as error:
+        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
 def _check_patches(network: nn.Module, img_size: int | None) -> None:
@@ -216,6 +222,19 @@ def _check_kwargs(kwargs: Mapping[str, object]) -> None:
     taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
     if taken:
         raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
+
+
+def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
+    """The model whose weights a network starts from: its `backbone`, where it has one.
+
+    Raises:
+        ArgumentError: There is no such model.
+    """
+    backbone = kwargs.get("backbone")
+    if not isinstance(backbone, str) or parse_model_name(name)[0] is not None:
+        return name
+    check_name(backbone)
+    return backbone
 
 
 def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:

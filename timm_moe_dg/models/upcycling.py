@@ -1,0 +1,223 @@
+"""Upcycling in place: token-wise feed-forwards of a built timm network become mixtures that compute the same.
+
+A feed-forward is found by its module, wherever the network keeps it, and numbered by its position among those found; it
+is one if `layers.feed_forwards` knows its class and it returns what a block adds to its tokens.
+"""
+
+import copy
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from timm.models._input import update_model_args
+from torch import nn
+
+from ..errors import MoeLayersError, RouterError
+from ..layers import MoeMlp, RoutedMlp, undecayed_parameters
+from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
+from ._moe_vit import MoeLayers, resolve_moe_layers
+
+NAME = "gmoe"  # what a saved network is built by again
+
+# Modules of the same classes that are no feed-forward of a block: they mix tokens or pixels (MLP-Mixer, TNT), turn
+# relative positions into biases of attention (Swin v2, ViT), or refine one pooled token
+NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_pool.mlp")
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def upcycle(
+    model: ModelT,
+    moe_layers: MoeLayers = "last_two",
+    num_experts: int = 6,
+    top_k: int = 2,
+    router: str = "cosine",
+    router_kwargs: Mapping[str, object] | None = None,
+    capacity_factor: float | None = None,
+    normalize_weights: bool | None = None,
+    router_noise: float | None = None,
+    expert_drop: float = 0.1,
+) -> ModelT:
+    """Replaces feed-forwards of any network of timm's by mixtures of experts, each a copy of what it replaces.
+
+    In evaluation the network computes what it did, unless combine weights do not sum to 1 (`top_k=1`, or
+    `normalize_weights=False`), of which a warning tells. Call it before an optimizer or a wrapper of timm's
+    (`features_only=True`) holds the network. Saved by timm, it is loaded again as model 'gmoe'.
+
+    Args:
+        model: Changed in place.
+        moe_layers: Which feed-forwards, in the order in which the network holds them, see `resolve_moe_layers`.
+        num_experts: E.
+        top_k: Experts per token.
+        router: 'cosine', 'linear', or a name given to `layers.register_router`.
+        router_kwargs: Options of that router alone.
+        capacity_factor: Training capacity; None is dropless.
+        normalize_weights: Let combine weights sum to 1; None means top_k > 1.
+        router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
+        expert_drop: Dropout rate of the experts' hidden activations in training.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        MoeLayersError: It has no feed-forward that experts can be copies of, or not so many; or it holds mixtures.
+        RouterError: See `MoeMlp`; or a feed-forward does not compute what its class is known to.
+    """
+    found = find_feed_forwards(model)
+    if not found:
+        raise MoeLayersError.of("model", _name_of(model), _no_feed_forward(model))
+    layers = resolve_moe_layers(moe_layers, len(found))
+    options: dict[str, Any] = {
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "router": router,
+        "router_kwargs": router_kwargs,
+        "capacity_factor": capacity_factor,
+        "normalize_weights": normalize_weights,
+        "router_noise": router_noise,
+        "expert_drop": expert_drop,
+    }
+    chosen = [list(found.values())[index] for index in layers]
+    _check_token_wise([dense for dense, _ in chosen])
+    mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]  # all of them, before any is replaced
+    for mixture, (_, names) in zip(mixtures, chosen, strict=True):
+        for name in names:
+            model.set_submodule(name, mixture)
+    _warn_if_changed(mixtures[0])
+    _record(model, {"moe_layers": list(layers), **options})
+    return model
+
+
+def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]]]:
+    """The feed-forwards of a network that can become mixtures, in the order in which it holds them.
+
+    Args:
+        model: Any network.
+
+    Returns:
+        First name -> the module and all its names; more than one where layers share it.
+
+    Raises:
+        MoeLayersError: It holds mixtures already, so that their places would be counted otherwise.
+    """
+    if any(isinstance(module, RoutedMlp) for module in model.modules()):
+        remedy = "has mixtures of experts already; upcycle a dense network"
+        raise MoeLayersError.of("model", _name_of(model), remedy)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) in DENSE_FORMS and not name.endswith(NOT_FEED_FORWARDS) and _refusal(module) is None:
+            names.setdefault(module, []).append(name)
+    return {own[0]: (module, own) for module, own in names.items()}
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Why a module of a known class cannot become a mixture; None if it can."""
+    try:
+        read_feed_forward(module)
+    except RouterError as error:
+        return str(error)
+    return None
+
+
+def refused_feed_forwards(model: nn.Module) -> dict[str, str]:
+    """What looks like a feed-forward and is left as it is: the name of the first of each kind, and why."""
+    reasons: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if type(module) in DENSE_FORMS and name.endswith(NOT_FEED_FORWARDS):
+            reasons.setdefault("is no feed-forward of tokens", name)
+        elif type(module) in DENSE_FORMS or _looks_alike(module):
+            reasons.setdefault(_refusal(module) or "", name)
+    return {name: reason for reason, name in reasons.items() if reason}
+
+
+def _looks_alike(module: nn.Module) -> bool:
+    name = type(module).__name__
+    return (
+        name.endswith(("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")) and "Head" not in name
+    )
+
+
+def _no_feed_forward(model: nn.Module) -> str:
+    refused = "; ".join(f"{name}: {reason}" for name, reason in list(refused_feed_forwards(model).items())[:3])
+    return (
+        "has no feed-forward that experts can be copies of; choose a transformer or ConvNeXt of timm, such as "
+        f"deit_small_patch16_224 or convnext_tiny{f' ({refused})' if refused else ''}"
+    )
+
+
+def _check_token_wise(chosen: list[nn.Module]) -> None:
+    """Refuses a class that a release of timm has changed so that experts would compute something else.
+
+    One layer of each make is drawn anew, as zeros hide a difference, and compared with a mixture of one expert: that
+    sees its tokens one by one and in another order, which shows whether tokens of the dense layer see each other.
+
+    Raises:
+        RouterError: The two do not agree.
+    """
+    makes = {(type(dense), str(dense)): dense for dense in chosen if not next(dense.parameters()).is_meta}
+    for dense in makes.values():
+        difference = _difference_to_experts(dense)
+        if not difference < 1e-3:
+            remedy = "computes something else than its class is known to in this release of timm; leave it dense"
+            raise RouterError.of("mlp", type(dense).__name__, f"{remedy} (relative difference {difference:.1g})")
+
+
+@torch.no_grad()
+def _difference_to_experts(dense: nn.Module, num_tokens: int = 6) -> float:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        dense = copy.deepcopy(dense).cpu().float().eval()
+        for parameter in dense.parameters():
+            parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.5)
+        expert = MoeMlp.from_dense(dense, num_experts=1, top_k=1, router="linear")
+        tokens_TD = torch.randn(num_tokens, expert.fc1.weight.shape[-1])
+        order = torch.randperm(num_tokens)
+    if expert.channels_first:
+        outputs, copied = (
+            layer(one.t()[None, :, None])[0, :, 0].t()
+            for layer, one in ((dense, tokens_TD), (expert, tokens_TD[order]))
+        )
+    else:
+        outputs, copied = dense(tokens_TD[None])[0], expert(tokens_TD[None, order])[0]
+    return ((outputs[order] - copied).abs().max() / outputs.abs().max()).item()
+
+
+def _warn_if_changed(mixture: MoeMlp) -> None:
+    router = mixture.router
+    if not router.normalize_weights and router.num_experts > 1:
+        message = (
+            f"top_k={router.top_k} with combine weights that do not sum to 1: the upcycled network does not compute "
+            "what the dense one did; give top_k=2 or more and leave normalize_weights alone to keep it"
+        )
+        warnings.warn(message, stacklevel=3)
+
+
+def _record(model: Any, options: dict[str, Any]) -> None:
+    """Lets the network name its parameters without weight decay, and be saved as what it now is."""
+    model.no_weight_decay = functools.partial(_no_weight_decay, model)
+    cfg = getattr(model, "pretrained_cfg", None)
+    if not cfg:
+        return
+    backbone = ".".join(filter(None, (cfg["architecture"], cfg.get("tag"))))
+    model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": NAME}
+    model.mixture_args = {"backbone": backbone, **options}
+    update_model_args(model, **model.mixture_args)
+    model.register_state_dict_pre_hook(_record_resolved)
+
+
+def _record_resolved(model: Any, prefix: str, keep_vars: bool) -> None:
+    """Writes resolved options again, over which `create_model` has written its caller's; saving begins here."""
+    update_model_args(model, **model.mixture_args)
+
+
+def _no_weight_decay(model: Any) -> set[str]:
+    """What the network's class exempts, by names that it still has, and what experts and routers do."""
+    own = type(model).no_weight_decay(model) if hasattr(type(model), "no_weight_decay") else ()
+    return set(own) | undecayed_parameters(model)
+
+
+def _name_of(model: nn.Module) -> str:
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    return cfg.get("architecture", type(model).__name__)
