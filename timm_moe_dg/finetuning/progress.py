@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -85,9 +86,13 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
     ]
     for domain, (name, inside, outside) in enumerate(zip(names, record.in_acc, record.out_acc, strict=True)):
         role = "test" if domain in record.test_domains else "train"
-        lines.append(f"  {name:<{width}}  {role:<5}  {inside:6.4f}  {outside:7.4f}")
+        lines.append(f"  {name:<{width}}  {role:<5}  {_share(inside):>6}  {_share(outside):>7}")
     lines += [role_line(role, scores) for role, scores in record.roles.items()]
     return "\n".join([*lines, f"  {summary(record)}"])
+
+
+def _share(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.4f}"
 
 
 def role_line(role: str, scores: Mapping[str, Any]) -> str:
