@@ -76,3 +76,12 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_no_tool_is_imported_by_the_package() -> None:
     assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]
+
+
+def test_no_room_is_too_full_to_live_in() -> None:
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    for folder in folders:
+        files = list(folder.glob("*.py"))
+        lines = sum(len(path.read_text().splitlines()) for path in files)
+        assert len(files) <= 20, folder
+        assert lines <= 2000, f"{folder.name} has {lines} lines"

@@ -45,7 +45,6 @@ from collections.abc import Sequence
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from accelerate.utils import send_to_device, set_seed
-from tqdm import tqdm
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
@@ -56,6 +55,7 @@ from timm_moe_dg.finetuning import (
     Interrupted,
     Interruption,
     RunLog,
+    StepBar,
     build_model,
     describe,
     find_beginning,
@@ -84,8 +84,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
     first, checkpoints = run.beginning.first_step, run.plan.folder.checkpoints
     check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
     steps = range(first, options.steps)
-    hidden = not accelerator.is_main_process
-    bar = tqdm(steps, options.model, options.steps, initial=first, unit="step", disable=hidden)
+    bar = StepBar(steps, options.model, hidden=not accelerator.is_main_process)
     run.catch_up(stop)
     if run.has_stalled():
         return
@@ -104,7 +103,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
         if shown or accelerator.device.type == "cpu":
             check(step, meter.total(), checkpoints.describe())
         if shown:
-            bar.set_postfix({"loss": losses["loss"].item(), "images/s": round(meter.rate())})
+            bar.show(step, losses["loss"].item(), meter.rate())
         if evaluated or stopping or run.is_saved(step):
             total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
             check(step, total, checkpoints.describe())

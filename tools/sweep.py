@@ -196,13 +196,19 @@ def show_status(jobs: Sequence[Job]) -> None:
     for state in STATES[1:]:
         for job, found in zip(jobs, states, strict=True):
             if found == state:
-                print(f"{state:<10} {job.name}" + (f"  (log: {job.log})" if job.log.exists() else ""))
+                how = f"  {job.progress()}" if state == "running" else ""
+                print(f"{state:<10} {job.name}{how}" + (f"  (log: {job.log})" if job.log.exists() else ""))
+
+
+def show_running(jobs: Sequence[Job]) -> None:
+    """Prints how far the running jobs are, in one line."""
+    print(f"running: {'; '.join(f'{job.name} {job.progress()}' for job in jobs)}", flush=True)
 
 
 def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> list[Job]:
     """Runs jobs and prints how each ended; returns those that failed."""
     failed = []
-    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments), start=1):
+    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show_running), start=1):
         how = job.state() if status is not None else "running already, left alone"
         print(f"[{number}/{len(jobs)}] {how} {job.name} ({seconds:.0f} s)", flush=True)
         if status is not None and how != "finished":

@@ -1,5 +1,6 @@
 """Jobs: their states, several at a time, stopped and gone on with; and Slurm's side by submitit's local executor."""
 
+import json
 import os
 import pickle
 import signal
@@ -207,3 +208,20 @@ def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
         submit_jobs([make_job(tmp_path)], tmp_path, {})
+
+
+def test_how_far_a_job_is_follows_from_its_last_evaluation(tmp_path):
+    job = make_job(tmp_path)
+    assert job.progress() == "no evaluation yet"
+    job.folder.mkdir()
+    lines = [json.dumps({"step": step, "step_time": 2.0, "args": {"steps": 301}}) for step in (0, 100)]
+    (job.folder / "results.jsonl").write_text("\n".join(lines))
+    assert job.progress() == "101 of 301 steps, about 7 min left"
+    (job.folder / "results.jsonl").write_text("\n".join(lines) + '\n{"st')
+    assert job.progress() == "no evaluation yet"
+
+
+def test_running_jobs_are_shown_now_and_then(tmp_path):
+    jobs, seen = [make_job(tmp_path, name, seconds=1.0) for name in "ab"], []
+    list(run_jobs(jobs, [{}, {}], watch=lambda going: seen.append({job.name for job in going}), watch_every=0.0))
+    assert {"a", "b"} in seen

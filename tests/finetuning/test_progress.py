@@ -1,13 +1,17 @@
 """What a run shows: means since the last evaluation, the table, and what trackers get."""
 
+import math
+import sys
+from dataclasses import replace
 from importlib import util
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.invented import make_record
-from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.finetuning import progress
 from timm_moe_dg.finetuning.progress import StepMeter, Trackers, domain_table
 
@@ -58,3 +62,42 @@ def test_a_missing_package_is_named_before_anything_starts(tmp_path, monkeypatch
     monkeypatch.setattr(progress, "find_spec", lambda name: None if name == "wandb" else util.find_spec(name))
     with pytest.raises(MissingDependencyError, match=r"--log-wandb needs wandb.*timm_moe_dg\[tracking\]"):
         Trackers(["tensorboard", "wandb"], tmp_path, ARGS)
+
+
+def test_a_pipe_gets_a_line_a_minute_and_one_at_the_end(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    bar = progress.StepBar(range(4, 10), "net")
+    for step in bar:
+        clock[0] += 25
+        bar.show(step, loss=0.5, rate=8.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "net: 7/10 steps, loss 0.5000, 8 images/s, about 75 s left",
+        "net: 10/10 steps, loss 0.5000, 8 images/s, about 0 s left",
+        "net: 10/10 steps",
+    ]
+    for _ in progress.StepBar(range(2), "net", hidden=True):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_estimates_have_the_unit_that_fits():
+    words = [progress.duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
+    assert words == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
+
+
+def test_weights_and_biases_without_a_key_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(api=SimpleNamespace(api_key=None)))
+    monkeypatch.setattr(progress, "find_spec", lambda name: True)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ArgumentError, match=r"^log_wandb=True: Weights & Biases has no key; set WANDB_API_KEY"):
+        progress.check_trackers(["wandb"])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    progress.check_trackers(["wandb"])
+
+
+def test_splits_without_images_have_no_number():
+    record = replace(make_record(), out_acc=(0.6, math.nan, 0.4))
+    table = domain_table(record, ["art", "cartoon", "photo"])
+    assert [line.split()[2:] for line in table.splitlines() if "cartoon" in line] == [["0.8000", "-"]]

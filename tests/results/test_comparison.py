@@ -77,3 +77,17 @@ def test_single_source_figures_stand_beside_their_domain(tmp_path):
     assert rows["painting (IID)"] == ["69.3 (GMoE, Table 12)", "69.0 (GMoE, Table 12)"]
     assert rows["quickdraw"] == ["5.3 (GMoE, Table 12)", "5.0 (GMoE, Table 12)"]
     assert rows["average OOD"] == ["", ""]
+
+
+def test_n_and_a_paired_test_stand_below(pacs):
+    tables = make_tables(find_runs([pacs])[0], ["oracle"])
+    line = compare(tables, GMOE, VIT, "latex").splitlines()[-1]
+    assert line.startswith("% Differences paired by trial seed")
+    (table,) = tables
+    rows = [next(cells for row, cells in table.rows.items() if row.model == model) for model in (GMOE, VIT)]
+    for position, domain in enumerate(table.columns):
+        values = [rows[0][position].values[seed] - rows[1][position].values[seed] for seed in range(3)]
+        one_sided = all(value > 0 for value in values) or all(value < 0 for value in values)
+        assert f"{domain}: n = 3, p = " in line
+        if one_sided:
+            assert f"{domain}: n = 3, p = 0.25" in line

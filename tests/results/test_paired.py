@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import permutation_test
 
 from tests.invented import invented_records, write_run, write_sweep
-from timm_moe_dg.results.paired import EXACT, holm, paired_tests, sign_flip_p
+from timm_moe_dg.results.paired import holm, paired_tests
 from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.significance import EXACT, sign_flip_p
 from timm_moe_dg.results.tables import make_tables
 
 

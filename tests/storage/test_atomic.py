@@ -1,6 +1,7 @@
 """Files and folders are complete or as they were, also when the system refuses to write."""
 
 import contextlib
+import os
 import resource
 import signal
 
@@ -115,3 +116,17 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
         all_or_nothing(tmp_path / "file", ["one"]),
     ):
         pytest.fail("the work must not begin")
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_modes_that_the_umask_says(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        with replaced(tmp_path / "best") as fresh:
+            save_file({"weight": torch.zeros(2)}, fresh / "model.safetensors")
+        with all_or_nothing(tmp_path / "out", ["a"]) as work:
+            save_file({"weight": torch.zeros(2)}, work / "a")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "best" / "model.safetensors", tmp_path / "out" / "a"):
+        assert path.stat().st_mode & 0o777 == mode

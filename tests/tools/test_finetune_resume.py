@@ -218,9 +218,7 @@ def test_a_loss_that_is_not_a_number_stops_before_anything_is_written(unfinished
     found = "at step 6, on a batch of rot_15, rot_30, rot_45, rot_60, rot_75; .*checkpoint: .*step-000005"
     with pytest.raises(SystemExit, match=rf"DivergenceError: loss=nan: not finite {found}"):
         tool.main(["--resume", str(unfinished)])
-    kept = {
-        path: content for path, content in before.items() if path.suffix not in (".csv", ".txt")
-    }  # the log has the error
+    kept = {path: content for path, content in before.items() if path.suffix not in (".csv", ".txt")}
     assert {path: path.read_bytes() for path in kept} == kept
 
 

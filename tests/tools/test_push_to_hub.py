@@ -12,7 +12,7 @@ from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
 from tests.hub_cache import fill_cache
 from tests.load_tool import load_tool
 from tests.models.cases import SMALL
-from timm_moe_dg.layers.satclip import SatClipEncoder, save_satclip
+from timm_moe_dg.layers import SatClipEncoder, save_satclip
 
 REPOSITORY = "someone/network"
 SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]

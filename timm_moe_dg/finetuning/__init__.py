@@ -4,6 +4,7 @@ from .assembly import Model, build_model
 from .launch import join_processes, set_up_logging
 from .log import RunLog
 from .plan import RunPlan, make_plan
+from .progress import StepBar
 from .resume import nothing_to_do, parse_resumable, run_parser
 from .run import Beginning, FineTuning, find_beginning, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
@@ -18,6 +19,7 @@ __all__ = [
     "Model",
     "RunLog",
     "RunPlan",
+    "StepBar",
     "build_model",
     "describe",
     "find_beginning",

@@ -5,18 +5,20 @@ was started a second time, and also when the sweep that started it has been kill
 """
 
 import fcntl
+import json
 import os
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 from ..errors import ArgumentError, MissingDependencyError
+from .progress import duration
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
@@ -53,6 +55,15 @@ class Job:
         failed = last.startswith(_ENDED) and int(last.removeprefix(_ENDED)) not in INTERRUPTED
         return "failed" if failed else "incomplete"
 
+    def progress(self) -> str:
+        """Says how many steps were evaluated of how many, and about how long the others take, as far as is known."""
+        try:
+            record = json.loads((self.folder / "results.jsonl").read_text().splitlines()[-1])
+            done, steps, seconds = record["step"] + 1, record["args"]["steps"], record["step_time"]
+        except (OSError, ValueError, LookupError):  # nothing is evaluated yet, or a line is being written
+            return "no evaluation yet"
+        return f"{done} of {steps} steps, {duration((steps - done) * seconds)} left"
+
 
 class Attempt:
     """A job's process; use `Attempt.start`."""
@@ -71,7 +82,7 @@ class Attempt:
             return None
         log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
         log.flush()
-        variables = {"TQDM_MININTERVAL": "30", **os.environ, **(environment or {})}  # a log is no terminal
+        variables = {**os.environ, **(environment or {})}
         process = subprocess.Popen(
             job.command,
             env=variables,
@@ -161,7 +172,11 @@ class Submission:
 
 
 def run_jobs(
-    jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], grace: float = 60.0
+    jobs: Sequence[Job],
+    slots: Sequence[Mapping[str, str]],
+    grace: float = 60.0,
+    watch: Callable[[Sequence[Job]], object] | None = None,
+    watch_every: float = 60.0,
 ) -> Iterator[tuple[Job, int | None, float]]:
     """Runs jobs, one in each slot at a time, and yields each as it ends.
 
@@ -172,11 +187,14 @@ def run_jobs(
         jobs: In the order in which they are started.
         slots: Environment variables of each slot; their number is the number of jobs at a time.
         grace: Seconds between SIGTERM and SIGKILL.
+        watch: Called now and then with the jobs that are going.
+        watch_every: Seconds between its calls.
 
     Yields:
         The job, its exit status (None: another process runs it already) and the seconds that it took.
     """
     waiting, going = list(reversed(jobs)), dict[int, Attempt]()
+    watched = time.monotonic()
     try:
         while waiting or going:
             for slot in [number for number in range(len(slots)) if number not in going and waiting]:
@@ -192,6 +210,9 @@ def run_jobs(
                 if status is not None:
                     del going[slot]
                     yield attempt.job, status, time.monotonic() - attempt.started
+            if watch and going and time.monotonic() - watched >= watch_every:
+                watched = time.monotonic()
+                watch([attempt.job for attempt in going.values()])
             time.sleep(_POLL)
     finally:
         for attempt in going.values():

@@ -1,20 +1,25 @@
 """What a run shows while it goes: losses between evaluations, the table of domains, TensorBoard, Weights & Biases."""
 
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
 from typing import Protocol, TypedDict
 
 import torch
 import yaml
 from torch import Tensor
+from tqdm import tqdm
 
 from ..cli.arguments import Arguments
-from ..errors import MissingDependencyError
+from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 
+LINE_EVERY = 60.0  # seconds
 TRACKERS = ("tensorboard", "wandb")
 
 
@@ -71,6 +76,49 @@ class StepMeter:
         self._start = time.perf_counter() - state["seconds"]
 
 
+class StepBar:
+    """Shows how far training is: a bar on a terminal; in a file or a pipe a line a minute, and one at the end.
+
+    Args:
+        steps: Numbers of the steps to take; iterating gives them.
+        name: Stands in front.
+        hidden: Show nothing.
+    """
+
+    def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
+        self._bars = sys.stderr.isatty()
+        self._hidden = hidden
+        self._steps, self._name = steps, name
+        self._bar = tqdm(
+            steps, name, steps.stop, initial=steps.start, unit="step", disable=hidden or not self._bars, file=sys.stderr
+        )
+        self._began = self._last = time.monotonic()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._bar
+        self._line(self._steps.stop, "")
+
+    def show(self, step: int, loss: float, rate: float) -> None:
+        """Shows the loss of a step, and images per second."""
+        self._bar.set_postfix({"loss": loss, "images/s": round(rate)})
+        if time.monotonic() - self._last >= LINE_EVERY:
+            self._last = time.monotonic()
+            left = (self._last - self._began) / (step + 1 - self._steps.start) * (self._steps.stop - step - 1)
+            self._line(step + 1, f", loss {loss:.4f}, {rate:.0f} images/s, {duration(left)} left")
+
+    def _line(self, taken: int, further: str) -> None:
+        if not (self._bars or self._hidden):
+            sys.stderr.write(f"{self._name}: {taken}/{self._steps.stop} steps{further}\n")
+
+
+def duration(seconds: float) -> str:
+    """Formats a time that is an estimate: two units at most."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {minutes} min" if minutes < 120 else f"about {hours} h"
+
+
 def domain_table(record: Record, names: Sequence[str]) -> str:
     """Formats one evaluation as a text table, one row per domain, test domains marked.
 
@@ -86,9 +134,13 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
     ]
     for domain, (name, inside, outside) in enumerate(zip(names, record.in_acc, record.out_acc, strict=True)):
         role = "test" if domain in record.test_domains else "train"
-        lines.append(f"  {name:<{width}}  {role:<5}  {inside:6.4f}  {outside:7.4f}")
+        lines.append(f"  {name:<{width}}  {role:<5}  {_share(inside):>6}  {_share(outside):>7}")
     lines += [role_line(role, scores) for role, scores in record.roles.items()]
     return "\n".join([*lines, f"  {summary(record)}"])
+
+
+def _share(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.4f}"
 
 
 def role_line(role: str, scores: RoleScores) -> str:
@@ -119,14 +171,21 @@ class Tracker(Protocol):
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Makes sure that trackers are installed.
+    """Makes sure that trackers are installed and can be used.
 
     Raises:
         MissingDependencyError: One is not.
+        ArgumentError: Weights & Biases is to be sent to, and has no key.
     """
     for name in names:
         if find_spec(name) is None:
             raise MissingDependencyError.of(f"--log-{name}", name, "tracking")
+    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        if not wandb.api.api_key:
+            remedy = "Weights & Biases has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
+            raise ArgumentError.of("log_wandb", True, remedy)
 
 
 class Trackers:

@@ -1,13 +1,22 @@
 """Expert layers: routers, stacked experts, and the feed-forward layers made of them."""
 
+from .encoders import (
+    LOCATION_ENCODERS,
+    LocationEncoder,
+    LocationIdEmbedding,
+    MetadataEncoder,
+    NoMetadata,
+    SatClipEncoder,
+    SinCosEncoder,
+    load_satclip,
+    save_satclip,
+    spherical_harmonics,
+)
 from .experts import dispatch_info
 from .geo_moe_mlp import GeoMoeMlp
-from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
-from .metadata import MetadataEncoder, NoMetadata
 from .moe_mlp import MoeMlp, RoutedMlp
 from .own_parameters import OwnParameters, undecayed_parameters
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
-from .satclip import SatClipEncoder, load_satclip, save_satclip
 
 __all__ = [
     "LOCATION_ENCODERS",

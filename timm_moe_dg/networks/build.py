@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -29,6 +30,7 @@ from timm.models import (
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError, MoeDgError
+from .reach import hub_or_cache
 
 DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
@@ -92,15 +94,19 @@ def build_network(
     source = _source_of_weights(name, kwargs)
     overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
+    asks_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
-        options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
-        keeps = loads or num_classes is None
-        classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
-        if source != name or parse_model_name(name)[0] is not None:
-            # timm keeps saved options that are None only if it reads them itself
-            size = {"img_size": options.get("img_size")}
-            options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
-        network = _create(options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None)
+        with hub_or_cache() if asks_hub else nullcontext():
+            options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
+            keeps = loads or num_classes is None
+            classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
+            if source != name or parse_model_name(name)[0] is not None:
+                # timm keeps saved options that are None only if it reads them itself
+                size = {"img_size": options.get("img_size")}
+                options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
+            network = _create(
+                options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None
+            )
     except MoeDgError:
         raise
     except TypeError as error:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
 from .build import build_network, check_name
+from .reach import hub_or_cache
 
 CONFIG = "config.json"
 
@@ -52,7 +54,8 @@ def _saved_config(name: str) -> dict[str, object]:
     source, place = parse_model_name(name)
     if source is None:
         return {}
-    path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
+    with hub_or_cache() if source == "hf-hub" else nullcontext():
+        path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
     return json.loads(Path(path).read_text())
 
 

@@ -74,6 +74,11 @@ class Column:
         return average([Cell(by_seed, expected) for by_seed in values])
 
 
+def paired_differences(first: Cell, second: Cell) -> dict[int, float]:
+    """Returns the difference of two cells by trial seed, over the seeds that both have."""
+    return {seed: value - second.values[seed] for seed, value in first.values.items() if seed in second.values}
+
+
 def average(cells: Sequence[Cell]) -> Cell:
     """Averages cells of a row within each trial seed; seeds that a cell lacks are left out."""
     seeds = [seed for seed in cells[0].values if all(seed in cell.values for cell in cells)]

@@ -1,14 +1,18 @@
 """Two rows of a table side by side: a mixture model and its dense twin, say, and what the papers state for each."""
 
 from collections.abc import Iterator, Sequence
+from math import isnan
 from pathlib import Path
 
 from ..errors import ArgumentError
-from .columns import Cell
+from .columns import Cell, paired_differences
 from .paper_figures import PaperFigure, figures_for
 from .rendering import RENDERERS, cell_text
 from .runs import RowKey
+from .significance import sign_flip_p
 from .tables import Table
+
+_TEST = "Differences paired by trial seed (n), two-sided sign-flip test, exact up to 16 pairs, no p below 2 / 2^n"
 
 
 def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> str:
@@ -63,13 +67,20 @@ def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> st
         if any(cell.values for cell in cells):
             measured = [*map(cell_text, cells), difference_text(*cells)]
             grid.append([domain, *measured, *(papers[number][position] for number in shown)])
-    return RENDERERS[format_](table.title, grid, ())
+    remark = "% " if format_ == "latex" else ""
+    tests = "; ".join(_test(domain, table, position, first, second) for position, domain in enumerate(table.columns))
+    return f"{RENDERERS[format_](table.title, grid, ())}\n\n{remark}{_TEST}: {tests}"
+
+
+def _test(domain: str, table: Table, position: int, first: RowKey, second: RowKey) -> str:
+    found = paired_differences(table.rows[first][position], table.rows[second][position])
+    p = sign_flip_p(list(found.values()))
+    return f"{domain}: n = {len(found)}, p = {'-' if isnan(p) else f'{p:.2g}'}"
 
 
 def difference_text(first: Cell, second: Cell) -> str:
     """Formats the mean difference over the trial seeds that both cells have, with its standard error."""
-    both = [seed for seed in first.values if seed in second.values]
-    cell = Cell({seed: first.values[seed] - second.values[seed] for seed in both}, max(first.expected, second.expected))
+    cell = Cell(paired_differences(first, second), max(first.expected, second.expected))
     text = cell_text(cell)
     return text if text.startswith(("-", "missing")) else f"+{text}"
 

@@ -10,14 +10,10 @@ from math import isnan
 from statistics import fmean
 from typing import NamedTuple
 
-import numpy as np
-
-from .columns import AVERAGE, Cell
+from .columns import AVERAGE, paired_differences
 from .runs import RowKey
+from .significance import sign_flip_p
 from .tables import AVERAGES, OFFICIAL, SINGLE_SOURCE, Table
-
-EXACT = 16  # pairs up to which all 2^n signs are tried
-DRAWS = 99_999  # of signs, for more pairs
 
 
 class PairedTest(NamedTuple):
@@ -55,29 +51,6 @@ class PairedTest(NamedTuple):
         return sum(value < 0 for value in self.differences)
 
 
-def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
-    """Two-sided p value of a sign-flip permutation test of a mean difference of 0.
-
-    If neither row is better, each difference could as well have the other sign. The p value is the share of all sign
-    patterns whose mean is at least as far from 0 as the one that was found (Fisher's randomization test): of all 2^n up
-    to `EXACT` pairs, else of `DRAWS` random ones and the one found. The smallest p value of n pairs is 2 / 2^n.
-    Pairs are taken as independent, which those of different domains with the same seed are not quite.
-
-    Args:
-        differences: At least one.
-        seed: Of the random patterns.
-    """
-    values = np.asarray(differences, dtype=float)
-    found = abs(values.sum()) * (1 - 1e-12)  # patterns of equal sums differ by rounding
-    if len(values) <= EXACT:
-        sums = np.zeros(1)
-        for value in values:
-            sums = np.concatenate([sums + value, sums - value])
-        return float((abs(sums) >= found).mean())
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, len(values)))
-    return float((1 + (abs(signs @ values) >= found).sum()) / (1 + DRAWS))
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusts p values for their number, so that the chance of any false finding stays below the level (Holm, 1979)."""
     adjusted, highest = [0.0] * len(p_values), 0.0
@@ -97,7 +70,8 @@ def paired_tests(table: Table) -> list[PairedTest]:
         compared = []
         for first, second in combinations(table.rows, 2):
             pairs = [(table.rows[first][at], table.rows[second][at]) for at in columns]
-            differences = tuple(value for pair in pairs for value in _differences(*pair))
+            every = [value for pair in pairs for value in paired_differences(*pair).values()]
+            differences = tuple(value for value in every if not isnan(value))  # a domain may have no image to score
             if differences:
                 compared.append((first, second, of, differences, sign_flip_p(differences)))
         adjusted = holm([p for *_, p in compared])
@@ -114,9 +88,3 @@ def _measured(table: Table) -> dict[str, Sequence[int]]:
     if table.rule == SINGLE_SOURCE:
         return {"domains not trained on": range(1, len(table.columns) - 1)}
     return {"held-out domains": range(list(table.columns).index(AVERAGE))}
-
-
-def _differences(first: Cell, second: Cell) -> list[float]:
-    """By seed; a seed that one of them lacks is left out, and so is one without images to score."""
-    both = [first.values[seed] - second.values[seed] for seed in first.values if seed in second.values]
-    return [value for value in both if not isnan(value)]

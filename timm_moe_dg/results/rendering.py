@@ -28,6 +28,8 @@ def cell_text(cell: Cell, digits: int = 1) -> str:
     """Formats a cell in percent: mean, standard error from two seeds on, and how many seeds where some are missing."""
     if not cell.values:
         return "missing"
+    if isnan(cell.mean):  # such as the F1 of a role without images
+        return "-"
     error = "" if isnan(cell.error) else f" ± {100 * cell.error:.{digits}f}"
     lacking = "" if len(cell.values) == cell.expected else f" ({len(cell.values)} of {cell.expected} seeds)"
     return f"{100 * cell.mean:.{digits}f}{error}{lacking}"

@@ -6,8 +6,8 @@ leaves the old content, or at worst both under names that start with a dot, whic
 """
 
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,7 @@ def replaced(target: Path) -> Iterator[Path]:
         fresh.mkdir(parents=True)
         try:
             yield fresh
+            _share_as_folder(fresh)
             _synchronize(fresh)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -107,11 +108,13 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
     created = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
+        work = target / f".unfinished-{os.getpid()}-{secrets.token_hex(4)}"
+        work.mkdir()
     except OSError as error:
         raise ArgumentError.of("output", str(target), f"cannot be written ({error}); choose another") from error
     try:
         yield work
+        _share_as_folder(work)
         for file in sorted(work.iterdir()):
             os.replace(file, target / file.name)
     finally:
@@ -135,6 +138,17 @@ def explained(target: Path) -> Iterator[None]:
 def _beside(target: Path) -> tuple[Path, Path]:
     fresh, old = (target.with_name(f".{target.name}.{kind}") for kind in ("new", "old"))
     return fresh, old
+
+
+def _share_as_folder(folder: Path) -> None:
+    """Gives the files of a folder its own modes of reading and writing; safetensors' are the owner's alone.
+
+    The folder was made as the umask says, which cannot be read without being changed for all threads.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
 
 
 def _synchronize(folder: Path) -> None:

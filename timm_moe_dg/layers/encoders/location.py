@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from ..errors import MetadataError
-from .own_parameters import OwnParameters
-from .precision import UpcastLinear
+from ...errors import MetadataError
+from ..own_parameters import OwnParameters
+from ..precision import UpcastLinear
 
 NORMS = ("orthonormal", "satclip")
 RADIANS_HINT = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"

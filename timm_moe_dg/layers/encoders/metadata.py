@@ -9,8 +9,8 @@ import torch
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from ..errors import MetadataError
-from .precision import portable_path, without_autocast
+from ...errors import MetadataError
+from ..precision import portable_path, without_autocast
 
 
 @register_notrace_module

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ...errors import CheckpointError
 from .location import LocationEncoder
 
 _PREFIX = "model.location.nnet."

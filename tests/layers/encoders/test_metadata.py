@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from timm_moe_dg.errors import MetadataError
-from timm_moe_dg.layers.metadata import MetadataEncoder, NoMetadata
+from timm_moe_dg.layers.encoders import MetadataEncoder, NoMetadata
 
 IMAGES = torch.zeros(3, 1, dtype=torch.float32)
 
