@@ -219,7 +219,9 @@ def make_inputs(model: Network, tokens: int, batch_size: int, device: str) -> tu
             return (x,)
         present = torch.ones(batch_size, dtype=torch.bool, device=device)
         return x, torch.randn(batch_size, model.router.codes.shape[1], device=device), present
-    images = torch.randn(batch_size, *resolve_model_data_config(model)["input_size"], device=device)
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None)  # networks of one size; the others take any
+    size = own or resolve_model_data_config(model)["input_size"][1:]
+    images = torch.randn(batch_size, 3, *size, device=device)
     encoder = getattr(getattr(model, "metadata_encoder", None), "encoder", None)
     if encoder is None:
         return (images,)

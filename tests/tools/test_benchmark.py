@@ -64,9 +64,21 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
         picture.verify()
 
 
+@pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])
+def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_path, backbone):
+    words = ["--model", "gmoe", "--backbone", backbone, "--batch-size", "1", "--rounds", "2", "--warmup", "0"]
+    tool.main([*words, "--threads", "1", "--output", str(tmp_path / "rows.json")])
+    by = {row["against"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    dense = timm.create_model(backbone)
+    twin, equivalent = by["dense twin"], by["FLOP-equivalent"]
+    assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
+    assert twin["gmacs"] < equivalent["gmacs"] < by["gmoe"]["gmacs"] < 1.3 * equivalent["gmacs"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--backbone", "test_vit"], "backbone='test_vit': goes with --model gmoe alone"),
         (["--model", "gmoe_tiny"], "did you mean"),
         (["--model", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
         (["--against", "nosuch"], "'nosuch': no such model"),
