@@ -238,6 +238,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
         if failed:
             names = ", ".join(job.name for job in failed)
             raise SystemExit(f"sweep.py: {len(failed)} of {len(todo)} runs failed: {names}")
+        print(f"report: python tools/report.py {shlex.quote(args.output)}")
 
 
 def interrupt(number: int, frame: object) -> None:

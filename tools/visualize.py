@@ -30,7 +30,14 @@ from timm_moe_dg.analysis.routing.association import PermutationTest
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
-from timm_moe_dg.cli.arguments import fraction_to_1, key_value, non_negative_int, positive_int, usable_device
+from timm_moe_dg.cli.arguments import (
+    fraction_to_1,
+    key_value,
+    non_negative_int,
+    parse_words,
+    positive_int,
+    usable_device,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -236,7 +243,7 @@ def main(argv: Sequence[str]) -> None:
     words = list(argv)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         words = [EVERYTHING, *words]
-    options = build_parser().parse_args(words)
+    options = parse_words(build_parser(), words)
     check_run(options.run)
     COMMANDS[options.command][1](options)
     print(f"written: {', '.join(str(path) for path in sorted(figures(options).iterdir()) if path.is_file())}")

@@ -22,7 +22,8 @@ def test_forms_are_told_apart():
 
 def test_an_architecture_is_surveyed_without_storage():
     row = load_tool("upcycling_coverage").survey("test_vit")
-    assert row["forms"] and "test_vit" in row.values()
+    assert row["forms"]
+    assert "test_vit" in row.values()
 
 
 def test_perturbing_leaves_no_parameter_at_zero_and_no_two_alike():

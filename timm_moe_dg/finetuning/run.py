@@ -166,6 +166,7 @@ class FineTuning:
         self.trackers.finish()
         self.accelerator.print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
         self.accelerator.print(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
+        self.accelerator.print(f"report: python tools/report.py {shlex.quote(str(folder.path))}")
 
     def interrupted(self) -> str:
         """Says where a run that was asked to end goes on."""

@@ -41,7 +41,8 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
         remedy = f"is no finished run: it lacks {', '.join(needed)}; give the folder that tools/finetune.py wrote"
         raise ArgumentError.of("run", str(run), remedy)
     origin = origin_of_run(read_records(run / "results.jsonl"))
-    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *sorted(run.glob("*.png"))):
+    shown = (*sorted(run.glob("*.png")), *run.glob("report.html"))
+    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *shown):
         shutil.copyfile(path, folder / path.name)
     for path in sorted((run / FIGURES).glob("*.png")):
         (folder / FIGURES).mkdir(exist_ok=True)
