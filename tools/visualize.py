@@ -1,12 +1,12 @@
 """Draws what a run does with its images: experts, attention, parts, domains, curves.
 
-    python tools/visualize.py experts output/RUN --class dog            # which expert each patch goes to, in every domain
+    python tools/visualize.py experts output/RUN --class dog            # the expert of each patch, in all domains
     python tools/visualize.py experts output/RUN --images photographs/
     python tools/visualize.py attention output/RUN --twin output/DENSE  # where the class token looks, head by head
     python tools/visualize.py attributes output/RUN --cub CUB_200_2011  # experts against parts and attributes
     python tools/visualize.py invariance output/RUN                     # same patch, other domain: same expert?
     python tools/visualize.py domains output/RUN                        # a MoGE run's discovered domains as a map
-    python tools/visualize.py forced output/RUN                         # a MoGE run's experts, each forced on everything
+    python tools/visualize.py forced output/RUN                         # its experts, each forced on everything
     python tools/visualize.py curves output/RUN                         # losses and accuracies over training
 
 Without a word in front, `visualize.py output/RUN` draws the curves, and of a MoGE run domains and forced experts.
