@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
     return hasattr(view.model, "set_expert_mode") and bool(_with_places(view, data_dir, role))
 
 
-def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, Any]:
+def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
     """Draws map.png (metadata that are coordinates only) and routing.png, and adds their numbers to analysis.json.
 
     Args:
@@ -55,7 +54,7 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
         plot_expert_usage(usage, path)
     counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
     counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
-    numbers = {
+    numbers: dict[str, object] = {
         "role": role,
         "groups": list(places),
         "nmi": normalized_mutual_information(found, groups).item(),
@@ -108,14 +107,14 @@ def _split(domain: PlacesDomain) -> Split:
     return Split(domain.split.inside, domain.split.outside[:0])
 
 
-def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[Any]:
+def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yields the domains' test images with their metadata, on the device."""
     images = EvaluationImages(domains, [_split(domain) for domain in domains], view.transform, with_metadata=True)
-    for batch in evaluation_loader(images, batch_size=view.batch_size, workers=0):
-        yield tuple(part.to(view.device) for part in batch)
+    for pixels, targets, groups, metadata in evaluation_loader(images, batch_size=view.batch_size, workers=0):
+        yield pixels.to(view.device), targets.to(view.device), groups.to(view.device), metadata.to(view.device)
 
 
-def _add(path: Path, numbers: dict[str, Any]) -> None:
+def _add(path: Path, numbers: dict[str, object]) -> None:
     """Adds numbers to those of the other commands."""
     known = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json_text(known | numbers, indent=2))

@@ -1,12 +1,11 @@
 """The command line of a run, and of one that goes on: which run is meant, and whether anything is left of it to do."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
-from ..cli.arguments import parse_arguments
+from ..cli.arguments import Arguments, parse_arguments
 from ..cli.options import from_parsed
 from ..errors import ArgumentError
 from ..networks.freeze import FREEZABLE
@@ -112,12 +111,12 @@ def nothing_to_do(options: RunOptions) -> str | None:
     return f"{run} is finished: nothing to do{remark}"
 
 
-def can_be_extended(args: Mapping[str, Any]) -> bool:
+def can_be_extended(args: Arguments) -> bool:
     """Whether the steps that a run took would have been the same, had more of them been asked for."""
     return not (args["sched"] or args["averaging"] or args["early_stop"])
 
 
-def _obstacle(run: Path, recorded: Mapping[str, Any]) -> str | None:
+def _obstacle(run: Path, recorded: Arguments) -> str | None:
     """Why a finished run cannot take further steps, if it cannot."""
     if not can_be_extended(recorded):
         ends = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}

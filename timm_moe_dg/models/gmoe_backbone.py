@@ -6,7 +6,6 @@ mixtures is loaded into the dense network, and the mixtures' weights afterwards.
 """
 
 import difflib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,8 @@ from ..errors import ArgumentError, CheckpointError, OptionError
 from ..layers import RoutedMlp
 from ._build import IMAGENET_CFG
 from .upcycling import upcycle
+
+Keywords = dict[str, Any]  # timm's, whose values are what its models take
 
 __all__ = ["gmoe"]
 
@@ -53,8 +54,8 @@ class Source(NamedTuple):
         weights: A state dict that was given or saved; None to let timm find the backbone's.
     """
 
-    cfg: dict[str, Any] | None
-    overlay: dict[str, Any]
+    cfg: Keywords | None
+    overlay: Keywords
     weights: dict[str, Tensor] | None
 
     @property
@@ -67,8 +68,8 @@ class Source(NamedTuple):
 def gmoe(
     pretrained: bool = False,
     backbone: str = DEFAULT_BACKBONE,
-    pretrained_cfg: str | dict[str, Any] | None = None,
-    pretrained_cfg_overlay: dict[str, Any] | None = None,
+    pretrained_cfg: str | Keywords | None = None,
+    pretrained_cfg_overlay: Keywords | None = None,
     cache_dir: str | Path | None = None,
     features_only: bool = False,
     **kwargs: Any,
@@ -114,9 +115,7 @@ def check_backbone(backbone: str, saved: bool = False) -> None:
         raise ArgumentError.of("backbone", backbone, f"no such weights; {architecture} has {tags}") from error
 
 
-def _source(
-    pretrained: bool, cfg: str | dict[str, Any] | None, overlay: dict[str, Any], cache_dir: str | Path | None
-) -> Source:
+def _source(pretrained: bool, cfg: str | Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
     """Sorts out what timm's factory hands over."""
     if isinstance(cfg, str):
         raise ArgumentError.of("model", f"gmoe.{cfg}", f"name weights by their backbone, as backbone='NAME.{cfg}'")
@@ -141,8 +140,8 @@ def _build(
     pretrained: bool,
     source: Source,
     cache_dir: str | Path | None,
-    mixture: dict[str, Any],
-    kwargs: dict[str, Any],
+    mixture: Keywords,
+    kwargs: Keywords,
 ) -> nn.Module:
     """The dense network with the weights that lie outside of the mixtures, upcycled; then the mixtures' weights."""
     cfg, overlay = source.cfg, dict(source.overlay)
@@ -175,14 +174,12 @@ def _create(backbone: str, **options: Any) -> Any:
         raise OptionError.of("backbone", backbone, remedy) from error
 
 
-def _without_storage(backbone: str, kwargs: Mapping[str, Any]) -> Any:
+def _without_storage(backbone: str, kwargs: Keywords) -> Any:
     with torch.device("meta"):
         return _create(backbone, **{name: kwargs[name] for name in kwargs if name not in ("device", "dtype")})
 
 
-def _dense_part(
-    backbone: str, source: Source, mixture: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> dict[str, Tensor]:
+def _dense_part(backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
     """A mixture's checkpoint as timm can load it into the dense network: zeros where the mixtures will be.
 
     Raises:
@@ -234,7 +231,7 @@ def _load_mixtures(model: nn.Module, source: Source) -> None:
                 ) from error
 
 
-def _default_out_indices(backbone: str, kwargs: Mapping[str, Any]) -> list[int]:
+def _default_out_indices(backbone: str, kwargs: Keywords) -> list[int]:
     """Which maps timm takes from the backbone if nobody says."""
     return list(_without_storage(backbone, {**kwargs, "features_only": True}).feature_info.out_indices)
 

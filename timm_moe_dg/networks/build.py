@@ -155,7 +155,7 @@ def data_config(
     return cast(DataConfig, resolve_input_data_config(network, args=given))
 
 
-def without_origin(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_origin(config: Mapping[str, object]) -> dict[str, object]:
     """Returns a network's configuration without what it says of published weights that its own did not begin as."""
     return {name: value for name, value in config.items() if name not in _ORIGIN}
 

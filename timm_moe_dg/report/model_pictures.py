@@ -70,7 +70,7 @@ def _attention(view: RunView, data_dir: str | None) -> Section:
 
 
 def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
-    numbers: dict[str, float] = {}
+    numbers: dict[str, object] = {}
 
     def draw(path: Path) -> None:
         numbers.update(nmi=draw_domains(view, path.parent, data_dir, role, 2.0)["nmi"])

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..analysis.run_view import RunView
+from ..cli.arguments import Arguments
 from ..data import (
     Domain,
     EvaluationImages,
@@ -191,7 +192,7 @@ def ask(view: RunView, reading: Reading) -> NetworkFacts:
     return NetworkFacts(images, total, answers, found, test_domains, counts)
 
 
-def _relevant(args: Mapping[str, Any], domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
+def _relevant(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
     """Leaves of each split the part whose accuracy is reported, or selected by; training saw neither."""
     how = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
     splits = split_domains(domains, [], **how)

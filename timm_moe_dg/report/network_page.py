@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..analysis.calibration_plots import plot_reliability
 from ..analysis.plots import plot_confusion
@@ -13,7 +12,7 @@ from .pictures import Missing, attempt, inlined
 from .run_facts import RunFacts
 
 
-def network_sections(facts: RunFacts, reading: Reading) -> dict[str, Any]:
+def network_sections(facts: RunFacts, reading: Reading) -> dict[str, object]:
     """What the template takes of the network: each entry is there, or says why it is missing.
 
     Args:
@@ -33,7 +32,7 @@ def network_sections(facts: RunFacts, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _of_answers(network: NetworkFacts) -> dict[str, Any]:
+def _of_answers(network: NetworkFacts) -> dict[str, object]:
     return {
         "confusion": inlined(partial(_draw_confusion, network), "Confusion matrix of the held-out domains"),
         "calibration": inlined(partial(plot_reliability, network.calibration()), "Accuracy against confidence"),

@@ -3,7 +3,6 @@
 from functools import partial
 from math import isfinite, isnan
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -64,7 +63,7 @@ def sweep_page(facts: SweepFacts) -> str:
     return render("sweep.html", facts=facts, doubts=facts.doubts)
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """Fills a template; whatever comes from outside is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -1,11 +1,12 @@
 """What a run's own files say about it: state, options, selected records, and what should be doubted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError
 from ..finetuning.jobs import Job, tail
 from ..hub.origin import training_command, without_local_paths
@@ -77,7 +78,7 @@ class RunFacts:
         return [Choice(TITLES[rule], one, validation_accuracy(one), reported_accuracy(one)) for rule, one in picked]
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Options that were set to something else than their default."""
         return given(self.run.args)
 
@@ -119,7 +120,7 @@ def _records(path: Path, finished: bool) -> list[Record]:
         return [Record.from_json(line) for line in lines[:-1]]
 
 
-def given(args: Mapping[str, Any]) -> dict[str, Any]:
+def given(args: Arguments) -> dict[str, object]:
     """Returns a run's options that have a part in its numbers and were set to something else than their default."""
     left_out = {*(NOT_IDENTITY - {"data_dir"}), *args.get("filled_in", ())}
     named = {name: value for name, value in by_today_s_names(args).items() if name in DEFAULTS}

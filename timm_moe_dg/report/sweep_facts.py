@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import compress
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import RecordError
 from ..finetuning.jobs import Job
@@ -83,7 +83,7 @@ class SweepFacts:
     compared: Sequence[Compared] | Missing
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Options that all runs have, and that were set to something else than their default."""
         each = [given(run.run.args) for run in self.runs]
         return {name: value for name, value in each[0].items() if all(one.get(name) == value for one in each)}

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Mapping
 from math import isnan
-from typing import Any
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: object, indent: int | None = None) -> str:
     """Writes a value as JSON with a line break at its end; NaN, for which JSON has no word, becomes null.
 
     Args:
@@ -16,7 +15,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(without_nan(value), indent=indent) + "\n"
 
 
-def without_nan(value: Any) -> Any:
+def without_nan(value: object) -> object:
     """Replaces NaN by None, in tables and lists to any depth; tuples become lists."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}

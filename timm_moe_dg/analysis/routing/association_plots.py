@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,10 @@ from ..canvas import new_figure
 from ..drawing import fitted, write_figure
 from .association import PermutationTest
 from .parts import Association
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LARGEST_LIFT = 8.0  # where the color scale ends
 ROWS_WITH_NUMBERS = 40
@@ -68,7 +72,7 @@ def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> 
     write_figure(figure, path)
 
 
-def _table(axes: Any, values: np.ndarray, label: str, figure: Any, **scale: Any) -> None:
+def _table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **scale: Any) -> None:
     axes.set_facecolor("white")
     axes.patch.set(hatch="///", edgecolor="silver")
     drawn = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)

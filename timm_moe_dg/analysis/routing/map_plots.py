@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from ..drawing import SIDE, fitted, image_grid, write_figure
 from ..palette import expert_color
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OPACITY = 0.55
 SMALLEST_CELL = 0.1  # inches; in smaller ones a number cannot be read
@@ -138,16 +141,16 @@ def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
     return pairs
 
 
-def _image(axes: Any, pixels: np.ndarray) -> None:
+def _image(axes: "Axes", pixels: np.ndarray) -> None:
     axes.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0), interpolation="nearest")
 
 
-def _cells(axes: Any, photo: Photograph, colors: np.ndarray) -> None:
+def _cells(axes: "Axes", photo: Photograph, colors: np.ndarray) -> None:
     height, width = photo.pixels.shape[:2]
     axes.imshow(colors, extent=(0, width, height, 0), interpolation="nearest")
 
 
-def _numbers(axes: Any, photo: Photograph) -> None:
+def _numbers(axes: "Axes", photo: Photograph) -> None:
     """Writes the experts' numbers into cells that are large enough, outlined for dark photographs."""
     from matplotlib.patheffects import withStroke
 

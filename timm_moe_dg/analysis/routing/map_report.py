@@ -61,7 +61,7 @@ def draw_experts(
     (figures / "experts.json").write_text(json_text(numbers))
 
 
-def _named(rows: ShownRows, found: dict[int, list[tuple[Tensor, Tensor]]]) -> list[dict[str, Any]]:
+def _named(rows: ShownRows, found: dict[int, list[tuple[Tensor, Tensor]]]) -> list[dict[str, object]]:
     """For each image, the first experts and entropies of every mixture block."""
     names = [(name, each.name) for name, row in rows for each in row if each is not None]
     return [
@@ -134,5 +134,5 @@ def _label(network: RunView, view: RunView) -> str:
     return network.name if network is view or network.name != view.name else f"{network.name} (twin)"
 
 
-def _rounded(values: Tensor) -> Any:
+def _rounded(values: Tensor) -> object:
     return (values.double() * 1e5).round().div(1e5).tolist()

@@ -154,12 +154,12 @@ def _stacked(found: Mapping[str, Association], strongest: str) -> Association:
     return Association(rows, counts, shares, lifts, found[strongest].nmi, found[strongest].cramers_v, {})
 
 
-def _table(found: Association) -> dict[str, Any]:
+def _table(found: Association) -> dict[str, object]:
     tables = {name: getattr(found, name).tolist() for name in ("counts", "shares", "lift")}
     scores = {"nmi": _test(found.nmi), "cramers_v": found.cramers_v, "left_right_distance": found.sides}
     return {"rows": list(found.rows), **tables, **scores}
 
 
-def _test(test: PermutationTest) -> dict[str, Any]:
+def _test(test: PermutationTest) -> dict[str, object]:
     null = {"mean": float(test.null.mean()), "largest": float(test.null.max()), "draws": len(test.null)}
     return {"value": test.value, "null": null, "p": test.p}
