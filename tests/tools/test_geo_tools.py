@@ -117,7 +117,7 @@ def test_baselines_run_through_the_same_command(model: str, extra: list[str], tm
     words = ["--model", model, "--model-kwargs", *SIZE, *extra, "--output", str(tmp_path), "--experiment", "baseline"]
     load_tool("finetune").main([*QUICK, *words])
     record = read_records(tmp_path / "baseline" / "results.jsonl")[-1]
-    assert set(record.roles) == {"id", "ood"}
+    assert set(record.roles) == {"id", "ood", "id_val"}
     assert "cka_loss" not in record.losses
 
 

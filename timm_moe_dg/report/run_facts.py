@@ -13,7 +13,7 @@ from ..hub.origin import training_command, without_local_paths
 from ..protocols.options import DEFAULTS, NOT_IDENTITY, by_today_s_names
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable
-from ..protocols.selection import SELECTION_RULES, reported_accuracy, validation_accuracy
+from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, reported_accuracy, validation_accuracy
 from ..results.runs import FinishedRun, domain_names
 from ..results.tables import TITLES
 from ..storage.run_folder import BEST
@@ -74,8 +74,11 @@ class RunFacts:
     @property
     def choices(self) -> list[Choice]:
         """What each rule picks that one run is enough for."""
-        picked = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST]
+        picked = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._scored_for(rule)]
         return [Choice(TITLES[rule], one, validation_accuracy(one), reported_accuracy(one)) for rule, one in picked]
+
+    def _scored_for(self, rule: str) -> bool:
+        return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
 
     @property
     def given(self) -> dict[str, object]:
