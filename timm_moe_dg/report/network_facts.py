@@ -113,7 +113,7 @@ class NetworkFacts:
     def calibration(self) -> dict[str, CalibrationBins]:
         """Bins of confidence of held-out and of training domains; a kind without images is left out."""
         right, held_out = self.answers.predicted == self.answers.target, self.held_out
-        kinds = {"held-out domains": held_out, "training domains (out-splits)": ~held_out}
+        kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
             name: calibration_bins(self.answers.confidence[mine], right[mine])
             for name, mine in kinds.items()
