@@ -12,6 +12,8 @@ import timm_moe_dg
 from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step, outcome
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 PACKAGE = TOOLS.parent / "timm_moe_dg"
 DOOR = "    cpu_threads: int | None = option("
 TOY = '    toy_decay: float = option(0.0, type=non_negative, help="a toy (default: %(default)s)")\n'

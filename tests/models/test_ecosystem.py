@@ -17,6 +17,8 @@ from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, randomize
 from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.layers.precision import UpcastLinear
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 GMOE, SFMOE, MOGE = (BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "moge_tiny"))
 ROUTED = pytest.mark.parametrize("case", [GMOE, SFMOE, MOGE], ids=lambda case: case.name)
 

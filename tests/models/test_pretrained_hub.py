@@ -10,6 +10,8 @@ from tests.hub_server import serve
 from tests.models.cases import BY_NAME, CASES, randomize
 from tests.models.hub_client import ask, small_request
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 TOLERANCE = 1e-5
 
 

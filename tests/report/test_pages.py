@@ -14,6 +14,8 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.report import Reading, report
 from timm_moe_dg.report.pages import percent
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 SECTIONS = ("what", "selection", "curves", "domains", "confusion", "calibration", "worst", "experts")
 
 

@@ -16,6 +16,8 @@ from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.protocols import read_records
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=3", "patch_size=8"]
 RUN = ["--model", "gmoe_tiny_patch16", *SIZE, "--drop-path", "0.2", "--eval-freq", "3", "-b", "2", "--cpu-threads", "1"]
 QUICK = ["--workers", "0", "--lr", "0.01"]

@@ -23,6 +23,8 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ERM
 from timm_moe_dg.storage import checkpoint
 
+pytestmark = pytest.mark.slow  # whole runs, programs and processes
+
 FILES = ("tensors.safetensors", "state.json")
 MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=3", "num_heads=3", "moe_layers=(1,)"]
 RANDOM = ["num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "--drop-path", "0.2", "--workers", "1"]
