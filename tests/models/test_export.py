@@ -9,6 +9,7 @@ from tests.models.cases import BY_NAME, CASES, MOGE, Case, mixture_layers, rando
 from timm_moe_dg.export.programs import load_onnx, record_program, save_onnx
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]

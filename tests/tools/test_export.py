@@ -19,7 +19,10 @@ FILES = ["model.onnx", "model.pt2", "model.torchscript.pt", "preprocessing.json"
 QUICK = ["--threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,  # programs are exported and run
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
+]
 
 
 def export(*words):
