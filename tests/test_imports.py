@@ -14,7 +14,7 @@ LEVELS = {
     "losses": 2,  # they judge what layers report
     **dict.fromkeys(("models", "algorithms", "protocols", "networks"), 3),
     **dict.fromkeys(("results", "storage"), 4),
-    **dict.fromkeys(("finetuning", "analysis", "hub", "export"), 5),
+    **dict.fromkeys(("finetuning", "sweeping", "analysis", "hub", "export"), 5),
     "report": 6,
 }
 

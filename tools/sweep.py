@@ -44,7 +44,6 @@ from timm_moe_dg.cli.arguments import key_value, parse_arguments, positive_int, 
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.finetuning.launch import available_cpus
 from timm_moe_dg.protocols.formats import read_arguments, read_repeatable
 from timm_moe_dg.protocols.options import PLANNED, having
@@ -59,6 +58,8 @@ from timm_moe_dg.protocols.planner import (
     plan_runs,
 )
 from timm_moe_dg.protocols.run_identity import differences
+from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
+from timm_moe_dg.sweeping.slurm import submit_jobs
 
 FINETUNE = Path(__file__).with_name("finetune.py")
 

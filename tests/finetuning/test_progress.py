@@ -82,11 +82,6 @@ def test_a_pipe_gets_a_line_a_minute_and_one_at_the_end(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_estimates_have_the_unit_that_fits():
-    words = [progress.duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
-    assert words == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
-
-
 def test_weights_and_biases_without_a_key_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(api=SimpleNamespace(api_key=None)))
     monkeypatch.setattr(progress, "find_spec", lambda name: True)

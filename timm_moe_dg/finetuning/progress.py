@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ..cli.arguments import Arguments
 from ..errors import ArgumentError, MissingDependencyError
+from ..measure.timing import duration
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 
@@ -109,14 +110,6 @@ class StepBar:
     def _line(self, taken: int, further: str) -> None:
         if not (self._bars or self._hidden):
             sys.stderr.write(f"{self._name}: {taken}/{self._steps.stop} steps{further}\n")
-
-
-def duration(seconds: float) -> str:
-    """Formats a time that is an estimate: two units at most."""
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 90:
-        return f"about {seconds:.0f} s"
-    return f"about {minutes} min" if minutes < 120 else f"about {hours} h"
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError
-from ..finetuning.jobs import Job, tail
 from ..hub.origin import training_command, without_local_paths
 from ..protocols.options import DEFAULTS, NOT_IDENTITY, by_today_s_names
 from ..protocols.records import Record, read_records
@@ -17,6 +16,7 @@ from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation
 from ..results.runs import FinishedRun, domain_names
 from ..results.tables import TITLES
 from ..storage.run_folder import BEST
+from ..sweeping.jobs import Job, tail
 
 RESULTS = "results.jsonl"
 
@@ -43,7 +43,7 @@ class RunFacts:
 
     Attributes:
         run: Its folder and records.
-        state: One of `finetuning.jobs.STATES`.
+        state: One of `sweeping.jobs.STATES`.
         log: Where a sweep wrote what it printed; need not exist.
     """
 

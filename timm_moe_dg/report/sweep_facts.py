@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RecordError
-from ..finetuning.jobs import Job
 from ..results.columns import Cell
 from ..results.paired import PairedTest, paired_tests
 from ..results.rendering import cell_text
 from ..results.runs import FinishedRun, find_runs
 from ..results.tables import Table, make_tables
+from ..sweeping.jobs import Job
 from .pictures import Missing, attempt
 from .run_facts import RunFacts, at_chance, divergence, given, read_run
 
@@ -55,7 +55,7 @@ class Unfinished(NamedTuple):
 
     Attributes:
         name: Of its folder.
-        state: One of `finetuning.jobs.STATES`.
+        state: One of `sweeping.jobs.STATES`.
         progress: How far it is.
         divergence: A sentence if it diverged.
     """

@@ -1,51 +1,16 @@
-"""Jobs: their states, several at a time, stopped and gone on with; and Slurm's side by submitit's local executor."""
+"""Jobs: their states, several at a time, stopped and gone on with."""
 
 import json
 import os
-import pickle
 import signal
 import sys
-import time
 from multiprocessing import get_context
-from threading import Thread
 
 import pytest
 
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.finetuning.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
-
-# writes the seconds at which it began and ended; saves and leaves when it is asked to
-SCRIPT = """
-import pathlib, signal, sys, time
-folder, seconds, status = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
-folder.mkdir(parents=True, exist_ok=True)
-begun = time.time()
-print("begun", flush=True)
-time.sleep(seconds)
-if status:
-    sys.exit(f"broken" if status == 1 else status)
-(folder / "times").write_text(f"{begun} {time.time()}")
-(folder / "done").write_text("done")
-"""
-
-
-def make_job(tmp_path, name="a", seconds=0.0, status=0) -> Job:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = (sys.executable, str(script), str(tmp_path / name), str(seconds), str(status))
-    return Job(name, command, tmp_path / name, tmp_path / "logs" / f"{name}.log")
-
-
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def begun(job):
-    return job.log.exists() and "\nbegun\n" in job.log.read_text()
+from tests.sweeping.waiting_jobs import begun, make_job, wait_for
+from timm_moe_dg.sweeping.jobs import Attempt, Job, run_jobs, tail
+from timm_moe_dg.sweeping.slurm import Submission
 
 
 def test_a_job_goes_from_missing_to_finished_and_is_not_run_again(tmp_path):
@@ -157,57 +122,6 @@ def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
     running.close()
     assert job.state() == "incomplete"
     assert "saved" in job.log.read_text()
-
-
-@pytest.mark.slow
-def test_submitit_runs_a_job_with_its_log(tmp_path):
-    ((job, handle),) = submit_jobs(
-        [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"
-    )
-    assert handle.result() == 1
-    assert job.state() == "failed"
-    assert tail(job.log) == "begun\nbroken"
-
-
-@pytest.mark.slow
-def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
-    inner = make_job(tmp_path, seconds=60)
-    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
-    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
-    submission, queued = Submission(job), []
-
-    def time_is_up(*_):  # as submitit's handler, in the middle of the wait
-        queued.append(submission.checkpoint().function)
-        sys.exit(-1)
-
-    def slurm():
-        wait_for(lambda: begun(job))
-        os.kill(os.getpid(), signal.SIGUSR2)
-
-    before = signal.signal(signal.SIGUSR2, time_is_up)
-    thread = Thread(target=slurm)
-    thread.start()
-    with pytest.raises(SystemExit):
-        submission()
-    thread.join()
-    signal.signal(signal.SIGUSR2, before)
-    assert job.state() == "incomplete"
-    assert "saved" in job.log.read_text()
-    assert pickle.loads(pickle.dumps(queued[0])).job == job
-
-
-def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
-        submit_jobs([make_job(tmp_path)], tmp_path, {})
-    with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
-        submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
-
-
-def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
-        submit_jobs([make_job(tmp_path)], tmp_path, {})
 
 
 def test_how_far_a_job_is_follows_from_its_last_evaluation(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs as processes: several at a time on this machine, or handed to Slurm; each with a log, one failure apart.
+"""Runs as processes: several at a time on this machine, each with a log, one failure apart.
 
 A run is finished when its folder has the file `done`. While one is going its log is locked, also against a sweep that
 was started a second time, and also when the sweep that started it has been killed.
@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-from ..errors import ArgumentError, MissingDependencyError
-from .progress import duration
+from ..measure.timing import duration
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
@@ -136,41 +135,6 @@ class Attempt:
             os.killpg(self.process.pid, number)
 
 
-class Handle(Protocol):
-    """What submitit returns for a job, as far as it is used."""
-
-    @property
-    def job_id(self) -> str:
-        """Its number with Slurm."""
-
-
-class Submission:
-    """A job as submitit takes it.
-
-    Args:
-        job: The job.
-        grace: Seconds that it has to save when time is up; submitit is told 90 seconds before Slurm ends everything.
-    """
-
-    def __init__(self, job: Job, grace: float = 60.0) -> None:
-        self.job, self.grace = job, grace
-        self._attempt: Attempt | None = None
-
-    def __call__(self) -> int:
-        """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
-        if self.job.state() not in ("finished", "running"):
-            self._attempt = Attempt.start(self.job)
-        return self._attempt.wait() if self._attempt else 0
-
-    def checkpoint(self) -> object:
-        """What submitit calls when Slurm's time is up: lets the job save, and returns it again, to go on from there."""
-        from submitit.helpers import DelayedSubmission
-
-        if self._attempt:
-            self._attempt.leave(self.grace)
-        return DelayedSubmission(Submission(self.job, self.grace))
-
-
 def run_jobs(
     jobs: Sequence[Job],
     slots: Sequence[Mapping[str, str]],
@@ -220,40 +184,6 @@ def run_jobs(
         deadline = time.monotonic() + grace
         for attempt in going.values():
             attempt.stop(max(0.0, deadline - time.monotonic()))
-
-
-def submit_jobs(
-    jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
-) -> list[tuple[Job, Handle]]:
-    """Hands jobs to Slurm as one array; they are queued, run and requeued at their time limit by it.
-
-    Args:
-        jobs: What to submit; every machine must see the same folders and have this package.
-        folder: For submitit's files.
-        options: Parameters of submitit's AutoExecutor, such as slurm_partition, timeout_min, gpus_per_node.
-        cluster: "slurm", or "local" for processes on this machine.
-
-    Returns:
-        Each job with submitit's handle of it.
-
-    Raises:
-        MissingDependencyError: submitit is not installed.
-        ArgumentError: There is no Slurm here, or submitit does not know a parameter.
-    """
-    try:
-        import submitit
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("--launcher slurm", "submitit", "slurm") from error
-    try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**options)
-    except RuntimeError as error:
-        raise ArgumentError.of("launcher", cluster, f"cannot be used here ({error})") from error
-    except (NameError, TypeError, AssertionError) as error:
-        raise ArgumentError.of("slurm", dict(options), f"submitit does not take them ({error})") from error
-    with executor.batch():
-        handles = [executor.submit(Submission(job)) for job in jobs]
-    return list(zip(jobs, handles, strict=True))
 
 
 def tail(log: Path, lines: int = 5) -> str:

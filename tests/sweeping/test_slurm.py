@@ -1,0 +1,65 @@
+"""Jobs handed to Slurm, whose side submitit's local executor takes."""
+
+import os
+import pickle
+import signal
+import sys
+from threading import Thread
+
+import pytest
+
+from tests.sweeping.waiting_jobs import begun, make_job, wait_for
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.sweeping.jobs import Job, tail
+from timm_moe_dg.sweeping.slurm import Submission, submit_jobs
+
+
+@pytest.mark.slow
+def test_submitit_runs_a_job_with_its_log(tmp_path):
+    ((job, handle),) = submit_jobs(
+        [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"
+    )
+    assert handle.result() == 1
+    assert job.state() == "failed"
+    assert tail(job.log) == "begun\nbroken"
+
+
+@pytest.mark.slow
+def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    submission, queued = Submission(job), []
+
+    def time_is_up(*_):  # as submitit's handler, in the middle of the wait
+        queued.append(submission.checkpoint().function)
+        sys.exit(-1)
+
+    def slurm():
+        wait_for(lambda: begun(job))
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, time_is_up)
+    thread = Thread(target=slurm)
+    thread.start()
+    with pytest.raises(SystemExit):
+        submission()
+    thread.join()
+    signal.signal(signal.SIGUSR2, before)
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+    assert pickle.loads(pickle.dumps(queued[0])).job == job
+
+
+def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
+    with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
+
+
+def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
