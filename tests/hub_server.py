@@ -250,7 +250,7 @@ def serve(folders: dict[str, Path]) -> Iterator[LocalHub]:
     handler = type("Handler", (_Handler,), {"hub": hub})
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
     hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
+    threads = [threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in servers]
     for thread in threads:
         thread.start()
     try:

@@ -74,6 +74,7 @@ def test_links_lead_to_pages_that_are_there():
     assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
+@pytest.mark.slow
 def test_the_table_lists_every_registered_model_with_its_size():
     rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d.]+) M, ", README, re.MULTILINE))
     assert sorted(rows) == sorted(timm_moe_dg.models.__all__)

@@ -194,6 +194,7 @@ def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
         take(make_draws(Broken), 1, workers=workers)
 
 
+@pytest.mark.slow
 def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
     domain = replace(Numbered.of(0, 60), targets=[0] * 40 + [1] * 5 + [4] * 15)
     inside = np.array([*range(30), *range(40, 44), *range(50, 60)])  # 30, 4 and 10 of the three classes

@@ -97,6 +97,7 @@ def test_its_hyper_parameters_are_drawn_and_checked(finetune, tmp_path):
         finetune("--output", tmp_path, "--experiment", "typo", "--hparams", '{"tlit": 1}')
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_what_it_carries(finetune, alone, tmp_path, monkeypatch):
     method = ALGORITHMS["Tilted"]
     objective, seen = method.objective, []

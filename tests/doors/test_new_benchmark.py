@@ -89,6 +89,7 @@ def test_a_sweep_plans_its_runs(shades, capsys):
     assert out.count("--dataset shades") == 3
 
 
+@pytest.mark.slow
 def test_finetune_trains_on_it(shades):
     start = f"import runpy, shades; runpy.run_path({str(TOOLS / 'finetune.py')!r}, run_name='__main__')"
     words = ["--dataset", "shades", "--data-dir", ".", "--experiment", "run", "--workers", "0", "--batch-size", "4"]

@@ -42,7 +42,15 @@ def test_the_signal_is_noted_and_the_handler_before_comes_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_c_is_noted_once_and_then_ends_at_once():
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal; a suite that a script started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_noted_once_and_then_ends_at_once(ctrl_c):
     with Interruption() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.should_stop()

@@ -22,6 +22,7 @@ def best(hub, tmp_path):
     return f"local-dir:{tmp_path / 'best'}"
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_published_network(best, tmp_path):
     for name, model in (("hub", SOURCE), ("local", best)):
         words = ["--model", model, "--dataset", "rotated_digits", "--split", "out", "--output", str(tmp_path / name)]

@@ -36,6 +36,7 @@ def test_mistakes_are_named(predicted, target, message):
         confusion_matrix(torch.tensor(predicted), torch.tensor(target), num_classes=3)
 
 
+@pytest.mark.slow
 def test_f1_equals_what_wilds_asks_scikit_learn_for() -> None:
     """Up to 182 classes, as iWildCam has, of which few may occur; some are only predicted, some never predicted."""
     random = np.random.default_rng(0)

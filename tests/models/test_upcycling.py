@@ -31,7 +31,10 @@ from timm_moe_dg.models.upcycling import find_feed_forwards, refused_feed_forwar
 VIT = BACKBONES["Mlp"]
 
 
-@pytest.fixture(params=BACKBONES)
+LARGE = ("Mlp of channels", "NormMlp", "StarReLU")  # those that cannot be built small
+
+
+@pytest.fixture(params=[pytest.param(form, marks=pytest.mark.slow if form in LARGE else ()) for form in BACKBONES])
 def backbone(request) -> Backbone:
     torch.manual_seed(0)
     return BACKBONES[request.param]

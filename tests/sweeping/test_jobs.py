@@ -60,6 +60,7 @@ def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_pa
     wait_for(lambda: job.state() == "incomplete")
 
 
+@pytest.mark.slow
 def test_as_many_at_a_time_as_there_are_slots(tmp_path):
     jobs = [make_job(tmp_path, name, seconds=0.3) for name in "abcde"]
     ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]

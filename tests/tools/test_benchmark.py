@@ -42,6 +42,7 @@ def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dens
     assert "FLOP-equivalent" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(tool, tmp_path):
     _, by = run(tool, tmp_path, "--model", "moge_tiny", "--top-k", "2", "--batch-size", "1")
     wider = by["FLOP-equivalent"]["gmacs"] - by["dense twin"]["gmacs"]

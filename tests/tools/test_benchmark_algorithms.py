@@ -17,6 +17,7 @@ def tool():
     return load_tool("benchmark_algorithms")
 
 
+@pytest.mark.slow
 def test_every_method_is_measured_relative_to_erm(tool, tmp_path, capsys):
     words = [*QUICK, "--no-memory", "--threads", "1", "--output", str(tmp_path / "rows.json")]
     tool.main(words)
@@ -42,6 +43,7 @@ def test_penalties_have_their_full_weight_and_turns_are_timed_together(tool, mon
     assert steps == {"IRM": 2, "DANN": 4}
 
 
+@pytest.mark.slow
 def test_several_models_averaged_weights_and_inference(tool, tmp_path):
     words = ["--model", "test_vit", "test_vit2", *QUICK[2:], "--algorithm", "ERM", "--averaging", "swad", "moving"]
     words += ["--mode", "train", "inference", "--no-memory", "--output", str(tmp_path / "rows.json")]

@@ -142,6 +142,7 @@ def test_a_file_of_options_may_name_the_model(run, tmp_path, capsys):
     assert f"{best(run)} on rotated_digits, out images of each domain" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     classes = geo_digits()[0].classes
     run = {"dataset": "geo_digits", "test_domains": [5, 6, 7, 8, 9, 10]}

@@ -85,6 +85,7 @@ def test_the_manifest_has_the_hash_of_every_file_and_says_what_the_styles_are(ma
     assert (manifest["data_set"], manifest["style"], manifest["weights"]) == ("CUB_DG_approximate", "approximate", None)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_gives_the_same_hashes(cub, made, tmp_path):
     command = [str(cub[0]), str(tmp_path), "--style", "approximate"]
     journal = tmp_path / "CUB_DG_approximate" / "manifest.unfinished.jsonl"

@@ -94,6 +94,7 @@ def test_the_patch_network_does_not_see_the_order_of_patches_and_the_mlp_does():
     torch.testing.assert_close(network(x), expected)
 
 
+@pytest.mark.slow
 def test_the_aligned_network_keeps_more_than_50_points_over_the_misaligned_one_both_ways(tmp_path):
     TOOL.main(["noiseless", "--output", str(tmp_path), "--seeds", "0", "--quick"])
     table = json.loads((tmp_path / "theorem1_noiseless.json").read_text())
@@ -108,6 +109,7 @@ def test_the_aligned_network_keeps_more_than_50_points_over_the_misaligned_one_b
     assert (tmp_path / "theorem1_noiseless.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_noisy_run_has_nine_pairs_and_repeats_itself(tmp_path):
     for name in ("first", "second"):
         TOOL.main(["noisy", "--output", str(tmp_path / name), "--seeds", "4", "--samples", "300", "--epochs", "1"])

@@ -47,6 +47,7 @@ def test_a_model_that_answers_zero_has_the_error_one():
     assert TOOL.squared_error(torch.zeros(4000, TOOL.FEATURES), data.targets).item() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_short_run_has_every_number_of_experts_for_every_seed(tmp_path):
     options = ["--branches", "2", "--samples", "1000", "--epochs", "2", "--seeds", "0", "1"]
     TOOL.main(["--output", str(tmp_path), *options])

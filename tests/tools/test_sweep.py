@@ -85,6 +85,7 @@ def test_all_runs_are_run_once(sweep):
     assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_rest_and_is_gone_on_with(sweep):
     sweep.folder.mkdir()
     (sweep.folder / "broken").touch()
@@ -174,6 +175,7 @@ def test_gpus_take_one_run_each(sweep):
     assert tool.slots(args) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
+@pytest.mark.slow
 def test_a_real_run_is_run_and_recognized(tmp_path, capsys):
     tool = load_tool("sweep")
     size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]

@@ -70,6 +70,7 @@ def test_satclips_norm_differs_by_pi_on_the_zonal_terms_alone() -> None:
     assert torch.equal(satclip[:, others], plain[:, others])
 
 
+@pytest.mark.slow
 def test_nothing_overflows_and_gradients_are_finite_everywhere() -> None:
     lonlat = coordinates().requires_grad_()
     values = spherical_harmonics(lonlat, DEGREES)
