@@ -1,10 +1,13 @@
 """The loaders of a run: what its network is fed with, in training and in evaluation."""
 
+from collections.abc import Sequence
+
 from torch.utils.data import DataLoader
 
 from ..data import (
     AugmentedValidation,
     EvaluationImages,
+    Split,
     StepSampler,
     TrainingDraws,
     evaluation_loader,
@@ -39,7 +42,8 @@ def build_loaders(
         pin_memory: See `training_loader`.
 
     Returns:
-        The endless training loader, already this process's share, and the evaluation loader of everything.
+        The endless training loader, already this process's share, and the evaluation loader: of everything, or with
+        `eval_train` off of everything that is not trained on.
     """
     options = plan.options
     view = (config["input_size"][1:], config["mean"], config["std"])
@@ -49,8 +53,15 @@ def build_loaders(
     share = (options.batch_size, first_step, process, num_processes)
     sampler = StepSampler(plan.training, *share, plan.benchmark.domains_per_step, options.seed)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
-    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(*view), with_metadata, validation)
+    splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
+    images = EvaluationImages(plan.domains, splits, evaluation_transform(*view), with_metadata, validation)
     evaluation = evaluation_loader(
         images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
     )
     return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
+
+
+def _not_trained_on(splits: Sequence[Split], training: Sequence[int]) -> list[Split]:
+    return [
+        Split(split.inside[:0], split.outside) if domain in training else split for domain, split in enumerate(splits)
+    ]
