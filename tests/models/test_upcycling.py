@@ -270,9 +270,16 @@ def test_bad_input_is_named_with_what_would_work(options, error, message):
         timm.create_model("gmoe", **options)
 
 
-def test_a_tag_of_gmoe_itself_is_pointed_to_the_backbones():
+def test_a_tag_of_gmoe_itself_is_that_of_its_default_backbone_or_is_pointed_to_the_backbones():
+    assert timm.create_model("gmoe.deit_in1k", device="meta").mixture_args["backbone"].endswith(".fb_in1k")
     with pytest.raises(ArgumentError, match=r"backbone='NAME\.openai'"):
         timm.create_model("gmoe.openai")
+
+
+def test_another_way_to_features_than_the_networks_own_is_refused():
+    assert VIT.mixture(features_only=True, feature_cls="getter").feature_info
+    with pytest.raises(ArgumentError, match="feature_cls='hook': give 'getter'"):
+        VIT.mixture(features_only=True, feature_cls="hook")
 
 
 def test_a_configuration_whose_backbone_timm_has_no_longer_says_so(tmp_path):
