@@ -135,6 +135,22 @@ def test_exported_and_compiled_programs_compute_the_same(form):
     torch.testing.assert_close(torch.compile(mixture, backend="eager", fullgraph=True)(images), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["Mlp", "GluMlp", "Mlp, channels last"])
+def test_generated_code_trains_as_eager_mode_does(form):
+    options = {"moe_layers": [0], "expert_drop": 0.0, "router_noise": 0.0}
+    eager = randomize(BACKBONES[form].mixture(**options)).train()
+    compiled = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    images = BACKBONES[form].images()
+    for model, answer in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True))):
+        answer(images).square().mean().backward()
+        model.found = answer(images).detach()
+    torch.testing.assert_close(compiled.found, eager.found, rtol=1e-5, atol=1e-5)
+    for (name, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-5 * max(1, theirs.grad.abs().max()), name
+
+
 # Loading
 
 
