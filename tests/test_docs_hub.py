@@ -1,4 +1,4 @@
-"""What docs/hub.md shows works: its commands parse, and its launcher brings the models to scripts made for timm."""
+"""What docs/hub.md shows works: commands parse, and both launchers bring the models to scripts made for timm."""
 
 import os
 import re
@@ -17,7 +17,7 @@ BASH = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "hub.md").read_text(), 
 
 # What timm's train.py does, through the same parts of timm, for two steps
 SCRIPT = """
-import argparse, torch
+import argparse, importlib, torch
 from timm import create_model
 from timm.data import create_dataset, create_loader
 from timm.data.model_config import resolve_input_data_config
@@ -28,7 +28,10 @@ parser.add_argument("--data-dir")
 parser.add_argument("--model")
 parser.add_argument("--pretrained", action="store_true")
 parser.add_argument("--num-classes", type=int)
+parser.add_argument("--device-modules", nargs="+")
 args = parser.parse_args()
+for module in args.device_modules or ():
+    importlib.import_module(module)
 small = {"img_size": 32, "embed_dim": 32, "depth": 4, "num_heads": 2}
 model = create_model(args.model, pretrained=args.pretrained, num_classes=args.num_classes, **small).train()
 config = resolve_input_data_config(model)
@@ -54,13 +57,14 @@ def test_the_commands_parse():
 
 
 @pytest.mark.slow
-def test_the_launcher_trains_a_registered_model_in_a_script_that_knows_only_timm(tmp_path):
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_registered_model_is_trained_in_a_script_that_knows_only_timm(block, tmp_path):
     for index in range(4):
         path = tmp_path / "IMAGES" / f"class_{index % 2}" / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((40, 40), 80).save(path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = shlex.split(BASH[1].replace("\\\n", " ").replace("--pretrained", ""))
+    words = shlex.split(BASH[block].replace("\\\n", " ").replace("--pretrained", ""))
     result = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=tmp_path,

@@ -1,26 +1,48 @@
-"""What other libraries do to a network: meta tensors, torch.func, quantization, offloading, sharding, adapters."""
+"""What other libraries do to a network: meta tensors, torch.func, quantization, offloading, shards, adapters, wrappers.
+
+peft, torchao and transformers are tried where they are installed; docs/ecosystem.md has the versions and results.
+"""
 
 import copy
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import pytest
+import timm
 import torch
 import torch.distributed as dist
+from timm.optim import create_optimizer_v2
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, vmap
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, randomize
 from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.layers.precision import UpcastLinear
+from timm_moe_dg.networks import data_config, save_network
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 
 GMOE, SFMOE, MOGE = (BY_NAME[name] for name in ("gmoe_tiny_patch16", "sfmoe_small", "moge_tiny"))
-ROUTED = pytest.mark.parametrize("case", [GMOE, SFMOE, MOGE], ids=lambda case: case.name)
+
+
+@dataclass(frozen=True)
+class OnBackbone(Case):
+    """A model that takes `backbone=`, on its dense twin."""
+
+    def build(self, **kwargs: Any) -> nn.Module:
+        return timm.create_model(self.name, backbone=self.dense, **{"patch_size": 16, **kwargs})
+
+
+GATED = OnBackbone("gmoe", "", "vit_giant_patch14_reg4_dinov2")  # SwiGLU, layer scale
+PLACED = OnBackbone("moge", "", "vit_base_patch16_siglip_224", metadata="coordinates")  # pooled by attention
+ROUTED = pytest.mark.parametrize("case", [GMOE, SFMOE, MOGE, GATED, PLACED], ids=lambda case: case.name)
 
 
 def prepared(case: Case, **options: object) -> nn.Module:
@@ -122,9 +144,10 @@ def shard(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def trained(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def trained(model: nn.Module, inputs: tuple[Tensor, ...], adam: bool = False) -> dict[str, Tensor]:
     """Whole weights after three steps with momentum."""
-    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1, momentum=0.9)
+    parameters = model.train().parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3) if adam else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
         loss_of(model, inputs).backward()
@@ -150,21 +173,26 @@ def test_a_sharded_model_trains_as_the_whole_one(case: Case, gloo: None) -> None
     assert_trained_alike(case, trained(shard(model), case.inputs()), expected)
 
 
-def _train_shard(rank: int, folder: str, name: str, threads: int) -> None:
+def _train_shard(rank: int, folder: str, case: Case, adam: bool, threads: int) -> None:
     torch.set_num_threads(threads)  # another number adds in another order
     dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 2), rank=rank, world_size=2)
     torch.manual_seed(0)
-    case = BY_NAME[name]
-    found = trained(shard(prepared(case)), case.inputs())
+    found = trained(shard(prepared(case)), case.inputs(), adam)
     if rank == 0:
         torch.save(found, os.path.join(folder, "weights.pt"))
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("case", [GMOE, MOGE], ids=lambda case: case.name)
-def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(case: Case, tmp_path: Path) -> None:
-    expected = trained(prepared(case), case.inputs())
-    torch.multiprocessing.spawn(_train_shard, (str(tmp_path), case.name, torch.get_num_threads()), nprocs=2)
+@pytest.mark.parametrize(
+    ("case", "adam"),
+    [(GMOE, False), (MOGE, False), (GMOE, True), (GATED, True), (MOGE, True)],
+    ids=lambda given: getattr(given, "name", "AdamW" if given else "SGD"),
+)
+def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(
+    case: Case, adam: bool, tmp_path: Path
+) -> None:
+    expected = trained(prepared(case), case.inputs(), adam)
+    torch.multiprocessing.spawn(_train_shard, (str(tmp_path), case, adam, torch.get_num_threads()), nprocs=2)
     found = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert_trained_alike(case, found, expected)  # (g + g) / 2 is g
 
@@ -202,3 +230,57 @@ def test_torchaos_8_bit_weights(case: Case) -> None:
         rounded = model(*case.inputs())
     assert not torch.equal(rounded, exact)
     assert (rounded - exact).abs().max() < 0.2 * exact.abs().max()
+
+
+@ROUTED
+def test_transformers_loads_what_was_saved_here(case: Case, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = prepared(case)
+    config = data_config(model, case.small_size)
+    save_network(model, tmp_path, classes=list("abcdefghij"), config=config)
+    wrapped = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert type(wrapped).__name__ == "TimmWrapperForImageClassification"
+    assert wrapped.config.id2label[9] == "j"
+    with torch.no_grad():
+        assert torch.equal(wrapped(pixel_values=case.images()).logits, model(case.images()))
+
+
+@pytest.mark.parametrize("case", [GMOE, MOGE, GATED, PLACED], ids=lambda case: case.name)
+def test_pruned_models_have_a_gradient_for_all_that_distributed_training_waits_for(case: Case, gloo: None) -> None:
+    model = case.small(moe_layers=[1, 3]).train()
+    model.prune_intermediate_layers([0], prune_norm=True)
+    wrapped = DistributedDataParallel(Intermediate(model))
+    for _ in range(2):  # parameters that the first step missed are complained about in the second
+        wrapped(case.images()).sum().backward()
+    assert not [name for name, parameter in wrapped.named_parameters() if parameter.grad is None]
+
+
+class Intermediate(nn.Module):
+    """What a pruned model is kept for: the features of its last block."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, height, width) images -> the last intermediate."""
+        return self.model.forward_intermediates(x, indices=1, intermediates_only=True)[0]
+
+
+@ROUTED
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
+def test_a_scripted_model_is_trained_as_timms_script_does(case: Case) -> None:
+    model = case.small(**case.without_chance, scriptable=True).train()
+    eager = copy.deepcopy(model)
+    losses = []
+    for one in (torch.jit.script(model), eager):
+        optimizer = create_optimizer_v2(one, opt="adamw", lr=1e-3, weight_decay=0.05)  # asks it for no_weight_decay
+        average = ModelEmaV3(one)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = loss_of(one, (case.images(),))
+            loss.backward()
+            optimizer.step()
+            average.update(one)
+        losses.append((loss.detach(), [len(group["params"]) for group in optimizer.param_groups]))
+    torch.testing.assert_close(losses[0], losses[1])

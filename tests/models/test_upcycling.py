@@ -138,6 +138,22 @@ def test_exported_and_compiled_programs_compute_the_same(form):
     torch.testing.assert_close(torch.compile(mixture, backend="eager", fullgraph=True)(images), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["Mlp", "GluMlp", "Mlp, channels last"])
+def test_generated_code_trains_as_eager_mode_does(form):
+    options = {"moe_layers": [0], "expert_drop": 0.0, "router_noise": 0.0}
+    eager = randomize(BACKBONES[form].mixture(**options)).train()
+    compiled = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    images = BACKBONES[form].images()
+    for model, answer in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True))):
+        answer(images).square().mean().backward()
+        model.found = answer(images).detach()
+    torch.testing.assert_close(compiled.found, eager.found, rtol=1e-5, atol=1e-5)
+    for (name, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-5 * max(1, theirs.grad.abs().max()), name
+
+
 # Loading
 
 
@@ -242,7 +258,7 @@ def test_a_class_that_timm_changes_is_noticed(monkeypatch):
 def test_drawing_and_probing_leave_the_random_state_of_the_rest_alone(monkeypatch):
     torch.manual_seed(0)
     first = timm_moe_dg.upcycle(VIT.dense(), num_experts=2).state_dict()
-    monkeypatch.setattr(upcycling, "_check_token_wise", lambda chosen: None)
+    monkeypatch.setattr(upcycling, "check_token_wise", lambda chosen: None)
     torch.manual_seed(0)
     second = timm_moe_dg.upcycle(VIT.dense(), num_experts=2).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
@@ -273,9 +289,16 @@ def test_bad_input_is_named_with_what_would_work(options, error, message):
         timm.create_model("gmoe", **options)
 
 
-def test_a_tag_of_gmoe_itself_is_pointed_to_the_backbones():
+def test_a_tag_of_gmoe_itself_is_that_of_its_default_backbone_or_is_pointed_to_the_backbones():
+    assert timm.create_model("gmoe.deit_in1k", device="meta").mixture_args["backbone"].endswith(".fb_in1k")
     with pytest.raises(ArgumentError, match=r"backbone='NAME\.openai'"):
         timm.create_model("gmoe.openai")
+
+
+def test_another_way_to_features_than_the_networks_own_is_refused():
+    assert VIT.mixture(features_only=True, feature_cls="getter").feature_info
+    with pytest.raises(ArgumentError, match="feature_cls='hook': give 'getter'"):
+        VIT.mixture(features_only=True, feature_cls="hook")
 
 
 def test_a_configuration_whose_backbone_timm_has_no_longer_says_so(tmp_path):

@@ -214,6 +214,15 @@ def test_saved_folder_reloads_with_its_classes_and_its_preprocessing(name, tmp_p
     torch.testing.assert_close(ours, theirs)
 
 
+def test_saving_says_the_number_of_classes_once(tmp_path):
+    network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
+    save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_classes"] == config["pretrained_cfg"]["num_classes"] == 4
+    assert "num_classes" not in config["model_args"]
+    assert config["model_args"]["num_experts"] == MIXTURE["num_experts"]
+
+
 def test_saving_stores_every_weight_once(tmp_path):
     network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
     save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))

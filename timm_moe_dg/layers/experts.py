@@ -6,6 +6,7 @@ item visited without a gradient, which breaks distributed training and every opt
 Axes: T items, A assignments, D features, H hidden features, E experts, K experts per item.
 """
 
+import copy
 import functools
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from .dispatch import sort_assignments
-from .feed_forwards import GatedActivation
+from .feed_forwards import FeedForward, GatedActivation
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
 from .sorted_experts import Operands, sorted_experts
@@ -160,6 +161,20 @@ class StackedExperts(nn.Module):
         self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
         self.path: str | None = None
+
+    def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
+        """Makes every expert a copy of a dense feed-forward, its activation and normalization with what they learned.
+
+        Args:
+            dense: What it is made of.
+            perturbation: Standard deviation of the noise on each expert's weights, relative to that of the matrix.
+        """
+        self.fc1.load_dense(dense.first)
+        self.fc2.load_dense([dense.second])
+        self.act, self.norm = copy.deepcopy(dense.act), copy.deepcopy(dense.norm)
+        with torch.no_grad():
+            for weight in (self.fc1.weight, self.fc2.weight) if perturbation > 0 else ():
+                weight.add_(torch.randn_like(weight) * perturbation * weight[0].std())
 
     def forward(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """Sends every item through its experts and adds the weighted outputs.

@@ -3,7 +3,8 @@
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
 
-from typing import Any, NamedTuple, Optional
+import copy
+from typing import Any, NamedTuple, Optional, Self
 
 import torch
 from timm.layers import Mlp
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import MetadataError, RouterError
 from .experts import StackedExperts
+from .feed_forwards import GatedActivation, read_feed_forward
 from .moe_mlp import RoutedMlp, both_rates
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
@@ -94,7 +96,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
         dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.shared = Mlp(in_features, hidden_features, **dense, **dd) if shared_expert else None
+        self.shared: nn.Module | None = Mlp(in_features, hidden_features, **dense, **dd) if shared_expert else None
         self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, device, dtype)
         self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype)) if shared_expert else None
         self.drop = nn.Dropout(drop)
@@ -103,6 +105,47 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         self.forced_tokens = 0
         self.expert_perturbation = expert_perturbation
         self.report: ExpertReport | None = None
+
+    @classmethod
+    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **kwargs: Any) -> Self:
+        """Upcycles a dense feed-forward: it becomes the shared expert, and every routed one starts as a copy of it.
+
+        Args:
+            mlp: A feed-forward of tokens, features last, that returns as many as it takes, see `read_feed_forward`.
+            expert_drop: Dropout rate of the routed experts' hidden activations in training, besides the module's own.
+            **kwargs: The layer's own options (`num_experts`, `top_k`, `context_features`, ...).
+
+        Returns:
+            A layer whose evaluation output equals the dense one, unless `expert_perturbation` is above 0.
+
+        Raises:
+            RouterError: See `read_feed_forward`; or it takes features first, or normalizes its input.
+        """
+        dense = read_feed_forward(mlp)
+        if dense.channels_first or not isinstance(dense.pre_norm, nn.Identity):
+            remedy = "give a feed-forward of tokens, features last, without a normalization of its input"
+            raise RouterError.of("mlp", type(mlp).__name__, remedy)
+        first, second = dense.weights()
+        features, hidden = second.shape
+        moe = cls(features, hidden, device=first.device, dtype=first.dtype, **kwargs)
+        bias = (dense.first[0].bias is not None, dense.second.bias is not None)
+        moe.experts = StackedExperts(
+            moe.experts.num_experts,
+            features,
+            hidden,
+            nn.Identity,
+            bias=bias,
+            hidden_drop=both_rates(dense.hidden_drop, expert_drop),
+            gated=isinstance(dense.act, GatedActivation),
+            device=first.device,
+            dtype=first.dtype,
+        )
+        moe.experts.load_dense(dense, moe.expert_perturbation)
+        if moe.shared is not None:
+            moe.shared = copy.deepcopy(mlp)
+            moe.shared.drop2 = nn.Dropout(0.0)  # behind the sum, once
+        moe.drop.p = dense.drop
+        return moe.train(mlp.training)
 
     def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # it belongs to a graph, as a recorded routing does

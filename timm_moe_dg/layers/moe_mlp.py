@@ -161,9 +161,8 @@ class MoeMlp(RoutedMlp):
             dtype=first.dtype,
             **kwargs,
         )
-        moe.fc1.load_dense(dense.first)
-        moe.fc2.load_dense([dense.second])
-        moe.norm, moe.experts.act, moe.experts.norm = map(copy.deepcopy, (dense.pre_norm, dense.act, dense.norm))
+        moe.experts.load_dense(dense)
+        moe.norm = copy.deepcopy(dense.pre_norm)
         moe.experts.drop.p = both_rates(dense.hidden_drop, expert_drop)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)

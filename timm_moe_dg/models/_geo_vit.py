@@ -136,11 +136,14 @@ class GeoMoeVisionTransformer(VisionTransformer):
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
+        self.route_by(encoder)  # after timm's initialization, which would draw a given module anew
+
+    @torch.jit.ignore
+    def route_by(self, encoder: MetadataEncoder) -> None:
+        """Completes the network once its blocks are made: they are called one by one, with what the encoder makes."""
         self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
         self.expert_mode: str | int = "routed"
-        self.metadata_encoder: MetadataEncoder | NoMetadata = (
-            encoder  # after timm's initialization, which would draw a given module anew
-        )
+        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

@@ -87,7 +87,7 @@ class LocationVisionTransformer(VisionTransformer):
         x = self.fc_norm(self.pool(x))
         context, present = self.metadata_encoder(x, metadata)
         context = context.to(x.dtype) * present.unsqueeze(1)
-        if x.dim() == 3:
+        if self.global_pool == "":  # not x.dim(): torch.fx takes one branch, and knows no values when it does
             context = context.unsqueeze(1).expand(-1, x.shape[1], -1)
         x = self.fuse_act(self.fuse(torch.cat([self.head_drop(x), context], dim=-1)))
         return x if pre_logits else self.head(x)

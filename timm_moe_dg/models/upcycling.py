@@ -7,7 +7,7 @@ is one if `layers.feed_forwards` knows its class and it returns what a block add
 import copy
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -67,7 +67,7 @@ def upcycle(
     """
     found = find_feed_forwards(model)
     if not found:
-        raise MoeLayersError.of("model", _name_of(model), _no_feed_forward(model))
+        raise MoeLayersError.of("model", name_of(model), _no_feed_forward(model))
     layers = resolve_moe_layers(moe_layers, len(found))
     options: dict[str, Any] = {
         "num_experts": num_experts,
@@ -80,13 +80,13 @@ def upcycle(
         "expert_drop": expert_drop,
     }
     chosen = [list(found.values())[index] for index in layers]
-    _check_token_wise([dense for dense, _ in chosen])
+    check_token_wise([dense for dense, _ in chosen])
     mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]  # all of them, before any is replaced
     for mixture, (_, names) in zip(mixtures, chosen, strict=True):
         for name in names:
             model.set_submodule(name, mixture)
     _warn_if_changed(mixtures[0])
-    _record(model, {"moe_layers": list(layers), **options})
+    record_mixture(model, NAME, {"moe_layers": list(layers), **options})
     return model
 
 
@@ -104,7 +104,7 @@ def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]
     """
     if any(isinstance(module, RoutedMlp) for module in model.modules()):
         remedy = "has mixtures of experts already; upcycle a dense network"
-        raise MoeLayersError.of("model", _name_of(model), remedy)
+        raise MoeLayersError.of("model", name_of(model), remedy)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module) in DENSE_FORMS and not name.endswith(NOT_FEED_FORWARDS) and _refusal(module) is None:
@@ -147,11 +147,14 @@ def _no_feed_forward(model: nn.Module) -> str:
     )
 
 
-def _check_token_wise(chosen: list[nn.Module]) -> None:
+def check_token_wise(chosen: Sequence[nn.Module]) -> None:
     """Refuses a class that a release of timm has changed so that experts would compute something else.
 
     One layer of each make is drawn anew, as zeros hide a difference, and compared with a mixture of one expert: that
     sees its tokens one by one and in another order, which shows whether tokens of the dense layer see each other.
+
+    Args:
+        chosen: Feed-forwards of known classes.
 
     Raises:
         RouterError: The two do not agree.
@@ -194,14 +197,20 @@ def _warn_if_changed(mixture: MoeMlp) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def _record(model: Any, options: dict[str, Any]) -> None:
-    """Lets the network name its parameters without weight decay, and be saved as what it now is."""
+def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
+    """Lets the network name its parameters without weight decay, and be saved as what it now is.
+
+    Args:
+        model: The network, upcycled.
+        name: Of the registered model that builds it again.
+        options: Which that takes besides `backbone`.
+    """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
         return
     backbone = ".".join(filter(None, (cfg["architecture"], cfg.get("tag"))))
-    model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": NAME}
+    model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": name}
     model.mixture_args = {"backbone": backbone, **options}
     update_model_args(model, **model.mixture_args)
     model.register_state_dict_pre_hook(_record_resolved)
@@ -218,6 +227,7 @@ def _no_weight_decay(model: Any) -> set[str]:
     return set(own) | undecayed_parameters(model)
 
 
-def _name_of(model: nn.Module) -> str:
+def name_of(model: nn.Module) -> str:
+    """Timm's name of a network, or that of its class."""
     cfg = getattr(model, "pretrained_cfg", None) or {}
     return cfg.get("architecture", type(model).__name__)

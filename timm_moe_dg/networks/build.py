@@ -6,6 +6,7 @@ classifier afterwards.
 """
 
 import difflib
+import json
 import logging
 import os
 import pickle
@@ -190,6 +191,14 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
         safe_serialization=True,
         data_config=dict(config),
     )
+    _say_classes_once(folder / "config.json")
+
+
+def _say_classes_once(config: Path) -> None:
+    """Leaves the number of classes at the top level alone: transformers' TimmWrapper trips over a second one."""
+    saved = json.loads(config.read_text())
+    del saved["model_args"]["num_classes"]
+    config.write_text(json.dumps(saved, indent=2))
 
 
 def check_name(name: str) -> None:

@@ -1,0 +1,287 @@
+"""Mixtures on any network of timm's that can be upcycled, for the registered models that take `backbone=`.
+
+timm builds and loads the dense network as it always does, with that family's filter, position resampling, channels and
+classifier; then it is upcycled. A checkpoint of the mixture goes the same way: what the dense network has too is loaded
+into that, and the mixtures' weights afterwards.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import generate_default_cfgs, load_state_dict, parse_model_name, split_model_name_tag
+from timm.models._features import FeatureGetterNet
+from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, CheckpointError, OptionError
+from ..layers import MetadataEncoder, RoutedMlp
+from ._build import IMAGENET_CFG
+
+Keywords = dict[str, Any]  # timm's, whose values are what its models take
+
+DEFAULT_BACKBONE, DEFAULT_TAG = "deit_small_patch16_224.fb_in1k", "deit_in1k"
+
+_SAVED = ("local-dir", "hf-hub")  # sources whose config.json has led here
+_FEATURE_OPTIONS = ("out_indices", "output_fmt", "norm")
+
+
+class Mixture(NamedTuple):
+    """What is made of a backbone.
+
+    Attributes:
+        name: Registered name.
+        upcycle: Changes a built network in place; what it takes besides are the mixture's options.
+    """
+
+    name: str
+    upcycle: Callable[..., nn.Module]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of its options."""
+        return tuple(inspect.signature(self.upcycle).parameters)[1:]
+
+
+class Source(NamedTuple):
+    """Where weights come from.
+
+    Attributes:
+        cfg: Pretrained configuration of a saved mixture; None for the backbone's own.
+        overlay: What replaces parts of it.
+        weights: A state dict that was given or saved; None to let timm find the backbone's.
+    """
+
+    cfg: Keywords | None
+    overlay: Keywords
+    weights: dict[str, Tensor] | None
+
+    @property
+    def mixtures(self) -> set[str]:
+        """Names of the mixture layers in the weights."""
+        return {key.partition(".experts.")[0] for key in self.weights or () if ".experts.fc1." in key}
+
+
+def create_on_backbone(
+    kind: Mixture,
+    pretrained: bool = False,
+    backbone: str = DEFAULT_BACKBONE,
+    pretrained_cfg: str | Keywords | None = None,
+    pretrained_cfg_overlay: Keywords | None = None,
+    cache_dir: str | Path | None = None,
+    features_only: bool = False,
+    feature_cls: str = "getter",
+    **kwargs: Any,
+) -> nn.Module:
+    """Builds a registered model that takes `backbone=`.
+
+    Args:
+        kind: What is made of the backbone.
+        pretrained: Load weights: the backbone's, or those of a mixture that were given or saved.
+        backbone: A model of timm's with a tag or without, or a `local-dir:` or `hf-hub:` source.
+        pretrained_cfg: timm's factory hands over the registered model's own, or that of a saved mixture.
+        pretrained_cfg_overlay: What replaces parts of it.
+        cache_dir: Of the Hub.
+        features_only: Answer with the backbone's feature maps.
+        feature_cls: How timm takes them; only 'getter', by the network's own `forward_intermediates`.
+        **kwargs: The mixture's options and the backbone's.
+
+    Raises:
+        ArgumentError: A backbone, a tag or a way to features that does not exist.
+        CheckpointError: Weights that do not fit.
+        OptionError: An option that neither has.
+    """
+    if feature_cls != "getter":
+        raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
+    mixture = {name: kwargs.pop(name) for name in kind.options if name in kwargs}
+    features = {name: kwargs.pop(name) for name in _FEATURE_OPTIONS if name in kwargs and features_only}
+    check_backbone(backbone, saved=isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in _SAVED)
+    if pretrained_cfg == DEFAULT_TAG and backbone == DEFAULT_BACKBONE:
+        pretrained_cfg = None
+    if isinstance(pretrained_cfg, str):
+        remedy = f"name weights by their backbone, as backbone='NAME.{pretrained_cfg}'"
+        raise ArgumentError.of("model", f"{kind.name}.{pretrained_cfg}", remedy)
+    source = _source(pretrained, pretrained_cfg, pretrained_cfg_overlay or {}, cache_dir)
+    model = _build(kind, backbone, pretrained, source, cache_dir, mixture, kwargs)
+    if not features_only:
+        return model
+    features.setdefault("out_indices", _default_out_indices(kind, backbone, kwargs))
+    return _feature_net(model, **features)
+
+
+def default_cfgs_of(name: str) -> Any:
+    """What timm knows of a registered model that takes `backbone=`: of the default one; another one has its own."""
+    return generate_default_cfgs(
+        {
+            f"{name}.{DEFAULT_TAG}": {
+                **IMAGENET_CFG,
+                "hf_hub_id": f"timm/{DEFAULT_BACKBONE}",
+                "mean": IMAGENET_DEFAULT_MEAN,
+                "std": IMAGENET_DEFAULT_STD,
+                "paper_ids": "arXiv:2206.04046",
+            },
+        }
+    )
+
+
+def check_backbone(backbone: str, saved: bool = False) -> None:
+    """Makes sure that timm has a network, and the weights that its tag names.
+
+    Args:
+        backbone: A model of timm's, with a tag or without, or a `local-dir:` or `hf-hub:` source.
+        saved: A config.json names it and brings the weights, so that its tag says no more than where they began.
+
+    Raises:
+        ArgumentError: Neither; lists what is near.
+    """
+    source, name = parse_model_name(backbone)
+    if source is not None:
+        return
+    architecture = split_model_name_tag(name)[0]
+    if not timm.is_model(architecture):
+        near = ", ".join(difflib.get_close_matches(architecture, timm.list_models(), n=5)) or "see timm.list_models()"
+        whose = "config.json names a network which" if saved else "a network that"
+        remedy = f"{whose} timm {timm.__version__} does not have; near it are: {near}"
+        raise ArgumentError.of("backbone", backbone, f"{remedy}{', or install the timm that saved it' * saved}")
+    try:
+        timm.get_pretrained_cfg(architecture if saved else name)
+    except RuntimeError as error:
+        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        raise ArgumentError.of("backbone", backbone, f"no such weights; {architecture} has {tags}") from error
+
+
+def _source(pretrained: bool, cfg: Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
+    """Sorts out what timm's factory hands over."""
+    if cfg is not None and cfg.get("source") not in _SAVED:
+        # The registered configuration of the default backbone; only weights that a script has put there matter
+        given = {key: cfg[key] for key in ("file", "state_dict", "num_classes") if cfg.get(key)}
+        cfg, overlay = None, (given if given.keys() - {"num_classes"} else {}) | overlay
+    if not pretrained:
+        return Source(cfg, overlay, None)
+    if overlay.get("state_dict") or overlay.get("file"):
+        custom = str(overlay.get("file", "")).endswith(".npz")
+        return Source(cfg, overlay, None if custom else overlay.get("state_dict") or load_state_dict(overlay["file"]))
+    if cfg is None:
+        return Source(cfg, overlay, None)
+    if cfg["source"] == "local-dir":
+        return Source(cfg, overlay, load_state_dict_from_path(Path(cfg["file"])))
+    return Source(cfg, overlay, load_state_dict_from_hf(cfg["hf_hub_id"], weights_only=True, cache_dir=cache_dir))
+
+
+def _build(
+    kind: Mixture,
+    backbone: str,
+    pretrained: bool,
+    source: Source,
+    cache_dir: str | Path | None,
+    mixture: Keywords,
+    kwargs: Keywords,
+) -> nn.Module:
+    """The dense network with the weights that lie outside of the mixtures, upcycled; then the mixtures' weights."""
+    cfg, overlay = source.cfg, dict(source.overlay)
+    if source.weights is not None:
+        dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.mixtures else source.weights
+        overlay |= {"state_dict": dense, "source": ""}
+    architecture = split_model_name_tag(parse_model_name(backbone)[1])[0]
+    if cfg is not None:
+        cfg, backbone = {**cfg, "architecture": architecture}, architecture
+    options = {"pretrained_cfg": cfg, "pretrained_cfg_overlay": overlay or None, "cache_dir": cache_dir, **kwargs}
+    model: Any = kind.upcycle(_create(kind, backbone, pretrained=pretrained, **options), **mixture)
+    model.pretrained_cfg.pop("state_dict", None)
+    if source.mixtures:
+        _load_mixtures(model, source)
+    return model
+
+
+def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
+    """Calls timm's factory, with a named error for an option that the backbone does not have.
+
+    Raises:
+        OptionError: There is one.
+    """
+    try:
+        return timm.create_model(backbone, **options)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        remedy = f"does not take it ({error}); the mixture's own options are {', '.join(kind.options)}"
+        raise OptionError.of("backbone", backbone, remedy) from error
+
+
+def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
+    with torch.device("meta"):
+        return _create(kind, backbone, **{name: kwargs[name] for name in kwargs if name not in ("device", "dtype")})
+
+
+def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
+    """A mixture's checkpoint as timm can load it into the dense network: zeros where the mixtures will be.
+
+    Raises:
+        CheckpointError: It does not hold what the mixture needs, its classifier left aside.
+    """
+    assert source.weights is not None
+    structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
+    plan = _without_storage(kind, structure, kwargs)
+    dense = plan.state_dict()
+    with torch.device("meta"):
+        mixed = kind.upcycle(plan, **mixture).state_dict()
+    classifier = tuple(f"{name}." for name in _classifiers(structure))
+    needed = {key for key in mixed if not key.startswith(classifier)}
+    held = {key for key in source.weights if not key.startswith(classifier)}
+    wrong = {"missing from the checkpoint": needed - held, "not in the model": held - needed}
+    found = [f"{what} ({len(keys)}): {'; '.join(sorted(keys)[:8])}" for what, keys in wrong.items() if keys]
+    if found:
+        remedy = "give the backbone and the moe_layers that it was trained with"
+        raise CheckpointError(f"backbone={backbone!r} cannot load this checkpoint: {remedy}. {'. '.join(found)}")
+    kept = {key: value for key, value in source.weights.items() if key in dense or key not in mixed}
+    return kept | {key: torch.zeros_like(dense[key], device="cpu") for key in dense.keys() - mixed.keys()}
+
+
+def _classifiers(name: str) -> tuple[str, ...]:
+    cfg = timm.get_pretrained_cfg(split_model_name_tag(name)[0])
+    classifier = (cfg.classifier if cfg else None) or ()
+    return (classifier,) if isinstance(classifier, str) else tuple(classifier)
+
+
+def _load_mixtures(model: nn.Module, source: Source) -> None:
+    """Loads the weights of every mixture layer, and of the encoder of metadata where there is one.
+
+    Raises:
+        CheckpointError: One does not fit.
+    """
+    assert source.weights is not None
+    for name, layer in model.named_modules():
+        if isinstance(layer, RoutedMlp | MetadataEncoder):
+            own = {
+                key.removeprefix(f"{name}."): value
+                for key, value in source.weights.items()
+                if key.startswith(f"{name}.")
+            }
+            try:
+                layer.load_state_dict({key: value for key, value in own.items() if key in layer.state_dict()})
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"{name} does not fit the checkpoint; give the options it had: {error}"
+                ) from error
+
+
+def _default_out_indices(kind: Mixture, backbone: str, kwargs: Keywords) -> list[int]:
+    """Which maps timm takes from the backbone if nobody says."""
+    return list(_without_storage(kind, backbone, {**kwargs, "features_only": True}).feature_info.out_indices)
+
+
+def _feature_net(model: Any, **options: Any) -> nn.Module:
+    """Wraps the network as timm does; what is dropped may be a mixture."""
+    if not hasattr(model, "forward_intermediates"):
+        name = model.mixture_args["backbone"]
+        raise ArgumentError.of(
+            "features_only", True, f"{name} has no forward_intermediates; read its features by hooks"
+        )
+    wrapper: Any = FeatureGetterNet(model, **options)
+    wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
+    return wrapper

@@ -1,0 +1,63 @@
+"""Converts V-MoE's published checkpoints to a folder of timm's.
+
+    python tools/convert_vmoe.py DOWNLOADS/vmoe_b16_imagenet21k_randaug_strong_ft_ilsvrc2012 --output output/vmoe_b16
+    python tools/finetune.py --model local-dir:output/vmoe_b16 --pretrained --dataset PACS --data-dir DATA
+
+The first argument is a prefix: beside it lie PREFIX.index and PREFIX.data-00000-of-00008 and so on, as
+google-research/vmoe's README lists them. Reading them needs `pip install msgpack`, and no jax.
+
+Networks before fine-tuning have a layer in front of their classifier that timm's vision transformers do not have; both
+are left out. V-MoE drops tokens over an expert's capacity in evaluation too; the converted network drops none.
+"""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.cli.arguments import positive_int
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.hub.folder import fill_from_network
+from timm_moe_dg.models.vmoe import convert_vmoe_arrays, vmoe_options
+from timm_moe_dg.networks.build import without_origin
+from timm_moe_dg.storage.vmoe_shards import read_vmoe_shards
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the files without .index and .data-...")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
+    help_ = "experts per token, which the files do not tell (default: %(default)s, as in all that are published)"
+    parser.add_argument("--top-k", type=positive_int, default=2, metavar="K", help=help_)
+    return parser
+
+
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Reads, renames, and writes."""
+    args = build_parser().parse_args(argv)
+    if args.output.exists():
+        raise ArgumentError.of("output", str(args.output), "exists; name a new folder")
+    arrays = read_vmoe_shards(args.prefix)
+    try:
+        options, weights = vmoe_options(arrays, args.top_k), convert_vmoe_arrays(arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"prefix={args.prefix!r}: {error}") from error
+    with warnings.catch_warnings():  # raw combine weights are what these weights were trained with
+        warnings.filterwarnings("ignore", message="top_k=")
+        model: Any = timm.create_model(**options)
+    model.load_state_dict(weights)
+    model.pretrained_cfg = model.default_cfg = without_origin(model.pretrained_cfg)
+    fill_from_network(args.output, model)
+    print(f"{args.prefix}: {options['num_experts']} experts in blocks {options['moe_layers']} of {options['depth']}")
+    print(f"model: timm.create_model('local-dir:{args.output}', pretrained=True)")
+
+
+if __name__ == "__main__":
+    main()
