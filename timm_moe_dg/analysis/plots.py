@@ -1,4 +1,4 @@
-"""Pictures of results: confusions, tables as bars, and what mixtures cost."""
+"""Pictures of results: tables as bars, ablations as lines, and what mixtures cost."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from ..errors import ArgumentError
 from ..protocols.run_identity import settings
@@ -26,35 +25,6 @@ class Bars(NamedTuple):
 
     heights: list[float]
     errors: list[float]
-
-
-def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draws a confusion matrix: colors are shares of each target, and counts are written in while they are legible.
-
-    Args:
-        matrix: (C, C) counts, rows are targets, see `metrics.confusion_matrix`.
-        classes: Names of the classes.
-        path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
-    side = min(3.5 + 0.35 * len(classes), 15.0)
-    steps = range(0, len(classes), -(-len(classes) // 90))  # every name that there is room for
-    names = [classes[index] for index in steps]
-    figure = new_figure(side + 1.0, side)
-    axes = figure.subplots()
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    if len(classes) <= 30:
-        for (row, column), count in np.ndenumerate(matrix.numpy()):
-            color = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
-            axes.text(column, row, count, ha="center", va="center", color=color, size=8)
-    axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, size=8)
-    axes.set_yticks(steps, names, size=8)
-    axes.set(xlabel="predicted class", ylabel="class of the image")
-    figure.colorbar(image, label="share of the class's images", shrink=0.8)
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")  # the layout leaves a square picture too little room
 
 
 def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
