@@ -15,7 +15,7 @@ SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3}
     [
         ("gmoe_tiny_patch16", {**SMALL, "moe_layers": (1,), "img_size": 32}),
         ("moge_tiny", {**SMALL, "moe_layers": (1,), "img_size": 32}),
-        ("erm_le_tiny", {**SMALL, "img_size": 32}),
+        ("erm_le_tiny_patch16", {**SMALL, "img_size": 32}),
         ("resnet18", {}),
     ],
 )

@@ -15,6 +15,7 @@ from .palette import CATEGORIES, category_color
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.typing import ColorType
 
@@ -30,7 +31,7 @@ STYLE: Any = {  # keys as matplotlib lists them, with values of many types
     "ytick.labelsize": "medium",
     "legend.fontsize": "medium",
     "legend.frameon": False,
-    "legend.handlelength": 1.6,
+    "legend.handlelength": 2.2,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.linewidth": 1.6,
@@ -38,6 +39,7 @@ STYLE: Any = {  # keys as matplotlib lists them, with values of many types
     "errorbar.capsize": 2,
     "text.parse_math": False,  # names are shown as they are, dollar signs too
 }
+LEGEND_BELOW: Any = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1.0}  # of a whole figure
 _logger = logging.getLogger(__name__)
 
 
@@ -84,6 +86,8 @@ def picture(path: Path, width: float, height: float, layout: "Layout" = "constra
     """
     with styled(width, height, layout) as figure:
         yield figure
+        if layout == "compressed":
+            figure.draw_without_rendering()  # squares take a second round until labels have their room
         figure.savefig(path, dpi=DPI)
 
 
@@ -92,6 +96,13 @@ def swatch(color: "ColorType", label: str) -> "Patch":
     from matplotlib.patches import Patch
 
     return Patch(facecolor=color, label=label)
+
+
+def line_handle(label: str, **style: Any) -> "Line2D":
+    """Returns a legend's entry of a gray line or marker."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="#555555", label=label, **style)
 
 
 def legend_below(axes: "Axes", handles: Sequence[Any], columns: int = 2) -> None:

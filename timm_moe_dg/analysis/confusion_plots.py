@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .canvas import picture
+from .canvas import picture, text_size
 from .drawing import fitted
 
 COUNTED = 30  # classes; the counts of more are too small to be read
@@ -27,18 +27,21 @@ def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: st
     """
     shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(3.2 + 0.36 * len(classes), 14.0)
+    cell = 72 * (side - 1.5) / max(len(classes), 4)  # points, about
     steps = range(0, len(classes), -(-len(classes) // NAMED))
     names = [fitted(classes[index], 24) for index in steps]
     with picture(path, side + 1.0, side + 0.8, layout="compressed") as figure:
         axes = figure.subplots()
         image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+        largest = min(text_size(side), cell * 1.4 / len(str(int(matrix.max()))))
         for (row, column), count in np.ndenumerate(matrix.numpy()) if len(classes) <= COUNTED else ():
             color = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
-            axes.text(column, row, count, ha="center", va="center", color=color, size=min(9, 26 / len(str(count))))
-        small = {"size": "small"} if len(classes) <= COUNTED else {"size": 7}
-        axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, **small)
-        axes.set_yticks(steps, names, **small)
+            axes.text(column, row, count, ha="center", va="center", color=color, size=largest)
+        lines = max(name.count("\n") + 1 for name in names)
+        size = min(text_size(side), 0.8 * cell * steps.step / lines)
+        axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, size=size)
+        axes.set_yticks(steps, names, size=size)
         axes.set(xlabel="predicted class", ylabel="class of the image")
-        lines = [fitted(line, 44) for line in title.splitlines()]
-        axes.set_title("\n".join([*lines, f"{int(matrix.sum())} images"]))
+        above = [fitted(line, 44) for line in title.splitlines()]
+        axes.set_title("\n".join([*above, f"{int(matrix.sum())} images"]))
         figure.colorbar(image, label="share of the class's images", shrink=0.8)
