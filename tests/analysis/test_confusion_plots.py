@@ -1,7 +1,9 @@
 """Confusion matrices: nothing is cut off, whatever the number of classes and the length of their names."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from timm_moe_dg.analysis import confusion_plots
 from timm_moe_dg.analysis.canvas import NARROW, picture, text_size
@@ -34,14 +36,12 @@ def drawn(monkeypatch, tmp_path):
     return draw
 
 
-@pytest.mark.parametrize("number", [1, 2, 9, 10, 11, 30, 31, 100])
-@pytest.mark.parametrize("name", ["{}", "a class with a long name, number {} $x_{{", "<b>{}"])
-def test_every_label_lies_in_the_picture(drawn, number, name):
-    figure = drawn([name.format(at) for at in range(number)], "model\nheld out: " + "a domain " * 20)
-    box = figure.get_tightbbox()
-    width, height = figure.get_size_inches()
-    assert box.x0 >= -0.02 and box.y0 >= -0.02  # noqa: PT018 (a corner)
-    assert box.x1 <= width + 0.02 and box.y1 <= height + 0.02  # noqa: PT018
+@pytest.mark.parametrize("number", [1, 10, 31])
+@pytest.mark.parametrize("name", ["{}", "a class with a long name, number {} $x_{{"])
+def test_no_label_is_cut_off(drawn, tmp_path, number, name):
+    drawn([name.format(at) for at in range(number)], "model\nheld out: " + "a domain " * 20)
+    pixels = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    assert all((edge == 255).all() for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
 
 
 def test_the_title_says_of_what_and_of_how_many(drawn):

@@ -86,9 +86,8 @@ def picture(path: Path, width: float, height: float, layout: "Layout" = "constra
     """
     with styled(width, height, layout) as figure:
         yield figure
-        if layout == "compressed":
-            figure.draw_without_rendering()  # squares take a second round until labels have their room
-        figure.savefig(path, dpi=DPI)
+        # Beside squares the layout leaves labels too little room
+        figure.savefig(path, dpi=DPI, bbox_inches="tight" if layout == "compressed" else None)
 
 
 def swatch(color: "ColorType", label: str) -> "Patch":
