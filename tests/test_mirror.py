@@ -20,6 +20,10 @@ ELSEWHERE = {
     "analysis/domain_report.py": "tests/tools/test_visualize.py",  # reports are shown by drawing whole runs
     "analysis/run_view.py": "tests/tools/test_visualize.py",
     **dict.fromkeys(
+        (f"analysis/evaluation/{name}.py" for name in ("evaluated", "files", "table", "projection_plots")),
+        "tests/tools/test_evaluate.py",  # the tool's table and files are theirs
+    ),
+    **dict.fromkeys(
         (
             f"analysis/routing/{name}.py"
             for name in ("members", "statistics_report", "shown", "association_plots", "map_report", "map_plots")

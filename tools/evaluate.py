@@ -6,30 +6,35 @@ A run of finetune.py, on the data and with the splits that it was trained with:
 
 Any other checkpoint, with the domains marked that it has not seen:
 
-    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains 1
+    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains sketch
 
-Nothing is trained: the checkpoint's classes must be those of the data, in any order. `--output DIR` writes
-metrics.json, per_domain.csv, confusion.csv (rows are the images' classes) and, where matplotlib is installed,
-confusion.png. Under accelerate launch the processes share the images.
+Nothing is trained: the checkpoint's classes must be those of the data, in any order. The table has all domains, those
+held out first, with the accuracies on in-split and out-split that a run's records have; what they come to together and
+the confusions are of the held-out domains, or of those that `--domains` names.
+
+`--output DIR` writes metrics.json, per_domain.csv, confusion.csv (rows are the images' classes), predictions.csv (each
+image's file, domain, target, prediction and probabilities) and, where matplotlib is installed, confusion.png and
+projection.png, the classifier's inputs in two dimensions; `--save-features FILE.npz` keeps these inputs. Texts in csv
+files that a spreadsheet would compute begin with an apostrophe. Under accelerate launch the processes share the images.
 """
 
 import argparse
-import csv
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
 
 from accelerate import Accelerator
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.canvas import optional_picture
-from timm_moe_dg.analysis.plots import plot_confusion
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.analysis.evaluation.evaluated import Evaluated
+from timm_moe_dg.analysis.evaluation.files import FILES, save_features, write_files
+from timm_moe_dg.analysis.evaluation.projection import METHODS, check_projection
+from timm_moe_dg.analysis.evaluation.table import score_table
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, position_or_name, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     BENCHMARKS,
@@ -43,20 +48,19 @@ from timm_moe_dg.data import (
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.finetuning.launch import check_world_size
-from timm_moe_dg.finetuning.plan import make_splits
+from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.progress import role_line
-from timm_moe_dg.metrics import confusion_matrix
 from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.features import classifier_inputs
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
-from timm_moe_dg.protocols import role_scores
-from timm_moe_dg.protocols.assessment import SPLITS, Assessment, Scores, assess, restrict
-from timm_moe_dg.protocols.evaluation import Answers, answer
+from timm_moe_dg.protocols.assessment import SPLITS, restrict
+from timm_moe_dg.protocols.evaluation import answer
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
+from timm_moe_dg.protocols.roles import held_out
 from timm_moe_dg.storage.atomic import all_or_nothing
-from timm_moe_dg.storage.json_text import json_text
 from timm_moe_dg.storage.run_folder import run_arguments
 
-FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
+HELD_OUT, ALL = "held-out", "all"
 OF_THE_RUN = having(DATA)  # as finetune.py has them
 
 
@@ -71,8 +75,12 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--dataset", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
-    seen = "positions of the domains that the model was not trained on; they are marked, and averaged besides"
-    add("--test-domains", "--test-envs", type=int, nargs="+", metavar="I", help=seen)
+    unseen = "the domains that the model was not trained on, by name or by position"
+    add("--test-domains", "--test-envs", type=position_or_name, nargs="+", metavar="DOMAIN", help=unseen)
+    counted = (
+        "what overall scores and confusions are of: domains by name, held-out, or all (default: held-out, if known)"
+    )
+    add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=counted)
     add("--split", choices=SPLITS, default="all", help="which part of each domain (default: %(default)s)")
     add("--trial-seed", type=int, metavar="N", help="decides the parts (default otherwise: 0)")
     add("--holdout-fraction", type=float, help="share of a domain that is its out part (default otherwise: 0.2)")
@@ -86,7 +94,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
-    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
+    add("--save-features", type=Path, metavar="FILE", help="write what the classifier sees of each image, as npz")
+    how = "how features are drawn in two dimensions; tsne needs scikit-learn, umap umap-learn (default: %(default)s)"
+    add("--projection", choices=METHODS, default="pca", help=how)
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files")
     return parser
 
 
@@ -104,19 +115,33 @@ def settle(args: argparse.Namespace) -> None:
 
 
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
-    """Reads the data and checks the test domains against it."""
+    """Reads the data and finds the domains that the options name in it; their positions replace the names."""
     domains = get_benchmark(args.dataset).read(args.data_dir)
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
-    if args.test_domains is None:
-        args.test_domains = evaluation_only(domains)
-    if not set(args.test_domains) <= set(range(len(domains))):
-        listing = ", ".join(f"{position} {domain.name}" for position, domain in enumerate(domains))
-        raise ProtocolError.of("test_domains", args.test_domains, f"name domains out of: {listing}")
+    args.test_domains = evaluation_only(domains) if args.test_domains is None else named(args, "test_domains", domains)
+    if args.domains == [ALL] or (args.domains is None and not args.test_domains):
+        args.domains = list(range(len(domains)))
+    elif args.domains in (None, [HELD_OUT]):
+        args.domains = held_out(domains, args.test_domains) or args.test_domains
+    else:
+        args.domains = named(args, "domains", domains)
+    if not args.domains:
+        raise ArgumentError.of("domains", HELD_OUT, "nobody says which domains are: name them with --test-domains")
     return domains
 
 
-def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Answers:
+def named(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> list[int]:
+    """Finds the domains that an option names; each once."""
+    names = [domain.name for domain in domains]
+    positions = domain_positions(vars(args)[option], names, option)
+    if not set(positions) <= set(range(len(domains))):
+        listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
+        raise ProtocolError.of(option, vars(args)[option], f"name domains out of: {listing}")
+    return list(dict.fromkeys(positions))
+
+
+def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Evaluated:
     """Loads the network and asks it about every image; all processes take part."""
     splits = make_splits(
         domains,
@@ -145,55 +170,34 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=args.batch_size, workers=args.workers, pin_memory=not on_cpu)
     network = network.to(accelerator.device)
-    return answer(network, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
+    looks = args.output or args.save_features
+    with classifier_inputs(network) if looks else nullcontext() as seen:
+        answers = answer(network, accelerator.prepare(loader), positions, accelerator.gather_for_metrics, seen)
+    name = run_arguments(args.model).get("model", args.model)  # of a run, what was trained
+    return Evaluated(name, images, answers, args.test_domains, args.domains)
 
 
-def table(found: Assessment, names: Sequence[str], test_domains: Sequence[int]) -> str:
-    """Formats the scores, one row per domain."""
-    width = max(len("all images"), *map(len, names))
-    lines = [f"{'domain':<{width}}  role  {'images':>7}  accuracy  F1-macro     ECE"]
-    for position, (name, scores) in enumerate(zip(names, found.domains, strict=True)):
-        lines.append(row(f"{name:<{width}}  {'test' if position in test_domains else '':<4}", scores))
-    lines.append(row(f"{'all images':<{width}}  {'':<4}", found.overall))
-    lines.append(f"average of domains {found.average:.4f}")
-    if test_domains:
-        lines.append(f"average of test domains {found.test_average:.4f}")
-    worst = found.domains[found.worst]
-    return "\n".join([*lines, f"worst domain {names[found.worst]} {worst.accuracy:.4f} ({worst.images} images)"])
+@contextmanager
+def outputs(args: argparse.Namespace) -> Iterator[tuple[Path | None, Path | None]]:
+    """Yields where to write results and features, or None; they appear together at the end, or not at all."""
+    file = args.save_features
+    with ExitStack() as stack:
+        folder = stack.enter_context(all_or_nothing(args.output, FILES, overwrite=args.force)) if args.output else None
+        beside = file and stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=args.force))
+        yield folder, beside and beside / file.name
 
 
-def row(label: str, scores: Scores) -> str:
-    """Formats one row."""
-    return f"{label}  {scores.images:7d}  {scores.accuracy:8.4f}  {scores.f1_macro:8.4f}  {scores.ece:6.4f}"
-
-
-def write(
-    folder: Path, args: argparse.Namespace, answers: Answers, found: Assessment, domains: Sequence[Domain], roles: Any
-) -> None:
-    """Writes the files, without the picture where it cannot be drawn."""
-    names, classes = [domain.name for domain in domains], domains[0].classes
-    by_domain = {name: scores._asdict() for name, scores in zip(names, found.domains, strict=True)}
-    metrics = {
-        **{name: vars(args)[name] for name in ("model", "initial_checkpoint", *OF_THE_RUN, "split", "expert_mode")},
-        "domains": by_domain,
-        "overall": found.overall._asdict(),
-        "average_accuracy": found.average,
-        "test_average_accuracy": found.test_average,
-        "worst_domain": names[found.worst],
-        **({"roles": roles} if roles else {}),
-    }
-    (folder / "metrics.json").write_text(json_text(metrics, indent=2))
-    with (folder / "per_domain.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["domain", "test", *Scores._fields])
-        writer.writerows([name, int(i in args.test_domains), *found.domains[i]] for i, name in enumerate(names))
-    matrix = confusion_matrix(answers.predicted, answers.target, len(classes))
-    with (folder / "confusion.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["class", *classes])
-        writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
-    with optional_picture(folder / "confusion.png") as path:
-        plot_confusion(matrix, classes, path)
+def report(args: argparse.Namespace, found: Evaluated, folder: Path | None, features: Path | None) -> None:
+    """Prints the table and writes the files that are asked for."""
+    print(f"{args.model} on {args.dataset}, {args.split} images of each domain")
+    print(score_table(found))
+    for role, scores in found.roles.items() if args.split != "out" else ():
+        print(role_line(role, scores).strip())
+    if folder:
+        settings = ("model", "initial_checkpoint", *OF_THE_RUN, "split", "expert_mode")
+        write_files(found, folder, {name: vars(args)[name] for name in settings}, args.projection)
+    if features:
+        save_features(found, features)
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -203,18 +207,15 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     settle(args)
-    delivers = args.output and accelerator.is_main_process
-    with all_or_nothing(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
+    if args.output:
+        check_projection(args.projection)
+    if args.save_features and args.save_features.suffix != ".npz":
+        raise ArgumentError.of("save_features", str(args.save_features), "give a file that ends in .npz")
+    with outputs(args) if accelerator.is_main_process else nullcontext((None, None)) as places:
         domains = read_domains(args)
-        answers = ask(args, domains, accelerator)
+        found = ask(args, domains, accelerator)
         if accelerator.is_main_process:
-            found = assess(answers, len(domains), args.test_domains)
-            roles = role_scores(answers, domains) if args.split != "out" else {}
-            print(f"{args.model} on {args.dataset}, {args.split} images of each domain")
-            print(table(found, [domain.name for domain in domains], args.test_domains))
-            print("\n".join(role_line(role, scores).strip() for role, scores in roles.items()), end="\n" * bool(roles))
-            if folder:
-                write(folder, args, answers, found, domains, roles)
+            report(args, found, *places)
     accelerator.end_training()
 
 

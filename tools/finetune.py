@@ -64,6 +64,7 @@ from timm_moe_dg.finetuning import (
     nan_if_not_finite,
     nothing_to_do,
     parse_resumable,
+    rehearse,
     run_parser,
     set_up_logging,
     start,
@@ -132,13 +133,15 @@ def finetune(options: RunOptions, log: RunLog) -> None:
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
     accelerator.print(describe(plan))
-    if options.dry_run:
-        accelerator.print("dry run: nothing was trained")
-        return
     beginning = find_beginning(plan, accelerator)
-    log.keep_in(plan.folder)
+    if not options.dry_run:
+        log.keep_in(plan.folder)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
+    if options.dry_run:
+        rehearse(plan, model.data_config, model.with_metadata)
+        accelerator.print("the data can be read and the model built; dry run: nothing was trained")
+        return
     run = start(plan, accelerator, model, beginning)
     stop = Interruption(accelerator.num_processes)
     try:

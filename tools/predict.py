@@ -10,7 +10,6 @@ a csv file with columns path, lon and lat in degrees, or path and location for m
 """
 
 import argparse
-import csv
 import logging
 import os
 import sys
@@ -34,6 +33,7 @@ from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.csv_text import write_rows
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -92,9 +92,7 @@ def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Itera
 def write(rows: Sequence[Sequence[Any]], top_k: int, file: Any) -> None:
     """Writes the table."""
     others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["path", "class", "probability", *others])
-    writer.writerows(rows)
+    write_rows(file, [["path", "class", "probability", *others], *rows])
 
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.invented import make_record
 from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
-from timm_moe_dg.analysis.curves import plot_curves
+from timm_moe_dg.analysis.curves import plot_learning_curves
 from timm_moe_dg.analysis.expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp
@@ -117,6 +118,7 @@ def test_every_picture_is_written(model: nn.Module, tmp_path: Path) -> None:
     plot_expert_usage(expert_usage(model, PLACES), tmp_path / "usage.png")
     batch = (torch.randn(2, 3, 16, 16), torch.zeros(2, dtype=torch.long), torch.zeros(2), PLACES[:2])
     plot_expert_matrix(forced_expert_matrix(model, [batch]), tmp_path / "matrix.png")
-    plot_curves([0, 10], {"loss": [2.0, 1.0], "cka_loss": [1.0, 0.7]}, tmp_path / "curves.png")
+    records = [make_record(step=step, losses={"loss": 2.0, "cka_loss": 0.7}) for step in (0, 10)]
+    plot_learning_curves(records, "abc", tmp_path / "curves.png")
     for name in ("map", "usage", "matrix", "curves"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,7 @@
 import sys
 
 from tests.invented import make_record
-from timm_moe_dg.analysis.curves import FILE, draw_learning_curves, learning_curves
+from timm_moe_dg.analysis.curves import FILE, accuracy_lines, draw_learning_curves, learning_curves
 
 ROLES = {"ood": {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "Asia", "f1_macro": 0.4}}
 
@@ -28,3 +28,29 @@ def test_a_run_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch
 def test_a_picture_that_cannot_be_written_does_not_fail_the_run(tmp_path, caplog):
     draw_learning_curves([make_record()], "abc", tmp_path / "missing")
     assert f"{FILE} is not drawn: [Errno 2]" in caplog.text
+
+
+def test_held_out_domains_are_dashed_and_lines_without_values_are_left_out():
+    curves = {"training-domain validation": [0.5], "a (out)": [0.4], "b (out)": [0.3], "c (out)": [float("nan")]}
+    lines = accuracy_lines(curves, ["b (out)"])
+    assert [(line.label, line.values, line.dashes) for line in lines] == [
+        ("training-domain validation", [50.0], "-"),
+        ("a (out)", [40.0], "-"),
+        ("b (out)", [30.0], "--"),
+    ]
+    assert len({line.color for line in lines}) == 3
+
+
+def test_more_domains_than_colors_share_two_entries_of_the_legend():
+    curves = {f"{number} (out)": [0.5] for number in range(40)} | {"ood accuracy": [0.4]}
+    lines = accuracy_lines(curves, ["3 (out)", "4 (out)"])
+    labels = [line.label for line in lines if line.label]
+    assert labels == ["ood accuracy", "each training domain (out)", "each held-out domain (out)"]
+    assert len(lines) == 41
+
+
+def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
+    records = [make_record(losses={"loss": value, "penalty": 0.0}) for value in (1.0, float("nan"), float("inf"))]
+    for number in (1, 3):
+        draw_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path, f"{number}.png")
+        assert (tmp_path / f"{number}.png").stat().st_size > 5000

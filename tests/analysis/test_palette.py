@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from timm_moe_dg.analysis.palette import EXPERT_COLORS, SHARED_COLOR, expert_color
+from timm_moe_dg.analysis.palette import EXPERT_COLORS, SHARED_COLOR, expert_color, model_colors
 
 # Linear RGB as people without one kind of cone see it (Machado, Oliveira and Fernandes, 2009, severity 1)
 SIMULATED = {
@@ -30,3 +30,14 @@ def test_each_expert_keeps_its_color():
     assert len({expert_color(index) for index in range(16)}) == 16
     assert expert_color(17) == expert_color(1)
     assert expert_color(-1) == SHARED_COLOR
+
+
+def test_a_kind_of_model_has_one_color_and_rows_of_a_kind_have_different_ones():
+    alone = {name: model_colors([name])[0] for name in ("gmoe_small_patch16", "sfmoe_small", "moge_tiny", "resnet50")}
+    assert len(set(alone.values())) == 4
+    assert model_colors(["gmoe_base_patch16"]) == [alone["gmoe_small_patch16"]]
+    assert model_colors(["vit_small_patch16_224"]) == model_colors(["deit_small_patch16_224"])
+    rows = ["moge_tiny", "gmoe_small_patch16", "gmoe_base_patch16", "gmoe_small_patch16", "moge_tiny"]
+    found = model_colors(rows)
+    assert len(set(found)) == 5
+    assert found[:2] == [alone["moge_tiny"], alone["gmoe_small_patch16"]]

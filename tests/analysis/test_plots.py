@@ -1,12 +1,17 @@
 """Pictures of tables: bars are the table's means and errors, and what is missing stays missing."""
 
+from dataclasses import replace
 from math import isnan
+from pathlib import Path
 
 import pytest
 
-from timm_moe_dg.analysis.plots import bars_of
+from tests.invented import ARGS, make_record
+from timm_moe_dg.analysis import canvas
+from timm_moe_dg.analysis.canvas import new_figure
+from timm_moe_dg.analysis.plots import bars_of, chance, plot_accuracies
 from timm_moe_dg.results.columns import Cell
-from timm_moe_dg.results.runs import RowKey
+from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.tables import Table
 
 
@@ -17,3 +22,29 @@ def test_bars_are_percent_with_standard_errors_and_gaps():
     assert bars.heights[:2] == pytest.approx([60.0, 25.0])
     assert isnan(bars.heights[2])
     assert bars.errors == pytest.approx([100 * 0.1 / 2**0.5, 0.0, 0.0])
+
+
+def runs_of(*classes):
+    return [FinishedRun(Path("run"), [make_record(args={**ARGS, "num_classes": number})]) for number in classes]
+
+
+def test_chance_is_known_where_all_runs_have_as_many_classes():
+    row = RowKey("ERM", "vit")
+    table = Table("toy", "oracle", "a table", ["a"], {row: [Cell({0: 0.5}, 1)]}, {row: runs_of(4, 4)})
+    assert chance(table) == 25.0
+    assert isnan(chance(replace(table, runs={row: runs_of(4, 5)})))
+    assert isnan(chance(replace(table, runs={})))
+
+
+def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(canvas, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    cells = [Cell({0: 0.5, 1: 0.7}, 2), Cell({0: 0.5}, 2)]
+    rows = {RowKey("ERM", "vit"): cells, RowKey("ERM", "gmoe_x"): [Cell({}, 2)] * 2}
+    table = Table("toy", "oracle", "a table", ["a", "b"], rows, {row: runs_of(5) for row in rows})
+    plot_accuracies([table], tmp_path / "a.png")
+    axes = figures[0].axes[0]
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [20.0]
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert labels == ["ERM, gmoe_x (0 seeds)", "ERM, vit (1 to 2 seeds)"]

@@ -58,7 +58,9 @@ def test_scores_by_domain_and_altogether():
 
 def test_without_test_domains_there_is_no_average_of_them():
     one = torch.tensor([0])
-    assert math.isnan(assess(Answers(one, one, one, torch.tensor([0.5])), 1).test_average)
+    assert math.isnan(
+        assess(Answers(one, one, one, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0)), 1).test_average
+    )
 
 
 def test_parts_of_splits():

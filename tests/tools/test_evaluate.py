@@ -14,9 +14,13 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
-from timm_moe_dg.data import split_domain
+from timm_moe_dg.analysis.evaluation.files import FILES
+from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, split_domain, split_domains
 from timm_moe_dg.data.readers.digits import CLASSES, rotated_digits
 from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.protocols import domain_accuracies, predict
 
 QUICK = ["--workers", "0", "--batch-size", "500"]
 GMOE = "gmoe_tiny_patch16"
@@ -38,7 +42,7 @@ def run(tmp_path_factory):
             network((torch.tensor(np.array(domain.images))[:, None] / 255 - mean) / std).double()
             for domain in rotated_digits()
         ]
-    evaluate("--model", f"local-dir:{folder / 'best'}", "--output", folder / "scores")
+    evaluate("--model", f"local-dir:{folder / 'best'}", "--domains", "all", "--output", folder / "scores")
     return folder, logits
 
 
@@ -168,6 +172,14 @@ def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     ("words", "message"),
     [
         (["--test-domains", "6"], r"test_domains=\[6\]: name domains out of: 0 rot_0, 1 rot_15"),
+        (["--test-domains", "sketch"], r"test_domains=\['sketch'\]: no domain is called sketch; choose from: 0 rot_0"),
+        (["--domains", "sketch", "rot_0"], r"domains=\['sketch', 'rot_0'\]: no domain is called sketch; choose from"),
+        (["--domains", "rot_0", "1"], r"domains=\['rot_0', 1\]: give names or positions, not both, out of: 0 rot_0"),
+        (["--save-features", "seen.csv"], r"save_features='seen.csv': give a file that ends in .npz"),
+        (
+            ["--output", "x", "--projection", "umap"],
+            r"projection='umap': needs umap-learn, which is not",
+        ),
         (["--dataset", "nothing"], "dataset='nothing': choose from"),
         (["--dataset", "folder"], "data_dir=None: give --data-dir"),
         (["--expert-mode", "shared"], "expert_mode='shared': .* no metadata-routed experts"),
@@ -224,12 +236,110 @@ def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):
     evaluate(*words, "--force")
     assert (tmp_path / "confusion.csv").read_text() != "mine"
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "notes.txt"}
 
 
 def test_without_matplotlib_the_numbers_are_written_and_the_picture_is_not(run, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import of a missing package meets
     evaluate("--model", best(run), "--split", "out", "--output", tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"metrics.json", "per_domain.csv", "confusion.csv"}
-    assert "confusion.png is not drawn: drawing needs matplotlib" in caplog.text
+    assert written == {"metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv"}
+    for name in ("confusion.png", "projection.png"):
+        assert f"{name} is not drawn: drawing needs matplotlib" in caplog.text
+
+
+def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsys):
+    evaluate("--model", best(run), "--output", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    domain, logits = rotated_digits()[1], run[1][1]
+    accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()
+    assert metrics["counted_domains"] == ["rot_15"]
+    assert metrics["overall"]["images"] == len(domain)
+    assert metrics["overall"]["accuracy"] == metrics["average_accuracy"] == pytest.approx(accuracy)
+    assert metrics["worst_domain"] == "rot_15"
+    assert len(metrics["domains"]) == 6
+    with (tmp_path / "confusion.csv").open() as file:
+        counts = [list(map(int, row[1:])) for row in list(csv.reader(file))[1:]]
+    assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("rot_")]
+    assert rows[0] == ["rot_15", "held", "out"]
+    assert [row[1] for row in rows[1:]] == ["train"] * 5
+
+
+def test_domains_are_chosen_by_name(run, tmp_path):
+    evaluate("--model", best(run), "--domains", "rot_60", "rot_0", "--output", tmp_path / "two")
+    evaluate("--model", best(run), "--domains", "all", "--output", tmp_path / "all")
+    two, everything = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("two", "all"))
+    domains = everything["domains"]
+    assert two["domains"] == domains
+    right = sum(domains[name]["images"] * domains[name]["accuracy"] for name in ("rot_0", "rot_60"))
+    images = domains["rot_0"]["images"] + domains["rot_60"]["images"]
+    assert (two["overall"]["images"], two["overall"]["accuracy"]) == (images, pytest.approx(right / images))
+    assert two["worst_domain"] == min(("rot_0", "rot_60"), key=lambda name: domains[name]["accuracy"])
+    assert everything["overall"]["images"] == sum(each["images"] for each in domains.values())
+
+
+def test_accuracies_of_both_splits_are_those_that_a_run_records(run, tmp_path):
+    evaluate("--model", best(run), "--output", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    domains = rotated_digits()
+    splits = split_domains(domains, [0, 2, 3, 4, 5], trial_seed=3, holdout_fraction=0.3)
+    network = load_trained(best(run), img_size=32)
+    config = data_config(network, 32)
+    images = EvaluationImages(domains, splits, evaluation_transform((32, 32), config["mean"], config["std"]))
+    found = predict(network, evaluation_loader(images, batch_size=500, workers=0))  # what finetune.py records from
+    in_acc, out_acc = domain_accuracies(found, len(domains))
+    assert [each["in_accuracy"] for each in metrics["domains"].values()] == list(in_acc)
+    assert [each["out_accuracy"] for each in metrics["domains"].values()] == list(out_acc)
+
+
+def test_every_image_has_its_prediction_and_its_features(run, tmp_path):
+    words = ["--model", best(run), "--output", tmp_path, "--save-features", tmp_path / "seen.npz"]
+    evaluate(*words)
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    saved = np.load(tmp_path / "seen.npz")
+    probabilities = torch.cat(run[1]).softmax(1).numpy()
+    found = np.array([[float(row[f"P({name})"]) for name in CLASSES] for row in rows])
+    assert np.abs(found - probabilities).max() < 1e-4  # domains and images in the data's order
+    domains = rotated_digits()
+    targets = np.concatenate([domain.targets for domain in domains])
+    names = [domain.name for domain in domains for _ in domain.targets]
+    assert [row["target"] for row in rows] == [CLASSES[at] for at in targets]
+    assert [row["prediction"] for row in rows] == [CLASSES[at] for at in saved["prediction"]]
+    assert [row["domain"] for row in rows] == names == list(saved["domain_names"][saved["domain"]])
+    assert [row["file"] for row in rows] == list(saved["name"])
+    splits = split_domains(domains, [], trial_seed=3, holdout_fraction=0.3)
+    inside = [
+        position in split.inside for split in splits for position in range(len(split.inside) + len(split.outside))
+    ]
+    assert [row["split"] == "in" for row in rows] == inside
+    network = load_trained(best(run), img_size=32)
+    logits = network.head(torch.from_numpy(saved["features"])).double()
+    assert torch.allclose(logits, torch.cat(run[1]), atol=1e-4)
+    with pytest.raises(SystemExit, match=r"output=.*seen.npz already"):
+        evaluate(*words[:2], "--save-features", tmp_path / "seen.npz")
+
+
+def test_a_label_that_a_spreadsheet_would_compute_stays_a_text(run, tmp_path):
+    shutil.copytree(run[0] / "best", tmp_path / "best")
+    names = ["=1+1", "+2", "-3", "@4", "<b>five", "six, $x$", 'se"ven', "a\nb", "$\\frac{$", "ten"]
+    config = json.loads((tmp_path / "best" / "config.json").read_text())
+    (tmp_path / "best" / "config.json").write_text(json.dumps({**config, "label_names": names}))
+    for domain in rotated_digits()[:2]:
+        for name in names:
+            (tmp_path / "data" / domain.name / name).mkdir(parents=True)
+        for index in range(20):
+            domain.image(index).save(
+                tmp_path / "data" / domain.name / names[domain.targets[index]] / f"{index:02d}.png"
+            )
+    evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--dataset", "folder", "--data-dir", tmp_path / "data",
+             "--output", tmp_path / "scores")  # fmt: skip
+    with (tmp_path / "scores" / "confusion.csv").open(newline="") as file:
+        header = next(csv.reader(file))
+    assert header[1:] == [f"'{name}" if name[0] in "=+-@" else name for name in sorted(names)]
+    with (tmp_path / "scores" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["target"] for row in rows} <= set(header[1:])
+    assert all(row["file"].endswith(".png") for row in rows)
+    assert set(FILES) == {path.name for path in (tmp_path / "scores").iterdir()}

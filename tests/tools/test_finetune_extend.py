@@ -160,3 +160,20 @@ def test_what_changes_the_training_has_a_part_in_it_and_survives_reloading(tmp_p
         0.2,
         0.3,
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["num_expertz=4"], "model_kwargs=.*gmoe_tiny_patch16 does not take them"),
+        (["in_chans=5"], r"in_chans=5: is no number of bands that images are read with here: three"),
+        (["moe_layers=(7,)"], "moe_layers=.*7"),
+        (["moe_layers=(1,)", "--aa", "nope"], "aa='nope': is no policy of timm's"),
+    ],
+)
+def test_a_dry_run_finds_what_the_model_does_not_take(tmp_path, words, message):
+    small = ["--img-size", "32", "--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", *words]
+    with pytest.raises(SystemExit, match=message):
+        load_tool("finetune").main(["--dataset", "rotated_digits", "--model", "gmoe_tiny_patch16", "--dry-run", *small,
+            "--output", str(tmp_path / "runs")])  # fmt: skip
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from ..results.tables import Table
-from .canvas import DPI, new_figure
+from .canvas import picture
+from .drawing import fitted
+from .palette import category_color
 
 
 class Bubble(NamedTuple):
@@ -77,15 +79,16 @@ def plot_bubbles(bubbles: Sequence[Bubble], path: Path, column: str = "accuracy"
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    axes = (figure := new_figure(7.0, 4.5)).subplots()
     largest = max((bubble.memory or 0.0 for bubble in bubbles), default=0.0)
-    for number, (name, seconds, memory, accuracy) in enumerate(bubbles):
-        area = 900 * memory / largest if memory and largest else 40
-        label = name if memory is None else f"{name} ({memory:.0f} MiB)"
-        axes.scatter(1e3 * seconds, accuracy, s=area, alpha=0.6, color=f"C{number}", label=label)
-    axes.margins(0.2)
-    axes.set(xlabel="ms per training step", ylabel=f"{column} (%)")
-    legend = figure.legend(loc="outside lower center", frameon=False)
-    for handle in legend.legend_handles:
-        handle.set_sizes([40])  # type: ignore[union-attr] # of a scatter plot each is a collection
-    figure.savefig(path, dpi=DPI)
+    with picture(path, 6.5, 4.2 + 0.24 * len(bubbles)) as figure:
+        axes = figure.subplots()
+        for number, (name, seconds, memory, accuracy) in enumerate(bubbles):
+            area = 900 * memory / largest if memory and largest else 40
+            label = name if memory is None else f"{name} ({memory:.0f} MiB)"
+            color = category_color(number)
+            axes.scatter(1e3 * seconds, accuracy, s=area, alpha=0.6, color=color, label=fitted(label, 60))
+        axes.margins(0.2)
+        axes.set(xlabel="ms per training step", ylabel=f"{column} (%)")
+        legend = figure.legend(loc="outside lower center")
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])  # type: ignore[union-attr] # of a scatter plot each is a collection

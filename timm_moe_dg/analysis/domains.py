@@ -38,6 +38,12 @@ def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
     return layers
 
 
+def geo_blocks(model: nn.Module) -> tuple[int, ...]:
+    """Numbers of the transformer blocks that hold the MoGE layers, in order."""
+    blocks = enumerate(getattr(model, "blocks", ()))
+    return tuple(at for at, block in blocks if any(isinstance(part, GeoMoeMlp) for part in block.modules()))
+
+
 @torch.no_grad()
 def domains_at(model: Any, metadata: Tensor) -> Tensor:
     """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.

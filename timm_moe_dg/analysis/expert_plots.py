@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from .canvas import DPI, new_figure, swatch
+from .canvas import DPI, LEGEND_BELOW, new_figure, picture, swatch
 from .domains import DomainMap
 from .experts import ExpertMatrix, ExpertUsage
 from .palette import expert_color
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
+EVEN: Any = {"color": "black", "linestyle": ":", "linewidth": 1}
 SELECTED = 0.4  # opacity of the bars that say how often an expert is selected
 
 
@@ -54,19 +56,31 @@ def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     layers, num_experts = usage.frequency.shape
-    figure = new_figure(4.2 * layers, 3.4)
-    for index, axes in enumerate(figure.subplots(1, layers, sharey=True, squeeze=False)[0]):
-        positions = np.arange(num_experts)
-        colors = _colors(num_experts)
-        axes.bar(positions - 0.2, usage.frequency[index], 0.4, color=colors)
-        axes.bar(positions + 0.2, usage.selected[index], 0.4, color=colors, alpha=SELECTED)
-        axes.axhline(1 / num_experts, color="black", linestyle=":", linewidth=1)
-        axes.set(xticks=positions, xlabel="expert", title=f"Mixture layer {index}", ylim=(0, 1.05))
-    figure.axes[0].set_ylabel(f"share of {usage.num_routed} routed images")
-    solid, pale = swatch("black", "largest weight"), swatch("black", "selected")
-    pale.set_alpha(SELECTED)
-    figure.axes[-1].legend(handles=[solid, pale], frameon=False)
-    figure.savefig(path, dpi=DPI)
+    across = min(layers, 2)
+    down = -(-layers // across)
+    with picture(path, max(3.4, 0.26 * num_experts) * across + 1.0, 3.0 * down + 0.8) as figure:
+        panels = figure.subplots(down, across, sharey=True, squeeze=False).flat
+        for index, axes in enumerate(list(panels)[:layers]):
+            _usage_bars(axes, usage.frequency[index], usage.selected[index])
+            axes.set_title(f"block {usage.blocks[index]}" if usage.blocks else f"mixture layer {index}")
+        for axes in figure.axes[layers:]:
+            axes.remove()
+        figure.supylabel(f"share of {usage.num_routed} images", size="medium")
+        for axes in figure.axes[-across:]:
+            axes.set_xlabel("expert")
+        solid, pale = swatch("#555555", "largest weight"), swatch("#555555", "among the selected")
+        pale.set_alpha(SELECTED)
+        even = figure.axes[0].axhline(1 / num_experts, **EVEN, label="even use")
+        figure.legend(handles=[solid, pale, even], **{**LEGEND_BELOW, "ncols": across + 1})
+
+
+def _usage_bars(axes: "Axes", frequency: Tensor, selected: Tensor) -> None:
+    positions, colors = np.arange(len(frequency)), _colors(len(frequency))
+    axes.bar(positions - 0.2, frequency, 0.4, color=colors)
+    axes.bar(positions + 0.2, selected, 0.4, color=colors, alpha=SELECTED)
+    axes.axhline(1 / len(frequency), **EVEN)
+    step = -(-len(frequency) // 8)  # numbers that there is room for
+    axes.set(xticks=positions[::step])
 
 
 def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
@@ -76,19 +90,18 @@ def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     columns = np.column_stack([matrix.routed.numpy(), matrix.accuracy.numpy()])
-    figure = new_figure(1.4 + 0.75 * columns.shape[1], 1.2 + 0.6 * len(columns))
-    axes = figure.subplots()
-    image = axes.imshow(columns, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    for (row, column), value in np.ndenumerate(columns):
-        if not np.isnan(value):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.6 else "black")
-    axes.axvline(0.5, color="white", linewidth=3)
-    axes.set_xticks(range(columns.shape[1]), ["routed", *map(str, range(len(columns)))])
-    rows = [f"{index} (n={number})" for index, number in enumerate(matrix.num_samples.tolist())]
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel="expert forced on all", ylabel="discovered domain")
-    figure.colorbar(image, label="accuracy")
-    figure.savefig(path, dpi=DPI)
+    with picture(path, 2.6 + 0.62 * columns.shape[1], 1.5 + 0.5 * len(columns)) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(columns, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        for (row, column), value in np.ndenumerate(columns):
+            if not np.isnan(value):
+                color = "white" if value < 0.6 else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
+        axes.axvline(0.5, color="white", linewidth=3)
+        axes.set_xticks(range(columns.shape[1]), ["routed", *map(str, range(len(columns)))])
+        axes.set_yticks(range(len(columns)), [f"{at} (n={n})" for at, n in enumerate(matrix.num_samples.tolist())])
+        axes.set(xlabel="expert forced on all", ylabel="discovered domain")
+        figure.colorbar(image, label="accuracy")
 
 
 def _world_axes(figure: "Figure") -> Any:  # cartopy's axes have no types

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import group_accuracy
-from .domains import domains_at, geo_layers
+from .domains import domains_at, geo_blocks, geo_layers
 
 Batches = Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]
 
@@ -26,6 +26,7 @@ class ExpertUsage(NamedTuple):
         weight: (L, E) mean weight; rows sum to 1.
         num_routed: Images with metadata.
         num_images: All images.
+        blocks: Numbers of the blocks that the layers are in.
     """
 
     frequency: Tensor
@@ -33,6 +34,7 @@ class ExpertUsage(NamedTuple):
     weight: Tensor
     num_routed: int
     num_images: int
+    blocks: tuple[int, ...] = ()
 
 
 class ExpertMatrix(NamedTuple):
@@ -71,7 +73,7 @@ def expert_usage(model: Any, metadata: Tensor) -> ExpertUsage:
         model.train(training)
     best = torch.nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
     shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    return ExpertUsage(*shares, int(present.sum()), len(metadata))
+    return ExpertUsage(*shares, int(present.sum()), len(metadata), geo_blocks(model))
 
 
 @torch.no_grad()

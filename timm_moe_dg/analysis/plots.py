@@ -1,19 +1,27 @@
-"""Pictures of results: confusions, tables as bars, and what mixtures cost."""
+"""Pictures of results: tables as bars, ablations as lines, and what mixtures cost."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from ..errors import ArgumentError
 from ..protocols.run_identity import settings
 from ..results.columns import Cell
 from ..results.runs import RowKey
 from ..results.tables import Table
-from .canvas import DPI, new_figure, swatch
+from .canvas import line_handle, picture, swatch, text_size
+from .drawing import LETTER, fitted
+from .palette import category_color, model_colors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKERS = "os^Dvpx*"
+DASHES = {"train": "-", "inference": "--"}
+WIDEST = 10.0  # inches
 
 
 class Bars(NamedTuple):
@@ -28,35 +36,6 @@ class Bars(NamedTuple):
     errors: list[float]
 
 
-def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draws a confusion matrix: colors are shares of each target, and counts are written in while they are legible.
-
-    Args:
-        matrix: (C, C) counts, rows are targets, see `metrics.confusion_matrix`.
-        classes: Names of the classes.
-        path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
-    side = min(3.5 + 0.35 * len(classes), 15.0)
-    steps = range(0, len(classes), -(-len(classes) // 90))  # every name that there is room for
-    names = [classes[index] for index in steps]
-    figure = new_figure(side + 1.0, side)
-    axes = figure.subplots()
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    if len(classes) <= 30:
-        for (row, column), count in np.ndenumerate(matrix.numpy()):
-            color = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
-            axes.text(column, row, count, ha="center", va="center", color=color, size=8)
-    axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, size=8)
-    axes.set_yticks(steps, names, size=8)
-    axes.set(xlabel="predicted class", ylabel="class of the image")
-    figure.colorbar(image, label="share of the class's images", shrink=0.8)
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")  # the layout leaves a square picture too little room
-
-
 def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draws the cost of mixture layers over dense models, against the number of experts and the batch size.
 
@@ -67,30 +46,48 @@ def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure = new_figure(9.0, 3.8)
-    axes = figure.subplots(1, 2, sharey=True)
     compared = [row for row in rows if row["against"] != row["model"]]
-    for panel, quantity, other in zip(axes, ("num_experts", "batch_size"), ("batch_size", "num_experts"), strict=True):
-        lines: dict[str, list[tuple[int, Sequence[float]]]] = {}
-        for row in compared:
-            values = {**row["options"], "batch_size": row["batch_size"]}
-            fixed = f", {other} {values[other]}" if other in values else ""
-            if quantity in values:
-                name = f"{row['model']} {row['mode']} / {row['against']}{fixed}"
-                lines.setdefault(name, []).append((values[quantity], row["ratio"]))
-        for name, points in lines.items():
-            at, ratios = zip(*sorted(points), strict=True)
-            low, middle, high = np.array(ratios).T
-            panel.errorbar(at, middle, [middle - low, high - middle], marker="o", capsize=2, label=name)
-        ticks = sorted({at for points in lines.values() for at, _ in points})
-        panel.set(xlabel=quantity.replace("_", " "), xscale="log")
-        panel.set_xticks(ticks, map(str, ticks))
-        panel.minorticks_off()
-        panel.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        if lines:
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7, frameon=False)
-    axes[0].set_ylabel("time over the dense model's")
-    figure.savefig(path, dpi=DPI)
+    pairs = list(dict.fromkeys((row["model"], row["against"]) for row in compared))
+    colors = dict(zip(pairs, model_colors([model for model, _ in pairs]), strict=True))
+    with picture(path, 7.5, 4.0 + 0.2 * (len(pairs) + 4)) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        fixed = _cost_panel(left, compared, "num_experts", "batch_size", colors)
+        fixed |= _cost_panel(right, compared, "batch_size", "num_experts", colors)
+        left.set_ylabel("time over the dense model's")
+        handles: list[Any] = [swatch(colors[pair], f"{pair[0]} / {pair[1]}") for pair in pairs]
+        modes = [mode for mode in DASHES if any(row["mode"] == mode for row in compared)]
+        handles += [line_handle(mode, linestyle=DASHES[mode]) for mode in modes]
+        handles += [line_handle(label, marker=marker, linestyle="none") for label, marker in fixed.items()]
+        figure.legend(handles=handles, loc="outside lower center")
+
+
+def _cost_panel(
+    panel: "Axes", rows: Sequence[Mapping[str, Any]], quantity: str, other: str, colors: Mapping[tuple[str, str], str]
+) -> dict[str, str]:
+    """Draws ratios against one quantity: colors are models, dashes are modes, markers values of the other quantity.
+
+    Returns:
+        What the markers stand for -> marker.
+    """
+    lines: dict[tuple[str, str, str, Any], list[tuple[int, Sequence[float]]]] = {}
+    for row in rows:
+        values = {**row["options"], "batch_size": row["batch_size"]}
+        if quantity in values:
+            key = (row["model"], row["against"], row["mode"], values.get(other))
+            lines.setdefault(key, []).append((values[quantity], row["ratio"]))
+    fixed = sorted({key[3] for key in lines if key[3] is not None})
+    markers = {value: MARKERS[at % len(MARKERS)] for at, value in enumerate(fixed)}
+    for (model, against, mode, value), points in lines.items():
+        at, ratios = zip(*sorted(points), strict=True)
+        low, middle, high = np.array(ratios).T
+        style: Any = {"color": colors[model, against], "linestyle": DASHES[mode], "marker": markers.get(value, "o")}
+        panel.errorbar(at, middle, [middle - low, high - middle], **style)
+    ticks = sorted({at for points in lines.values() for at, _ in points})
+    panel.set(xlabel=quantity.replace("_", " "), xscale="log")
+    panel.set_xticks(ticks, map(str, ticks))
+    panel.minorticks_off()
+    panel.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    return {f"{other.replace('_', ' ')} {value}": marker for value, marker in markers.items()}
 
 
 def bars_of(table: Table) -> dict[RowKey, Bars]:
@@ -140,21 +137,24 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     lines = ablation_lines(table, setting, column)
-    axes = (figure := new_figure(6.0, 3.8)).subplots()
     values = sorted({value for points in lines.values() for value, _ in points})
-    for name, points in lines.items():
-        means = [100 * cell.mean for _, cell in points]
-        errors = [0.0 if isnan(cell.error) else 100 * cell.error for _, cell in points]
-        places = [values.index(value) for value, _ in points]
-        axes.errorbar(places, means, errors, marker="o", capsize=2, label=name)
-    axes.set_xticks(range(len(values)), map(str, values))
-    axes.set(xlabel=setting, ylabel=f"{column} (%)", title=table.title)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=DPI)
+    with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
+        axes = figure.subplots()
+        for number, (name, points) in enumerate(lines.items()):
+            means = [100 * cell.mean for _, cell in points]
+            errors = [0.0 if isnan(cell.error) else 100 * cell.error for _, cell in points]
+            places, color = [values.index(value) for value, _ in points], category_color(number)
+            axes.errorbar(places, means, errors, marker="o", color=color, label=fitted(name, 60))
+        axes.set_xticks(range(len(values)), map(str, values))
+        axes.set(xlabel=setting, ylabel=f"{column} (%)", title=fitted(table.title, 60))
+        figure.legend(loc="outside lower center")
 
 
 def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
     """Draws tables of results as bars, one panel a table, one group of bars a column, with standard errors.
+
+    A dotted line is the accuracy of guessing, where all runs have the same number of classes; the legend says of how
+    many seeds bars are means.
 
     Args:
         tables: From `results.tables.make_tables`; at least one.
@@ -164,19 +164,53 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     rows = sorted({row for table in tables for row in table.rows})
-    width = 0.8 / len(rows)
-    figure = new_figure(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), 0.6 + 3.0 * len(tables))
-    for table, axes in zip(tables, figure.subplots(len(tables), squeeze=False)[:, 0], strict=True):
-        for number, (row, bars) in enumerate(sorted(bars_of(table).items())):
-            places = np.arange(len(bars.heights)) + (number - (len(table.rows) - 1) / 2) * width
-            color = f"C{rows.index(row)}"
-            axes.bar(places, bars.heights, width, yerr=bars.errors, capsize=2, color=color)
-            for place, height in zip(places, bars.heights, strict=True):
-                if np.isnan(height):
-                    axes.text(place, 1.0, "missing", rotation=90, ha="center", va="bottom", size=7, color=color)
-        axes.set_xticks(range(len(table.columns)), table.columns)
-        axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=table.title)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles = [swatch(f"C{number}", str(row)) for number, row in enumerate(rows)]
-    figure.legend(handles=handles, loc="outside lower center", frameon=False)
-    figure.savefig(path, dpi=DPI)
+    colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))
+    width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), WIDEST)
+    legend = [fitted(f"{row} ({_seeds(tables, row)})", 60) for row in rows]
+    line = text_size(width) / 50  # inches
+    below = [_column_titles(table, width) for table in tables]
+    heights = [2.8 + (0.5 * line * max(map(len, titles)) if upright else line) for titles, upright in below]
+    with picture(path, width, sum(heights) + 0.4 + line * len(legend)) as figure:
+        panels = figure.subplots(len(tables), squeeze=False, height_ratios=heights)[:, 0]
+        for table, axes, (titles, upright) in zip(tables, panels, below, strict=True):
+            _bars(axes, table, colors)
+            axes.set_xticks(range(len(titles)), titles, rotation=90 if upright else 0)
+        handles = [swatch(colors[row], label) for row, label in zip(rows, legend, strict=True)]
+        figure.legend(handles=handles, loc="outside lower center")
+
+
+def _column_titles(table: Table, width: float) -> tuple[list[str], bool]:
+    """Titles as they are written below the bars, and whether they stand upright for lack of room."""
+    letters = int(72 * (width - 1.5) / len(table.columns) / (LETTER * text_size(width)))
+    upright = max(map(len, table.columns)) > letters
+    return [fitted(title, 24) if upright else title for title in table.columns], upright
+
+
+def chance(table: Table) -> float:
+    """Percent that guessing gets right in a table; NaN where its runs differ in their classes, or do not say."""
+    classes = {run.args.get("num_classes") for runs in table.runs.values() for run in runs}
+    number = classes.pop() if len(classes) == 1 else None
+    return 100 / number if number else float("nan")
+
+
+def _seeds(tables: Sequence[Table], row: RowKey) -> str:
+    """Of how many trial seeds the cells of a row are means."""
+    numbers = {len(cell.values) for table in tables for cell in table.rows.get(row, ()) if cell.values} or {0}
+    low, high = min(numbers), max(numbers)
+    return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
+
+
+def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
+    width = 0.8 / max(len(table.rows), 1)
+    for number, (row, bars) in enumerate(sorted(bars_of(table).items())):
+        places = np.arange(len(bars.heights)) + (number - (len(table.rows) - 1) / 2) * width
+        axes.bar(places, bars.heights, width, yerr=bars.errors, color=colors[row])
+        for place, height in zip(places, bars.heights, strict=True):
+            if np.isnan(height):
+                axes.text(place, 1.0, "missing", rotation=90, ha="center", va="bottom", size="small", color=colors[row])
+    if not isnan(guessed := chance(table)):
+        axes.axhline(guessed, color="black", linestyle=":", linewidth=1.2)
+        axes.text(
+            1.01, guessed, f"chance\n{guessed:.1f}", transform=axes.get_yaxis_transform(), va="center", size="small"
+        )
+    axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=fitted(table.title, 60))

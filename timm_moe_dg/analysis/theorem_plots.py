@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .canvas import DPI, new_figure
+from .canvas import picture
+from .palette import category_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Curves = Mapping[str, Sequence[float]]
 
-FONT = 13  # still legible where the picture is 400 pixels wide
-# Okabe and Ito's colors, which color-blind readers tell apart; dashes tell the lines apart without color
-STYLES = (("#000000", ":"), ("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."))
+# Dashes tell the lines apart without color
+STYLES = (("#000000", ":"), *zip(map(category_color, range(3)), ("-", "--", "-."), strict=True))
 
 
 def plot_seed_curves(panels: Mapping[str, Sequence[Curves]], path: Path, labels: Mapping[str, str]) -> None:
@@ -32,21 +31,20 @@ def plot_seed_curves(panels: Mapping[str, Sequence[Curves]], path: Path, labels:
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = new_figure(8.0, 1.2 + (3.4 if columns < 3 else 2.2) * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for (title, seeds), axes in zip(panels.items(), grid.flat, strict=False):
-        for (name, label), style in zip(labels.items(), STYLES, strict=False):
-            values = np.array([curves[name] for curves in seeds])
-            _line_with_range(axes, np.arange(1, values.shape[1] + 1), values, label, style)
-        axes.set_title(title, fontsize=FONT)
-        axes.set_ylim(-3, 103)
-    for axes in grid[-1]:
-        axes.set_xlabel("epoch")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("accuracy (%)")
-    handles, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=1 if columns < 3 else 2, frameon=False)
-    _save(figure, path)
+    with picture(path, 8.0, 1.2 + (3.4 if columns < 3 else 2.2) * rows) as figure:
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for (title, seeds), axes in zip(panels.items(), grid.flat, strict=False):
+            for (name, label), style in zip(labels.items(), STYLES, strict=False):
+                values = np.array([curves[name] for curves in seeds])
+                _line_with_range(axes, np.arange(1, values.shape[1] + 1), values, label, style)
+            axes.set_title(title)
+            axes.set_ylim(-3, 103)
+        for axes in grid[-1]:
+            axes.set_xlabel("epoch")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("accuracy (%)")
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=1 if columns < 3 else 2)
 
 
 def plot_against_experts(
@@ -63,15 +61,16 @@ def plot_against_experts(
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure = new_figure(8.0, 4.6)
-    for (quantity, lines), axes in zip(panels.items(), figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        for (label, values), style in zip(lines.items(), STYLES[1:], strict=False):
-            _line_with_range(axes, np.array(num_experts), values, label, style, marker="o")
-        axes.axvline(num_branches, color="gray", linewidth=1, linestyle=":", label=f"N = M = {num_branches}")
-        axes.set(xlabel="number of experts N", ylabel=quantity, xticks=num_experts)
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    _save(figure, path)
+    with picture(path, 8.0, 4.6) as figure:
+        for (quantity, lines), axes in zip(
+            panels.items(), figure.subplots(1, len(panels), squeeze=False)[0], strict=True
+        ):
+            for (label, values), style in zip(lines.items(), STYLES[1:], strict=False):
+                _line_with_range(axes, np.array(num_experts), values, label, style, marker="o")
+            axes.axvline(num_branches, color="gray", linewidth=1, linestyle=":", label=f"N = M = {num_branches}")
+            axes.set(xlabel="number of experts N", ylabel=quantity, xticks=num_experts)
+            axes.set_ylim(bottom=0)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _line_with_range(
@@ -80,14 +79,3 @@ def _line_with_range(
     color, dashes = style
     axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, marker=marker)
     axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    for axes in figure.axes:
-        labels = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
-        for text in labels:
-            text.set_fontsize(FONT)
-    for legend in [*figure.legends, *(axes.get_legend() for axes in figure.axes)]:
-        for text in legend.get_texts() if legend else ():
-            text.set_fontsize(FONT)
-    figure.savefig(path, dpi=DPI)

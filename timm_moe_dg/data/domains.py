@@ -77,6 +77,13 @@ class Domain(ABC, Generic[Stored]):
             ImageReadError: The image cannot be decoded; the message names it.
         """
 
+    def file(self, index: int) -> str:
+        """Names one image for people: its path, or what the data calls it, or its number."""
+        stored = self.images[index]
+        if isinstance(stored, str):
+            return stored
+        return self.pictures[index] if self.pictures else f"image {index}"
+
     def without(self, positions: Collection[int]) -> Self:
         """Returns this domain without the images at some positions; an official split keeps the others."""
         kept = np.array([position for position in range(len(self)) if position not in positions], dtype=int)

@@ -2,6 +2,7 @@
 
 from .assembly import Model, build_model
 from .launch import join_processes, set_up_logging
+from .loaders import rehearse
 from .log import RunLog
 from .plan import RunPlan, make_plan
 from .progress import StepBar
@@ -28,6 +29,7 @@ __all__ = [
     "nan_if_not_finite",
     "nothing_to_do",
     "parse_resumable",
+    "rehearse",
     "run_parser",
     "set_up_logging",
     "start",

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..errors import ArgumentError
 from ..losses import force_tokens
-from ..networks.build import DataConfig, build_network, checkpoint_activations, data_config, save_network
+from ..networks.build import DataConfig, build_network, check_bands, checkpoint_activations, data_config, save_network
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import RunOptions
@@ -108,6 +108,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         drop_path=options.drop_path,
         model_kwargs={**({"drop_rate": dropout} if dropout else {}), **options.model_kwargs},
     )
+    check_bands(network)
     if options.freeze:
         FREEZABLE[options.freeze](network)
     set_expert_mode(network, options, routes=takes_metadata(network, plan.domains))

@@ -1,7 +1,9 @@
 """The loaders of a run: what its network is fed with, in training and in evaluation."""
 
 from collections.abc import Sequence
+from typing import cast
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from ..data import (
@@ -59,6 +61,26 @@ def build_loaders(
         images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
     )
     return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
+
+
+def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
+    """Builds the loaders and reads one image of every split of every domain, and one as each domain is trained on.
+
+    Args:
+        plan: See `build_loaders`.
+        config: See `build_loaders`.
+        with_metadata: See `build_loaders`.
+
+    Raises:
+        ArgumentError: An augmentation does not exist.
+        ImageReadError: One of these images cannot be read.
+    """
+    batches, evaluation = build_loaders(plan, config, with_metadata=with_metadata)
+    images = cast(EvaluationImages, evaluation.dataset)
+    for first in np.unique(images.groups, return_index=True)[1].tolist():
+        images[first]
+    for domain in plan.training:
+        batches.dataset[domain, 0]
 
 
 def _not_trained_on(splits: Sequence[Split], training: Sequence[int]) -> list[Split]:

@@ -210,8 +210,13 @@ def fill_in(
     return filled
 
 
-def domain_positions(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
+def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
     """Finds domains by name; whole numbers are positions, unless they are names and no positions.
+
+    Args:
+        given: Names or positions; positions that there are not are left to the caller.
+        names: Of all domains.
+        argument: What is found fault with.
 
     Raises:
         ProtocolError: A name is unknown, or stands beside positions.
@@ -226,9 +231,9 @@ def domain_positions(given: Sequence[int | str], names: Sequence[str]) -> list[i
         return positions  # which `training_domains` refuses
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     if positions:
-        raise ProtocolError.of("test_domains", list(given), f"give names or positions, not both, out of: {listing}")
+        raise ProtocolError.of(argument, list(given), f"give names or positions, not both, out of: {listing}")
     unknown = ", ".join(word for word in words if word not in names)
-    raise ProtocolError.of("test_domains", list(given), f"no domain is called {unknown}; choose from: {listing}")
+    raise ProtocolError.of(argument, list(given), f"no domain is called {unknown}; choose from: {listing}")
 
 
 def wanted_trackers(options: RunOptions) -> list[str]:

@@ -1,5 +1,6 @@
 """What a run is about to do, said before it does it."""
 
+from ..protocols.roles import part_played
 from .plan import RunPlan
 
 
@@ -13,7 +14,7 @@ def describe(plan: RunPlan) -> str:
         f"  {'domain':<{width}}  {'role':<9}  in-split  out-split",
     ]
     for position, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
-        role = "train" if position in training else "held out" if domain.role == "train" else f"test ({domain.role})"
+        role = part_played(domain, position not in training)
         lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
     per_epoch = len(plan.splits[smallest].inside) / options.batch_size

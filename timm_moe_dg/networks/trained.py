@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
-from .build import build_network, check_name
+from .build import build_network, check_bands, check_name
 from .reach import hub_or_cache
 
 CONFIG = "config.json"
@@ -31,7 +31,7 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
         **kwargs: Of `build_network`.
 
     Raises:
-        ArgumentError: See `build_network`; or nothing says where the weights come from.
+        ArgumentError: See `build_network` and `check_bands`; or nothing says where the weights come from.
         CheckpointError: The weights cannot be read, do not fit, or lack a classifier.
     """
     check_name(name)
@@ -44,6 +44,7 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
     )
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
+    check_bands(network)
     if hasattr(network, "set_expert_mode"):
         network.set_expert_mode(_saved_config(name).get("expert_mode", "routed"))
     return network.eval()

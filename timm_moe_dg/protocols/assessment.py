@@ -36,10 +36,10 @@ class Assessment(NamedTuple):
 
     Attributes:
         domains: Of each domain, in the benchmark's order.
-        overall: Of all images together.
-        average: Mean accuracy over the domains that have images.
+        overall: Of all images of the domains that count together.
+        average: Mean accuracy over the domains that count and have images.
         test_average: Likewise over the test domains; NaN without any.
-        worst: Position of the domain with the lowest accuracy, the first of equals.
+        worst: Position of that with the lowest accuracy among those that count, the first of equals.
     """
 
     domains: tuple[Scores, ...]
@@ -64,24 +64,32 @@ def restrict(splits: Sequence[Split], part: str) -> list[Split]:
     return kept
 
 
-def assess(answers: Answers, num_domains: int, test_domains: Sequence[int] = ()) -> Assessment:
+def assess(
+    answers: Answers, num_domains: int, test_domains: Sequence[int] = (), counted: Sequence[int] | None = None
+) -> Assessment:
     """Scores answers by domain and altogether.
 
     Args:
         answers: Of one network.
         num_domains: How many domains there are, empty ones counted.
         test_domains: Positions of those that the network was not trained on.
+        counted: Positions of those that overall scores are of; None for all.
+
+    Raises:
+        ArgumentError: No domain that counts has an image.
     """
     domain = answers.group // 2
+    positions = list(range(num_domains) if counted is None else counted)
     domains = tuple(_scores(answers, domain == position) for position in range(num_domains))
     values = np.array([scores.accuracy for scores in domains])
-    tested = values[list(test_domains)]
+    if np.isnan(values[positions]).all():
+        raise ArgumentError.of("domains", positions, "none of them has an image in this split")
     return Assessment(
         domains=domains,
-        overall=_scores(answers, torch.ones_like(domain, dtype=torch.bool)),
-        average=_mean(values),
-        test_average=_mean(tested),
-        worst=int(np.nanargmin(values)),
+        overall=_scores(answers, torch.isin(domain, torch.tensor(positions))),
+        average=_mean(values[positions]),
+        test_average=_mean(values[list(test_domains)]),
+        worst=positions[int(np.nanargmin(values[positions]))],
     )
 
 

@@ -46,19 +46,23 @@ class Predictions(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a network answered, on CPU; all of shape (N,).
+    """What a network answered, on CPU.
 
     Attributes:
-        predicted: Class indices.
-        target: Class indices.
-        group: As `EvaluationImages` numbers them: 2 * domain, or 2 * domain + 1.
-        confidence: Softmax probability of the predicted class.
+        predicted: Class indices, shape (N,).
+        target: Class indices, shape (N,).
+        group: As `EvaluationImages` numbers them: 2 * domain, or 2 * domain + 1, shape (N,).
+        confidence: Softmax probability of the predicted class, shape (N,).
+        probabilities: Of all classes in the data's order, shape (N, C).
+        features: What the classifier saw, shape (N, D); (N, 0) where nobody looked.
     """
 
     predicted: Tensor
     target: Tensor
     group: Tensor
     confidence: Tensor
+    probabilities: Tensor
+    features: Tensor
 
 
 @torch.no_grad()
@@ -102,6 +106,7 @@ def answer(
     batches: Batches,
     positions: Tensor,
     gather: Gather = tuple,
+    seen: list[Tensor] | None = None,
 ) -> Answers:
     """Asks a network, in the mode that it is in, about every image.
 
@@ -110,13 +115,17 @@ def answer(
         batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
         positions: (C,) the class that each logit is about, see `class_positions`.
         gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
+        seen: Where the classifier's inputs (B, D) appear with each batch, see `networks.features`; None for none.
     """
     columns = []
     for images, target, group, *metadata in batches:
-        confidence, predicted = network(images, *metadata).float().softmax(dim=1).max(dim=1)
-        columns.append([part.cpu() for part in gather((predicted, target, group, confidence))])
-    predicted, target, group, confidence = (torch.cat(parts) for parts in zip(*columns, strict=True))
-    return Answers(positions[predicted], target, group, confidence)
+        probabilities = network(images, *metadata).float().softmax(dim=1)
+        features = seen.pop() if seen else probabilities[:, :0]
+        columns.append([part.cpu() for part in gather((target, group, probabilities, features))])
+    target, group, probabilities, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    probabilities = probabilities[:, positions.argsort()]
+    confidence, predicted = probabilities.max(dim=1)
+    return Answers(predicted, target, group, confidence, probabilities, features)
 
 
 def _judged(logits: Tensor, target: Tensor, group: Tensor) -> tuple[Tensor, ...]:

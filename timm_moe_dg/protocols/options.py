@@ -179,7 +179,7 @@ class OutputOptions:
         help="folder of all runs (default: %(default)s)")
     experiment: str = option(None, role=PLACE | FILLED_IN | PLANNED, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
-    dry_run: bool = option(False, role=ONCE, help="read and check everything, say what would be done, and stop")
+    dry_run: bool = option(False, role=ONCE, help="read the data, build the model, say what would be done, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="resume this folder; auto: --experiment's run, else the newest unfinished")
     save_freq: int | None = option(None, role=MEANS, type=positive_int,

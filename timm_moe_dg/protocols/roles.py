@@ -18,6 +18,23 @@ OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
 
+def part_played(domain: Domain, tested: bool) -> str:
+    """Says what a domain was to a network: "train", "held out", or "test (id)" and "test (ood)" where data says so.
+
+    Args:
+        domain: It.
+        tested: Whether it is among the run's test domains.
+    """
+    if domain.role != "train":
+        return f"test ({domain.role})"
+    return "held out" if tested else "train"
+
+
+def held_out(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[int]:
+    """Positions of the test domains that a network saw nothing of; it was trained on the groups of "id" domains."""
+    return [position for position in test_domains if domains[position].role != "id"]
+
+
 def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, RoleScores]:
     """Scores each role over the in-splits of its domains, and its validation over out-splits, one group a domain.
 

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from ..analysis.calibration_plots import plot_reliability
-from ..analysis.plots import plot_confusion
+from ..analysis.confusion_plots import plot_confusion
 from ..analysis.run_view import open_run
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, Reading, ask
@@ -23,7 +23,7 @@ def network_sections(facts: RunFacts, reading: Reading) -> dict[str, object]:
     if isinstance(view, Missing):
         return {"network": view, "experts": view, "sections": {}, "pictures": []}
     network = attempt(lambda: ask(view, reading))
-    sections = {} if isinstance(network, Missing) else _of_answers(network)
+    sections = {} if isinstance(network, Missing) else _of_answers(network, view.name)
     return {
         "network": network,
         "experts": experts_note(view.model),
@@ -32,14 +32,15 @@ def network_sections(facts: RunFacts, reading: Reading) -> dict[str, object]:
     }
 
 
-def _of_answers(network: NetworkFacts) -> dict[str, object]:
+def _of_answers(network: NetworkFacts, model: str) -> dict[str, object]:
     return {
-        "confusion": inlined(partial(_draw_confusion, network), "Confusion matrix of the held-out domains"),
+        "confusion": inlined(partial(_draw_confusion, network, model), "Confusion matrix of the held-out domains"),
         "calibration": inlined(partial(plot_reliability, network.calibration()), "Accuracy against confidence"),
         "mistakes": attempt(network.worst_mistakes),
         "use": network.expert_use(),
     }
 
 
-def _draw_confusion(network: NetworkFacts, path: Path) -> None:
-    plot_confusion(network.confusion(), network.classes, path)
+def _draw_confusion(network: NetworkFacts, model: str, path: Path) -> None:
+    tested = ", ".join(network.domains[at].name for at in network.test_domains)
+    plot_confusion(network.confusion(), network.classes, path, f"{model}\n{tested}")

@@ -1,12 +1,12 @@
 """The page: facts and pictures put into a template of HTML, in which every name is escaped."""
 
 from functools import partial
-from math import isfinite, isnan
+from math import isfinite
 from pathlib import Path
 
 import jinja2
 
-from ..analysis.curves import learning_curves, plot_curves
+from ..analysis.curves import plot_learning_curves
 from ..errors import ArgumentError
 from ..storage.atomic import write_text
 from .network_facts import Reading
@@ -45,17 +45,10 @@ def _sweep(folder: Path) -> SweepFacts:
 
 def run_page(facts: RunFacts, reading: Reading) -> str:
     """The page of one run."""
-    curves = inlined(partial(_draw_curves, facts), "Losses and accuracies over the training steps")
+    draw = partial(plot_learning_curves, facts.records, facts.domains)
+    curves = inlined(draw, "Losses and accuracies over the training steps")
     sections = network_sections(facts, reading)
     return render("run.html", facts=facts, doubts=doubts(facts), curves=curves, **sections)
-
-
-def _draw_curves(facts: RunFacts, path: Path) -> None:
-    """Draws the curves that have values: empty splits have none."""
-    trained = [record for record in facts.records if not record.averaged]
-    curves = learning_curves(trained, facts.domains)
-    known = {name: values for name, values in curves.items() if not all(map(isnan, values))}
-    plot_curves([record.step for record in trained], known, path)
 
 
 def sweep_page(facts: SweepFacts) -> str:

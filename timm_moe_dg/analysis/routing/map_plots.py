@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ..drawing import SIDE, fitted, image_grid, write_figure
+from ..canvas import LEGEND_BELOW
+from ..drawing import SIDE, image_grid
 from ..palette import expert_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OPACITY = 0.55
+ACROSS = 6  # attention heads side by side; labels of more are too small to be read
 SMALLEST_CELL = 0.1  # inches; in smaller ones a number cannot be read
 
 
@@ -49,19 +51,17 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     found = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
-    lines = math.ceil(len(found) / _legend_columns(rows))
-    figure, panels = image_grid([name for name, _ in rows], _column_names(rows), 0.25 + 0.2 * lines)
-    for axes, photo in _filled(panels, rows):
-        _image(axes, photo.pixels)
-        _cells(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
-        _numbers(axes, photo)
     unused = num_experts - len([index for index in found if index >= 0])
     title = f"first expert of each {'image' if _whole(rows) else 'patch'}" + (f"; {unused} nowhere" if unused else "")
     handles = [_patch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in found]
-    place = {"loc": "outside lower center", "ncols": _legend_columns(rows), "frameon": False}
-    sizes = {"fontsize": 8, "title_fontsize": 8, "columnspacing": 1.0, "handlelength": 1.2}
-    figure.legend(handles=handles, title=title, **place, **sizes)
-    write_figure(figure, path)
+    across = max(2, len(rows[0][1]))
+    lines = math.ceil(len(found) / across)
+    with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
+        for axes, photo in _filled(panels, rows):
+            _image(axes, photo.pixels)
+            _cells(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
+            _numbers(axes, photo)
+        figure.legend(handles=handles, title=title, **{**LEGEND_BELOW, "ncols": across})
 
 
 def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
@@ -75,15 +75,13 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure, panels = image_grid([name for name, _ in rows], _column_names(rows), 0.6)
     largest = math.log(num_experts) if num_experts > 1 else 1.0
     drawn: Any = None
-    for axes, photo in _filled(panels, rows):
-        drawn = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-    bar = figure.colorbar(drawn, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
-    bar.set_label("entropy of the routing / log E", size=8)
-    bar.ax.tick_params(labelsize=7)
-    write_figure(figure, path)
+    with image_grid(path, [name for name, _ in rows], _column_names(rows), 4) as (figure, panels):
+        for axes, photo in _filled(panels, rows):
+            drawn = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        bar = figure.colorbar(drawn, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
+        bar.set_label("entropy of the routing / log E")
 
 
 def plot_attention_maps(rows: Rows, path: Path) -> None:
@@ -97,15 +95,19 @@ def plot_attention_maps(rows: Rows, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     heads = max(len(photo.values) for photo in _present(rows))
-    figure, panels = image_grid([name for name, _ in rows], [*(f"head {head}" for head in range(heads)), "image"])
-    for line, (_, (photo, *_)) in zip(panels, rows, strict=True):
-        if photo is None:
-            continue
-        for axes, values in zip(line, photo.values, strict=False):
-            axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
-        _image(line[-1], photo.pixels)
-        line[-1].set_xlabel(fitted(photo.name, 20), size=7)
-    write_figure(figure, path)
+    across = min(heads, ACROSS)
+    lines = -(-heads // across)
+    above = [f"head {head}" if lines == 1 else "" for head in range(across)]
+    names = [name if line == 0 else "" for name, _ in rows for line in range(lines)]
+    with image_grid(path, names, [*above, "image"]) as (_, panels):
+        for at, (_, (photo, *_)) in enumerate(rows):
+            mine = panels[at * lines : (at + 1) * lines]
+            if photo is not None:
+                for head, (axes, values) in enumerate(zip(mine[:, :across].flat, photo.values, strict=False)):
+                    axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
+                    if lines > 1:
+                        axes.set_title(f"head {head}")
+                _image(mine[0, -1], photo.pixels)
 
 
 def _present(rows: Rows) -> list[Photograph]:
@@ -125,17 +127,13 @@ def _column_names(rows: Rows) -> list[str]:
     return names
 
 
-def _legend_columns(rows: Rows) -> int:
-    return max(1, round(1.3 * len(rows[0][1])))
-
-
 def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
     """Pairs of axes and photographs; panels without a photograph say so."""
     pairs = []
     for line, (_, photos) in zip(panels, rows, strict=True):
         for axes, photo in zip(line, photos, strict=True):
             if photo is None:
-                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", size=8, color="gray")
+                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", color="gray")
             else:
                 pairs.append((axes, photo))
     return pairs

@@ -6,13 +6,15 @@ from functools import cache
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
 
 # What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
 DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+
+SAMPLES_PER_PIXEL = 277  # the TIFF tag
 
 _SAID: set[tuple[str, ...]] = set()
 _LOGGER = logging.getLogger(__name__)
@@ -73,13 +75,24 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
         if file is None and os.path.exists(path) and not os.path.isfile(path):
             raise ValueError("no regular file")  # to open a named pipe would wait for a writer
         with Image.open(file or path, formats=_decoders()) as image:
+            _check_bands(image)
             image.load()
             if len(image.getbands()) > 3:
                 _say_bands(image.getbands(), path)
             return image if image.mode == "RGB" else _as_rgb(image)
     except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
         remedy = "repair or remove the file, or give --skip-unreadable"
+        if path.lower().endswith((".tif", ".tiff")) and isinstance(error, UnidentifiedImageError):
+            remedy = f"if it has more bands than four, save the three that count as RGB; else {remedy}"
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
+
+
+def _check_bands(image: Image.Image) -> None:
+    """Refuses what Pillow would drop without a word: a TIFF file's bands from the fifth on, or between."""
+    tags = getattr(image, "tag_v2", {})  # of TIFF files alone
+    bands = tags.get(SAMPLES_PER_PIXEL, 0)
+    if bands > 4:
+        raise ValueError(f"it has {bands} bands, and models see three here: save the three that count as RGB")
 
 
 def _say_bands(bands: tuple[str, ...], path: str) -> None:

@@ -1,0 +1,47 @@
+"""Confusion matrices."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from .canvas import picture, text_size
+from .drawing import fitted
+
+COUNTED = 30  # classes; the counts of more are too small to be read
+NAMED = 90  # classes that there is room to name
+
+
+def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: str = "") -> None:
+    """Draws a confusion matrix: colors are shares of each target, and counts are written in while they are legible.
+
+    Args:
+        matrix: (C, C) counts, rows are targets, see `metrics.confusion_matrix`.
+        classes: Names of the classes.
+        path: Picture to write.
+        title: Model and domains, a line each; the number of images is added.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
+    side = min(3.2 + 0.36 * len(classes), 14.0)
+    cell = 72 * (side - 1.5) / max(len(classes), 4)  # points, about
+    steps = range(0, len(classes), -(-len(classes) // NAMED))
+    names = [fitted(classes[index], 24) for index in steps]
+    with picture(path, side + 1.0, side + 0.8, layout="compressed") as figure:
+        axes = figure.subplots()
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+        largest = min(text_size(side), cell * 1.4 / len(str(int(matrix.max()))))
+        for (row, column), count in np.ndenumerate(matrix.numpy()) if len(classes) <= COUNTED else ():
+            color = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
+            axes.text(column, row, count, ha="center", va="center", color=color, size=largest)
+        lines = max(name.count("\n") + 1 for name in names)
+        size = min(text_size(side), 0.8 * cell * steps.step / lines)
+        axes.set_xticks(steps, names, rotation=90 if max(map(len, names)) > 2 else 0, size=size)
+        axes.set_yticks(steps, names, size=size)
+        axes.set(xlabel="predicted class", ylabel="class of the image")
+        above = [fitted(line, 44) for line in title.splitlines()]
+        axes.set_title("\n".join([*above, f"{int(matrix.sum())} images"]))
+        figure.colorbar(image, label="share of the class's images", shrink=0.8)
