@@ -58,6 +58,7 @@ from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
 OF_THE_RUN = having(DATA)  # as finetune.py has them
+OF_THE_MODEL = ("expert_mode", "coverage_radius")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,6 +132,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
         pretrained=args.pretrained,
         initial_checkpoint=args.initial_checkpoint,
         img_size=size,
+        coverage_radius=args.coverage_radius,
         model_kwargs=dict(args.model_kwargs),
     )
     positions = class_positions(network, domains[0].classes)
@@ -174,7 +176,10 @@ def write(
     names, classes = [domain.name for domain in domains], domains[0].classes
     by_domain = {name: scores._asdict() for name, scores in zip(names, found.domains, strict=True)}
     metrics = {
-        **{name: vars(args)[name] for name in ("model", "initial_checkpoint", *OF_THE_RUN, "split", "expert_mode")},
+        **{
+            name: vars(args)[name]
+            for name in ("model", "initial_checkpoint", *OF_THE_RUN, "split", "expert_mode", "coverage_radius")
+        },
         "domains": by_domain,
         "overall": found.overall._asdict(),
         "average_accuracy": found.average,
