@@ -15,16 +15,14 @@ from ..layers.encoders.location import CoordinateEncoder
 from ..networks.trained import takes_metadata
 from .plan import RunPlan
 
-SHARE = 0.99
-
 
 def cover_training_coordinates(network: Any, plan: RunPlan) -> None:
     """Gives a network that reads coordinates an index of those of its training images, and the run's radius.
 
-    "auto" is the distance to the index within which `SHARE` of the images lie on which training-domain validation is
-    done: that far, validation has shown the router's answers; farther out nothing has. It needs neither labels nor any
-    image of a held-out domain, and leaves in-distribution accuracy nearly as it is. Accuracy cannot choose the radius:
-    a region that is left out of the index alone has still been trained on, and the router knows it.
+    "auto" is the smallest radius that leaves every answer of training-domain validation as it is: the distance to the
+    index of the farthest image there. That far the router has been validated, farther out it has not. This needs
+    neither labels nor any image of a held-out domain. Accuracy cannot choose the radius: a region that is left out of
+    the index alone has still been trained on, and the router knows it.
 
     Args:
         network: In the expert mode of the run.
@@ -70,7 +68,7 @@ def coordinates(domains: Sequence[Domain], chosen: Sequence[int], positions: Seq
 
 
 def validated_radius(distance: Tensor) -> float:
-    """The distance, km, within which `SHARE` of some images lie.
+    """The distance, in whole km, within which all of some images lie.
 
     Args:
         distance: (N,) km of each image to the index; NaN where an image has no coordinates.
@@ -81,4 +79,4 @@ def validated_radius(distance: Tensor) -> float:
     known = distance[~distance.isnan()]
     if not len(known):
         raise ArgumentError.of("coverage_radius", "auto", "no validation image has coordinates; give a distance in km")
-    return float(torch.quantile(known, SHARE))
+    return float(known.max().ceil())

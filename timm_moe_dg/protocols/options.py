@@ -104,8 +104,8 @@ class ModelOptions:
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
     coverage_radius: float | str | None = option(None, type=kilometers_or_auto, metavar="KM|auto",
-        help="MoGE: in evaluation the shared expert answers farther than this from all training coordinates; auto: the "
-        "distance within which 99%% of the training domains' validation images lie (default: routed everywhere)")
+        help="MoGE: in evaluation the shared expert answers farther than this from all training coordinates; "
+        "auto: farther than all images of training-domain validation (default: nowhere)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
