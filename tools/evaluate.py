@@ -62,6 +62,7 @@ from timm_moe_dg.storage.run_folder import run_arguments
 
 HELD_OUT, ALL = "held-out", "all"
 OF_THE_RUN = having(DATA)  # as finetune.py has them
+OF_THE_MODEL = ("expert_mode", "coverage_radius")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -156,6 +157,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
         pretrained=args.pretrained,
         initial_checkpoint=args.initial_checkpoint,
         img_size=size,
+        coverage_radius=args.coverage_radius,
         model_kwargs=dict(args.model_kwargs),
     )
     positions = class_positions(network, domains[0].classes)
@@ -194,7 +196,7 @@ def report(args: argparse.Namespace, found: Evaluated, folder: Path | None, feat
     for role, scores in found.roles.items() if args.split != "out" else ():
         print(role_line(role, scores).strip())
     if folder:
-        settings = ("model", "initial_checkpoint", *OF_THE_RUN, "split", "expert_mode")
+        settings = ("model", "initial_checkpoint", *OF_THE_RUN, "split", *OF_THE_MODEL)
         write_files(found, folder, {name: vars(args)[name] for name in settings}, args.projection)
     if features:
         save_features(found, features)

@@ -103,6 +103,7 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
         pretrained=args.pretrained,
         initial_checkpoint=args.initial_checkpoint,
         img_size=args.img_size,
+        coverage_radius=args.coverage_radius,
         model_kwargs=dict(args.model_kwargs),
     ).to(args.device)
     if args.top_k > network.num_classes:

@@ -77,6 +77,40 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     assert sum(findings["forced_experts"]["num_samples"]) == 1500
 
 
+def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run: Path, tmp_path: Path) -> None:
+    words = [*MOGE, *QUICK, "--output", str(tmp_path), "--experiment", "covered", "--cka-tokens", "8"]
+    load_tool("finetune").main([*words, "--coverage-radius", "auto"])
+    best, before = (f"local-dir:{folder / 'best_oracle'}" for folder in (tmp_path / "covered", run))  # the last step's
+    args = json.loads((tmp_path / "covered" / "best_oracle" / "config.json").read_text())["model_args"]
+    assert 20.0 < args["coverage_radius"] < 1000.0
+
+    def oceania(name: str, model: str, *words: str) -> object:
+        load_tool("evaluate").main(["--model", model, "--workers", "0", "--output", str(tmp_path / name), *words])
+        return json.loads((tmp_path / name / "metrics.json").read_text())["domains"]["ood Oceania"]
+
+    shared = oceania("shared", best, "--expert-mode", "shared")
+    routed = oceania("routed", best, "--coverage-radius", "inf")
+    assert oceania("covered-again", best) == shared != routed
+    assert oceania("before", before) == routed  # the radius has no part in training
+    assert oceania("before-covered", before, "--coverage-radius", "200") == shared
+
+    load_tool("visualize").main(["domains", str(tmp_path / "covered"), "--role", "ood", "--map-step", "15"])
+    findings = json.loads((tmp_path / "covered" / "figures" / "analysis.json").read_text())
+    assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
+
+
+def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
+    domain = next(domain for domain in geo_digits() if domain.group == "Oceania")
+    domain.image(0).save(tmp_path / "a.png")
+    (tmp_path / "where.csv").write_text(f"path,lon,lat\na.png,{','.join(map(str, domain.metadata[0]))}\n")
+    words = [str(tmp_path / "a.png"), "--model", f"local-dir:{run / 'best'}", "-j", "0", "--output"]
+    place = ["--metadata", str(tmp_path / "where.csv")]
+    for name, more in {"shared": [], "covered": [*place, "--coverage-radius", "100"], "routed": place}.items():
+        load_tool("predict").main([*words, str(tmp_path / f"{name}.csv"), *more])
+    shared, covered, routed = ((tmp_path / f"{name}.csv").read_text() for name in ("shared", "covered", "routed"))
+    assert covered == shared != routed
+
+
 def test_without_matplotlib_the_numbers_are_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

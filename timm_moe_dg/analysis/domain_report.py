@@ -13,9 +13,10 @@ from ..metrics import normalized_mutual_information
 from ..storage.json_text import json_text
 from .canvas import optional_picture
 from .domains import domain_map, domains_at, geo_layers
-from .expert_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
+from .expert_plots import plot_expert_matrix, plot_expert_usage
 from .experts import expert_usage, forced_expert_matrix
 from .run_view import RunView
+from .world_map import plot_domain_map
 
 FILE = "analysis.json"
 
@@ -48,7 +49,7 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     found = domains_at(view.model, metadata)
     if metadata.is_floating_point():
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(view.model, map_step), path, places)
+            plot_domain_map(domain_map(view.model, map_step), path, places, _held_out(view, data_dir))
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)
@@ -93,6 +94,14 @@ def _analyzed(view: RunView, data_dir: str | None, role: str) -> list[PlacesDoma
 
 def _with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
     return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
+
+
+def _held_out(view: RunView, data_dir: str | None) -> dict[str, Tensor]:
+    """The coordinates of groups that were not trained on."""
+    domains, tested = view.domains(data_dir), view.args.get("test_domains") or ()
+    trained = {domain.group for position, domain in enumerate(domains) if position not in tested}
+    outside = [domain for domain in domains if domain.group not in trained and domain.metadata is not None]
+    return {domain.group: torch.as_tensor(domain.metadata) for domain in outside}
 
 
 def _inside(domain: PlacesDomain) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
+from ..layers.encoders.coverage import distances
 from ..losses import discovered_domains
 
 
@@ -16,14 +17,18 @@ class DomainMap(NamedTuple):
     Attributes:
         longitude: (W,) degrees, centers of the cells.
         latitude: (H,) degrees, centers of the cells, south to north.
-        experts: (H, W) int64, the discovered domain of each cell.
+        experts: (H, W) int64, the discovered domain of each cell; -1 where the shared expert alone answers.
         num_experts: E.
+        distance: (H, W) km from each cell to the nearest training coordinate; None where the model keeps no index.
+        radius: km, beyond which the model does not route; None where it routes everywhere.
     """
 
     longitude: Tensor
     latitude: Tensor
     experts: Tensor
     num_experts: int
+    distance: Tensor | None = None
+    radius: float | None = None
 
 
 def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
@@ -53,7 +58,7 @@ def domains_at(model: Any, metadata: Tensor) -> Tensor:
         metadata: (B, ...) as the model's encoder takes it, on any device.
 
     Returns:
-        (B,) int64 on CPU; -1 for unknown places.
+        (B,) int64 on CPU; -1 for unknown places, and for those that the model's coverage leaves out.
 
     Raises:
         ArgumentError: The model has no MoGE layer.
@@ -86,5 +91,11 @@ def domain_map(model: Any, step: float = 2.0) -> DomainMap:
     longitude = torch.arange(-180 + step / 2, 180, step)
     latitude = torch.arange(-90 + step / 2, 90, step)
     rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
-    experts = domains_at(model, torch.stack([columns.flatten(), rows.flatten()], dim=1)).view(rows.shape)
-    return DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)
+    places = torch.stack([columns.flatten(), rows.flatten()], dim=1)
+    experts = domains_at(model, places).view(rows.shape)
+    found = DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)
+    coverage = model.metadata_encoder.coverage
+    if coverage is None:
+        return found
+    distance = distances(coverage, places.to(coverage.points.device)).cpu().view(rows.shape)
+    return found._replace(distance=distance, radius=coverage.radius)

@@ -1,52 +1,20 @@
-"""Pictures of what a MoGE model does: its discovered domains on a map, expert usage, forced experts."""
+"""Pictures of what a MoGE model's experts do: how often each is chosen, and how good each is where it is forced."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from .canvas import DPI, LEGEND_BELOW, new_figure, picture, swatch
-from .domains import DomainMap
+from .canvas import LEGEND_BELOW, picture, swatch
 from .experts import ExpertMatrix, ExpertUsage
 from .palette import expert_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
 
 EVEN: Any = {"color": "black", "linestyle": ":", "linewidth": 1}
 SELECTED = 0.4  # opacity of the bars that say how often an expert is selected
-
-
-def plot_domain_map(domains: DomainMap, path: Path, places: Mapping[str, Tensor] | None = None) -> None:
-    """Draws discovered domains as a map, with coastlines where cartopy is installed.
-
-    Args:
-        domains: From `domain_map`.
-        path: Picture to write.
-        places: Name of a group -> (N, 2) coordinates, outlined and labeled on top.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    figure = new_figure(9.0, 4.8)
-    axes = _world_axes(figure)
-    used = [index for index in range(domains.num_experts) if (domains.experts == index).any()]
-    edges = [_edges(values) for values in (domains.longitude, domains.latitude)]
-    colors, num_experts = _colors(domains.num_experts), domains.num_experts
-    axes.pcolormesh(*edges, domains.experts.numpy(), cmap=_color_map(colors), vmin=-0.5, vmax=num_experts - 0.5)
-    for name, lonlat in (places or {}).items():
-        axes.plot(*lonlat.T.numpy(), ".", color="black", markersize=1.0, alpha=0.35)
-        middle = lonlat.double().mean(0).tolist()
-        axes.text(*middle, name, ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.8, "lw": 0}, size=8)
-    axes.set(xlim=(-180, 180), ylim=(-90, 90), xlabel="longitude (degrees)", ylabel="latitude (degrees)")
-    axes.set_title("Discovered domains: routed expert with the largest weight")
-    handles = [swatch(colors[index], f"expert {index}") for index in used]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False)
-    figure.savefig(path, dpi=DPI)
 
 
 def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
@@ -104,26 +72,5 @@ def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
         figure.colorbar(image, label="accuracy")
 
 
-def _world_axes(figure: "Figure") -> Any:  # cartopy's axes have no types
-    try:
-        from cartopy.crs import PlateCarree
-    except ImportError:
-        return figure.subplots()
-    axes = figure.add_subplot(projection=PlateCarree())
-    axes.coastlines()
-    return axes
-
-
 def _colors(num_experts: int) -> list[str]:
     return [expert_color(index) for index in range(num_experts)]
-
-
-def _color_map(colors: list[str]) -> "ListedColormap":
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(colors)
-
-
-def _edges(centers: Tensor) -> np.ndarray:
-    half = (centers[1] - centers[0]) / 2 if len(centers) > 1 else centers.new_tensor(45.0)
-    return np.append((centers - half).numpy(), float(centers[-1] + half))

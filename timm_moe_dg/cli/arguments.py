@@ -164,6 +164,16 @@ def positive(text: str) -> float:
     return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
+def kilometers(text: str) -> float:
+    """Reads a distance; inf is one."""
+    return _number(text, lambda value: value >= 0, "a distance of 0 km or more, or inf")
+
+
+def kilometers_or_auto(text: str) -> float | str:
+    """Reads a distance, or the word auto."""
+    return text if text == "auto" else kilometers(text)
+
+
 def fraction(text: str) -> float:
     """Reads a number from 0 up to, but without, 1."""
     return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
@@ -229,3 +239,5 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
+    reach = "MoGE: farther than this from all training coordinates the shared expert answers; inf: nowhere"
+    add("--coverage-radius", type=kilometers, metavar="KM", help=f"{reach} (default: the model's)")

@@ -20,6 +20,7 @@ from ..networks.build import DataConfig, build_network, check_bands, checkpoint_
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import RunOptions
+from .coverage import cover_training_coordinates
 from .optimization import build_optimizer, build_schedule
 from .plan import RunPlan
 
@@ -61,7 +62,9 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         CheckpointError: The starting weights cannot be read or do not fit.
     """
     options = plan.options
-    network = prepare_network(plan).to(accelerator.device)
+    network = prepare_network(plan)
+    cover_training_coordinates(network, plan)
+    network = network.to(accelerator.device)
     # Copy before the algorithm installs hooks
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     setup = Setup(

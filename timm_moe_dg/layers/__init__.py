@@ -2,6 +2,7 @@
 
 from .encoders import (
     LOCATION_ENCODERS,
+    Coverage,
     LocationEncoder,
     LocationIdEmbedding,
     MetadataEncoder,
@@ -11,6 +12,7 @@ from .encoders import (
     load_satclip,
     save_satclip,
     spherical_harmonics,
+    thin_coordinates,
 )
 from .experts import dispatch_info
 from .geo_moe_mlp import GeoMoeMlp
@@ -21,6 +23,7 @@ from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOu
 __all__ = [
     "LOCATION_ENCODERS",
     "CosineRouter",
+    "Coverage",
     "GeoMoeMlp",
     "LinearRouter",
     "LocationEncoder",
@@ -40,5 +43,6 @@ __all__ = [
     "register_router",
     "save_satclip",
     "spherical_harmonics",
+    "thin_coordinates",
     "undecayed_parameters",
 ]

@@ -6,26 +6,15 @@ from typing import Any, Final, Optional
 import torch
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_args
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from ..errors import MetadataError
-from ..layers import (
-    LOCATION_ENCODERS,
-    GeoMoeMlp,
-    LocationEncoder,
-    LocationIdEmbedding,
-    MetadataEncoder,
-    NoMetadata,
-    SinCosEncoder,
-    load_satclip,
-    undecayed_parameters,
-)
+from ..layers import Coverage, GeoMoeMlp, MetadataEncoder, NoMetadata, undecayed_parameters
+from ._metadata import bound_coverage, build_metadata_encoder, index_coordinates
 from ._moe_vit import MoeLayers, mixture_block, resolve_moe_layers
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
-
-SATCLIP_PREFIX = "satclip:"
 
 
 class GeoBlock(Block):
@@ -44,34 +33,6 @@ class GeoBlock(Block):
             return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), context, present)))
         else:  # noqa: RET505 (TorchScript compiles only the branch that `routed` chooses)
             return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-
-
-def build_metadata_encoder(
-    encoder: str | nn.Module,
-    num_locations: int,
-    width: int | None,
-    drop: float,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> MetadataEncoder:
-    """The encoder of a MoGE model, by name or as a module of the user's own.
-
-    Raises:
-        CheckpointError: See `load_satclip`.
-        MetadataError: Unknown name, or a module of unknown width.
-    """
-    if isinstance(encoder, nn.Module):
-        return MetadataEncoder(encoder, width)
-    if encoder.startswith(SATCLIP_PREFIX):
-        return MetadataEncoder(load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype))
-    if encoder == "spherical_harmonics":
-        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, device=device, dtype=dtype))
-    if encoder == "sincos":
-        return MetadataEncoder(SinCosEncoder(width or 256, device=device, dtype=dtype))
-    if encoder == "location_id":
-        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, device, dtype))
-    remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
-    raise MetadataError.of("metadata_encoder", encoder, remedy)
 
 
 class GeoMoeVisionTransformer(VisionTransformer):
@@ -98,10 +59,14 @@ class GeoMoeVisionTransformer(VisionTransformer):
             of where an image is; trained from scratch on few images, no domains form until it is lowered.
         metadata_features: R; None means 256, or the module's `out_features`.
         num_locations: Number of known locations of 'location_id'.
+        coverage_points: Size of the index of training coordinates that comes with the weights; `set_coverage` makes
+            one.
+        coverage_radius: In evaluation, images farther than so many km from every coordinate of the index use the
+            shared expert alone; None routes all.
         **kwargs: As timm's VisionTransformer.
 
     Raises:
-        MetadataError: Unknown encoder, or a module of unknown width.
+        MetadataError: Unknown encoder, or a module of unknown width; a radius that cannot be, or that lacks an index.
         MoeLayersError: See `resolve_moe_layers`.
         RouterError: See `GeoMoeMlp`.
     """
@@ -120,6 +85,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
         metadata_drop: float = 0.5,
         metadata_features: int | None = None,
         num_locations: int = 323,
+        coverage_points: int = 0,
+        coverage_radius: float | None = None,
         **kwargs: Any,
     ) -> None:
         dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
@@ -137,6 +104,10 @@ class GeoMoeVisionTransformer(VisionTransformer):
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
         self.route_by(encoder)  # after timm's initialization, which would draw a given module anew
+        if coverage_points:
+            encoder.coverage = Coverage(coverage_points, device=dd["device"])
+        if coverage_radius is not None:
+            self.set_coverage_radius(coverage_radius)
 
     @torch.jit.ignore
     def route_by(self, encoder: MetadataEncoder) -> None:
@@ -162,6 +133,32 @@ class GeoMoeVisionTransformer(VisionTransformer):
             if isinstance(module, GeoMoeMlp):
                 module.set_expert_mode(mode)
         self.expert_mode = mode
+
+    @torch.jit.ignore
+    def set_coverage(self, lonlat: Tensor) -> None:
+        """Keeps an index of the coordinates that the model is trained on, which is saved with its weights.
+
+        Args:
+            lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
+
+        Raises:
+            MetadataError: The model does not read coordinates, or none is known.
+        """
+        coverage = index_coordinates(self.metadata_encoder, lonlat)
+        update_model_args(self, coverage_points=len(coverage.points), coverage_radius=None)
+
+    @torch.jit.ignore
+    def set_coverage_radius(self, radius: float | None) -> None:
+        """Sets how far from the training coordinates the router is trusted in evaluation.
+
+        Args:
+            radius: km to the nearest point of the index; None or infinity for everywhere.
+
+        Raises:
+            MetadataError: Below 0 or not a number; or the model has no index, or no shared expert to fall back to.
+        """
+        falls_back = not any(block.routed and block.mlp.shared is None for block in self.blocks)
+        update_model_args(self, coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
 
     def fix_init_weight(self) -> None:
         """Scales the output layers by depth as timm does, those of the shared experts too, which it does not reach."""

@@ -21,6 +21,7 @@ _logger = logging.getLogger(__name__)
 # Nothing in a dense checkpoint corresponds to these; they start as the model drew them.
 _ROUTER_NAMES = ("router.", "gamma")
 METADATA_PREFIX = "metadata_encoder."
+_INDEX_PREFIX = f"{METADATA_PREFIX}coverage."
 
 
 def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -> dict[str, Tensor]:
@@ -46,6 +47,8 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     own = model.state_dict()
     rename_final_norm(loaded, own)
     give_scalars_an_axis(loaded, own)
+    # Where another run was trained; a model that is to have an index says so, or gets its own
+    loaded = {key: value for key, value in loaded.items() if key in own or not key.startswith(_INDEX_PREFIX)}
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..layers import MetadataEncoder, NoMetadata
 from ._build import IMAGENET_CFG, create_moe_vit
-from ._geo_vit import build_metadata_encoder
+from ._metadata import build_metadata_encoder
 from ._upcycle import check_complete, rename_final_norm
 
 __all__ = ["erm_le_tiny_patch16"]

@@ -19,7 +19,14 @@ from .reach import hub_or_cache
 CONFIG = "config.json"
 
 
-def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str | None = None, **kwargs: Any) -> Any:
+def load_trained(
+    name: str,
+    *,
+    pretrained: bool = False,
+    initial_checkpoint: str | None = None,
+    coverage_radius: float | None = None,
+    **kwargs: Any,
+) -> Any:
     """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
 
     A MoGE model of which the shared expert alone was trained answers with that.
@@ -28,10 +35,12 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
         name: A timm model, or a `local-dir:` or `hf-hub:` source, which always gives its weights.
         pretrained: Load the model's published weights.
         initial_checkpoint: Load this file.
+        coverage_radius: Replaces that of a MoGE model, see `GeoMoeVisionTransformer`; infinity for none.
         **kwargs: Of `build_network`.
 
     Raises:
-        ArgumentError: See `build_network` and `check_bands`; or nothing says where the weights come from.
+        ArgumentError: See `build_network` and `check_bands`; or nothing says where the weights come from; or a radius
+            was given for a model without an index of training coordinates.
         CheckpointError: The weights cannot be read, do not fit, or lack a classifier.
     """
     check_name(name)
@@ -47,7 +56,20 @@ def load_trained(name: str, *, pretrained: bool = False, initial_checkpoint: str
     check_bands(network)
     if hasattr(network, "set_expert_mode"):
         network.set_expert_mode(_saved_config(name).get("expert_mode", "routed"))
+    if coverage_radius is not None:
+        set_coverage_radius(network, coverage_radius)
     return network.eval()
+
+
+def set_coverage_radius(network: Any, radius: float) -> None:
+    """Sets how far from its training coordinates a MoGE model routes, in km; see `GeoMoeVisionTransformer`.
+
+    Raises:
+        ArgumentError: Another model, or one without an index.
+    """
+    if not hasattr(network, "set_coverage_radius"):
+        raise ArgumentError.of("coverage_radius", radius, f"{type(network).__name__} has no metadata-routed experts")
+    network.set_coverage_radius(radius)
 
 
 def _saved_config(name: str) -> dict[str, object]:

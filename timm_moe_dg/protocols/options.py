@@ -16,6 +16,7 @@ from ..cli.arguments import (
     fraction_to_1,
     json_object,
     key_value,
+    kilometers_or_auto,
     non_negative,
     non_negative_int,
     position_or_name,
@@ -102,6 +103,9 @@ class ModelOptions:
         help="keep the running statistics of batch normalization, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
+    coverage_radius: float | str | None = option(None, type=kilometers_or_auto, metavar="KM|auto",
+        help="MoGE: in evaluation the shared expert answers farther than this from all training coordinates; "
+        "auto: farther than all images of training-domain validation (default: nowhere)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import MetadataError
 from ..precision import portable_path, without_autocast
+from .coverage import Coverage
 
 
 @register_notrace_module
@@ -23,18 +24,20 @@ class MetadataEncoder(nn.Module):
         encoder: Maps metadata to (B, R). It may have `present(metadata) -> (B,) bool`, without which a sample is absent
             where one of its floats is NaN, and `check(metadata)`, which raises on what it cannot take.
         out_features: R; None reads `encoder.out_features`.
+        coverage: In evaluation mode, samples whose metadata it does not cover count as absent.
 
     Raises:
         MetadataError: R is neither given nor an attribute of the encoder.
     """
 
-    def __init__(self, encoder: nn.Module, out_features: int | None = None) -> None:
+    def __init__(self, encoder: nn.Module, out_features: int | None = None, coverage: Coverage | None = None) -> None:
         super().__init__()
         out_features = out_features or getattr(encoder, "out_features", None)
         if out_features is None:
             raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
         self.encoder: Any = encoder  # a module of the user's own, which may have the two methods
         self.out_features = out_features
+        self.coverage = coverage
         self.knows_presence: Final[bool] = hasattr(encoder, "present")
         self.checks: Final[bool] = hasattr(encoder, "check")
 
@@ -64,7 +67,11 @@ class MetadataEncoder(nn.Module):
     def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
         present = self.encoder.present(metadata) if self.knows_presence else _without_nan(metadata)
         absent = ~present.view([-1] + [1] * (metadata.dim() - 1))
-        return self.encoder(metadata.masked_fill(absent, 0)), present
+        known = metadata.masked_fill(absent, 0)
+        embedding = self.encoder(known)
+        if self.coverage is not None and not self.training:
+            present = present & self.coverage(known)
+        return embedding, present
 
     def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         embedding, present = _nothing_known(x, self.out_features)

@@ -1,0 +1,97 @@
+"""The map of discovered domains: colors, what is pale or white, the held-out outline, coastlines, labels."""
+
+import numpy as np
+import pytest
+import torch
+
+from timm_moe_dg.analysis import DomainMap, world_map
+from timm_moe_dg.analysis.palette import SHARED_COLOR, expert_color
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws a map and returns its figure."""
+    figures = []
+    new_figure = world_map.new_figure
+    monkeypatch.setattr(world_map, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+
+    def draw(found, *groups):
+        world_map.plot_domain_map(found, tmp_path / "a.png", *groups)
+        return figures[-1]
+
+    return draw
+
+
+def hexed(color):
+    return "#" + "".join(f"{round(255 * value):02X}" for value in color[:3])
+
+
+def domains(experts, num_experts, **more):
+    """A map of cells of any size."""
+    height, width = np.shape(experts)
+    centers = [torch.arange(-side + side / n, side, 2 * side / n) for side, n in ((180, width), (90, height))]
+    return DomainMap(*centers, torch.as_tensor(experts), num_experts, **more)
+
+
+def test_an_expert_has_its_color_on_the_map(drawn):
+    experts = torch.tensor([[0, 3, 11], [3, 0, 11]])
+    found = DomainMap(torch.tensor([-90.0, 0.0, 90.0]), torch.tensor([-45.0, 45.0]), experts, 12)
+    figure = drawn(found)
+    cells = figure.axes[0].collections[0]
+    colors = [hexed(color) for color in cells.cmap(cells.norm(experts.flatten().numpy()))]
+    assert colors == [expert_color(int(index)) for index in experts.flatten()]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 3", "expert 11"]
+    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [expert_color(at) for at in (0, 3, 11)]
+
+
+def test_cells_far_from_training_are_pale_and_those_that_are_not_routed_white(drawn):
+    distance = torch.tensor([[0.0, world_map.FAR - 1, world_map.FAR + 1], [5e3, 0.0, 9e3]])
+    axes = drawn(domains([[0, 1, 1], [0, 1, -1]], 2, distance=distance, radius=8000.0)).axes[0]
+    veil = axes.images[0].get_array()[..., 3]
+    assert (veil > 0).tolist() == [[False, False, True], [True, False, False]]
+    cells = axes.collections[0]
+    assert hexed(cells.cmap(cells.norm(-1))) == SHARED_COLOR
+    assert "pale: more than 1,000 km" in axes.get_title()
+    assert "white: the shared expert alone, more than 8,000 km" in axes.get_title()
+    assert "km" not in drawn(domains([[0, 1, 1]], 2)).axes[0].get_title()
+
+
+def test_the_outline_surrounds_held_out_images_and_crosses_the_date_line(drawn):
+    region = torch.tensor([[179.0, -10.0], [-179.0, -10.0], [179.0, 10.0], [-179.0, 10.0]])
+    lines = drawn(domains(np.zeros((90, 180), int), 1), {}, {"Pacific": region}).axes[0].collections[1:]
+    outline = np.concatenate([path.vertices for line in lines for path in line.get_paths()])
+    assert len(outline) > 20
+    from_line = 180.0 - np.abs(outline[:, 0])
+    assert from_line.max() < 6.0
+    assert set(np.sign(outline[:, 0])) == {-1.0, 1.0}
+    assert 10.0 < np.abs(outline[:, 1]).max() < 16.0
+
+
+def test_a_name_stands_beside_its_images_and_groups_without_places_have_none(drawn):
+    places = {"here": torch.tensor([[0.0, 0.0], [10.0, 10.0]]), "nowhere": torch.full((2, 2), float("nan"))}
+    axes = drawn(domains([[0, 0], [0, 0]], 1), places, {"there": torch.tensor([[90.0, 0.0]])}).axes[0]
+    texts = {text.get_text(): text.get_position() for text in axes.texts}
+    assert texts.keys() == {"here", "there (held out)"}
+    assert texts["here"][1] < 0.0
+
+
+@pytest.mark.parametrize("num_experts", [1, 10, 16])
+def test_the_legend_fits_into_the_picture(drawn, num_experts):
+    figure = drawn(domains([list(range(num_experts))], num_experts))
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+    assert len(figure.legends[0].get_texts()) == num_experts
+
+
+def test_coastlines_are_small_and_where_the_land_is():
+    lines = world_map.coastlines()
+    assert (world_map.Path(world_map.__file__).with_name("coastlines.npz")).stat().st_size < 100_000
+    points = np.concatenate(lines)
+    assert np.abs(points).max(0).tolist() <= [180.0, 90.0]
+    assert max(np.abs(np.diff(line[:, 0])).max() for line in lines) < 20.0  # none leaps across the map
+    for place in ((-5.6, 36.0), (-67.3, -55.9), (18.5, -34.1), (153.6, -28.6)):  # Gibraltar, Horn, Good Hope, Byron
+        assert np.hypot(*(points - place).T).min() < 1.5
