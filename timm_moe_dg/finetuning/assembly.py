@@ -66,7 +66,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     setup = Setup(
         network,
-        plan.step_domains,
+        len(plan.training),
         options.num_classes,
         plan.hparams,
         aux_coef=options.aux_coef,
@@ -74,6 +74,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         supcon_coef=options.supcon_coef,
         supcon_temperature=options.supcon_temperature,
         task_loss=build_task_loss(plan, accelerator.device),
+        domains_per_step=plan.benchmark.domains_per_step,
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
     optimizer, schedule = optimization(options, network, algorithm)

@@ -17,14 +17,25 @@ from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 
+def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_processes: int = 1) -> StepSampler:
+    """Says what each step of a run draws; see `StepSampler`.
+
+    Args:
+        plan: The run's; its options are filled in.
+        first_step: Where training begins.
+        process: This process's index.
+        num_processes: How many processes share a step.
+    """
+    share = (plan.options.batch_size, first_step, process, num_processes)
+    return StepSampler(plan.training, *share, plan.benchmark.domains_per_step, plan.options.seed)
+
+
 def build_loaders(
     plan: RunPlan,
     config: DataConfig,
+    sampler: StepSampler,
     *,
     with_metadata: bool,
-    first_step: int = 0,
-    process: int = 0,
-    num_processes: int = 1,
     pin_memory: bool = False,
 ) -> tuple[DataLoader, DataLoader]:
     """Builds both loaders.
@@ -32,10 +43,8 @@ def build_loaders(
     Args:
         plan: The run's; its options are filled in.
         config: The network's data configuration, see `data_config`.
+        sampler: Which draws make up each step, see `step_sampler`.
         with_metadata: Whether the network is given the images' metadata.
-        first_step: Where training begins.
-        process: This process's index.
-        num_processes: How many processes share a step.
         pin_memory: See `training_loader`.
 
     Returns:
@@ -46,8 +55,6 @@ def build_loaders(
     own = training_transform(plan.benchmark.augmentation, *view)
     augmented = with_timm_augmentation(own, options.aa, options.reprob, *view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
-    share = (options.batch_size, first_step, process, num_processes)
-    sampler = StepSampler(plan.training, *share, plan.benchmark.domains_per_step, options.seed)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     images = EvaluationImages(plan.domains, plan.splits, evaluation_transform(*view), with_metadata, validation)
     evaluation = evaluation_loader(
