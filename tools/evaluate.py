@@ -71,6 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--dataset", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
+    columns = "columns of metadata.csv that the model reads beside coordinates (default otherwise: none)"
+    add("--metadata-columns", nargs="+", metavar="COLUMN", help=columns)
     seen = "positions of the domains that the model was not trained on; they are marked, and averaged besides"
     add("--test-domains", "--test-envs", type=int, nargs="+", metavar="I", help=seen)
     add("--split", choices=SPLITS, default="all", help="which part of each domain (default: %(default)s)")
@@ -105,7 +107,7 @@ def settle(args: argparse.Namespace) -> None:
 
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
     """Reads the data and checks the test domains against it."""
-    domains = get_benchmark(args.dataset).read(args.data_dir)
+    domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or ())
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
     if args.test_domains is None:
@@ -134,7 +136,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
         model_kwargs=dict(args.model_kwargs),
     )
     positions = class_positions(network, domains[0].classes)
-    with_metadata = takes_metadata(network, domains)
+    with_metadata = takes_metadata(network, domains, args.metadata_columns)
     if args.expert_mode:
         if not hasattr(network, "set_expert_mode"):
             raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")

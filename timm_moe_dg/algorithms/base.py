@@ -29,6 +29,7 @@ class Setup:
         num_classes: Size of the classifier.
         hparams: The run's hyper-parameters, the algorithm's own among them.
         aux_coef: Weight of the routers' auxiliary loss, added once per forward pass; models without routers have none.
+        aux_form: Whose that loss is, see `losses.router_loss`.
         cka_coef: Weight of MoGE's diversity loss; other models have none, nor has MoGE while no tokens are forced.
         supcon_coef: Weight of MoGE's invariance loss; other models have none.
         supcon_temperature: Its temperature.
@@ -45,6 +46,7 @@ class Setup:
     supcon_temperature: float = 0.1
     task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     domains_per_step: int | None = None
+    aux_form: str = "vmoe"
 
     @property
     def step_domains(self) -> int:
@@ -89,7 +91,7 @@ class Algorithm(Tunable, ABC):
             raise ProtocolError.of("algorithm", type(self).__name__, remedy)
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
-        self.aux_coef = setup.aux_coef
+        self.aux_coef, self.aux_form = setup.aux_coef, setup.aux_form
         self.task_loss = setup.task_loss
         self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
         self.supcon_temperature = setup.supcon_temperature
@@ -162,7 +164,7 @@ class Algorithm(Tunable, ABC):
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
-        aux_loss = auxiliary_loss(model)
+        aux_loss = auxiliary_loss(model, self.aux_form)
         special = moge_losses(model, targets, self.supcon_temperature)
         own_loss = self.aux_coef * aux_loss
         for name, loss in special.items():

@@ -48,7 +48,9 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     found = domains_at(view.model, metadata)
     if metadata.is_floating_point():
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(view.model, map_step), path, places)
+            known = {name: rows[~rows[:, :2].isnan().any(dim=1), :2] for name, rows in places.items()}
+            shown = {name: rows for name, rows in known.items() if len(rows)}
+            plot_domain_map(domain_map(view.model, map_step), path, shown)
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)

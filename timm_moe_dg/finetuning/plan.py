@@ -105,7 +105,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
-    domains = benchmark.read(options.data_dir)
+    domains = benchmark.read(options.data_dir, options.metadata_columns or ())
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
     filled = fill_in(options, benchmark, hparams, domains)

@@ -2,6 +2,7 @@
 
 from .encoders import (
     LOCATION_ENCODERS,
+    ColumnsEncoder,
     LocationEncoder,
     LocationIdEmbedding,
     MetadataEncoder,
@@ -20,6 +21,7 @@ from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOu
 
 __all__ = [
     "LOCATION_ENCODERS",
+    "ColumnsEncoder",
     "CosineRouter",
     "GeoMoeMlp",
     "LinearRouter",

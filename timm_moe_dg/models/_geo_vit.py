@@ -1,6 +1,7 @@
 """timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Optional
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import MetadataError
 from ..layers import (
     LOCATION_ENCODERS,
+    ColumnsEncoder,
     GeoMoeMlp,
     LocationEncoder,
     LocationIdEmbedding,
@@ -53,23 +55,38 @@ def build_metadata_encoder(
     drop: float,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    columns: Mapping[str, Sequence[float]] | None = None,
 ) -> MetadataEncoder:
-    """The encoder of a MoGE model, by name or as a module of the user's own.
+    """The encoder of a MoGE model, by name or as a module of the user's own, and of further columns if there are any.
 
     Raises:
         CheckpointError: See `load_satclip`.
-        MetadataError: Unknown name, or a module of unknown width.
+        MetadataError: Unknown name, a module of unknown width, or columns beside what are no coordinates.
     """
-    if isinstance(encoder, nn.Module):
-        return MetadataEncoder(encoder, width)
+    place = encoder
+    if not isinstance(place, nn.Module):
+        place = _encoder_by_name(place, num_locations, width or 256, drop, device, dtype)
+    if columns:
+        return MetadataEncoder(ColumnsEncoder(place, columns, device, dtype))
+    return MetadataEncoder(place, width if place is encoder else None)
+
+
+def _encoder_by_name(
+    encoder: str,
+    num_locations: int,
+    width: int,
+    drop: float,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Module:
     if encoder.startswith(SATCLIP_PREFIX):
-        return MetadataEncoder(load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype))
+        return load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype)
     if encoder == "spherical_harmonics":
-        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, device=device, dtype=dtype))
+        return LocationEncoder(width, drop=drop, device=device, dtype=dtype)
     if encoder == "sincos":
-        return MetadataEncoder(SinCosEncoder(width or 256, device=device, dtype=dtype))
+        return SinCosEncoder(width, device=device, dtype=dtype)
     if encoder == "location_id":
-        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, device, dtype))
+        return LocationIdEmbedding(num_locations, width, device, dtype)
     remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
     raise MetadataError.of("metadata_encoder", encoder, remedy)
 
@@ -98,6 +115,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
             of where an image is; trained from scratch on few images, no domains form until it is lowered.
         metadata_features: R; None means 256, or the module's `out_features`.
         num_locations: Number of known locations of 'location_id'.
+        metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:
+            name -> mean and standard deviation over the training images.
         **kwargs: As timm's VisionTransformer.
 
     Raises:
@@ -120,10 +139,13 @@ class GeoMoeVisionTransformer(VisionTransformer):
         metadata_drop: float = 0.5,
         metadata_features: int | None = None,
         num_locations: int = 323,
+        metadata_columns: Mapping[str, Sequence[float]] | None = None,
         **kwargs: Any,
     ) -> None:
         dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
-        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, metadata_drop, **dd)
+        encoder = build_metadata_encoder(
+            metadata_encoder, num_locations, metadata_features, metadata_drop, **dd, columns=metadata_columns
+        )
         moe_args = {
             "num_experts": num_experts,
             "top_k": top_k,
