@@ -102,7 +102,7 @@ def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Seque
     """Whether a network is to be given the images' metadata: it reads them, and every domain has some.
 
     Args:
-        network: Any.
+        network: A timm model.
         domains: The data.
         columns: What the domains' metadata have beside longitude and latitude.
 
