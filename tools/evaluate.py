@@ -76,6 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--dataset", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
+    columns = "columns of metadata.csv that the model reads beside coordinates (default otherwise: none)"
+    add("--metadata-columns", nargs="+", metavar="COLUMN", help=columns)
     unseen = "the domains that the model was not trained on, by name or by position"
     add("--test-domains", "--test-envs", type=position_or_name, nargs="+", metavar="DOMAIN", help=unseen)
     counted = (
@@ -117,7 +119,7 @@ def settle(args: argparse.Namespace) -> None:
 
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
     """Reads the data and finds the domains that the options name in it; their positions replace the names."""
-    domains = get_benchmark(args.dataset).read(args.data_dir)
+    domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or ())
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
     args.test_domains = evaluation_only(domains) if args.test_domains is None else named(args, "test_domains", domains)
@@ -161,7 +163,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
         model_kwargs=dict(args.model_kwargs),
     )
     positions = class_positions(network, domains[0].classes)
-    with_metadata = takes_metadata(network, domains)
+    with_metadata = takes_metadata(network, domains, args.metadata_columns)
     if args.expert_mode:
         if not hasattr(network, "set_expert_mode"):
             raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")

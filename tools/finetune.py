@@ -93,7 +93,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
         # What a step draws is a function of the step
         set_seed(seed_hash(options.seed, step, accelerator.process_index))
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
-        losses = model.algorithm.update(model.training, minibatches)
+        losses = model.algorithm.update(run.context(step), minibatches)
         if model.schedule:
             model.schedule.step_update(step + 1)
         if model.averaging:

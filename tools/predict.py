@@ -6,7 +6,8 @@
 The columns are path, class, probability, and class_2, probability_2 and so on for `--top-k`; rows come in the order of
 the arguments, and within a folder in the order of the paths. Classes have the names that the checkpoint holds, or
 numbers if it holds none. A MoGE model answers with its shared expert unless `--metadata` says where images were taken:
-a csv file with columns path, lon and lat in degrees, or path and location for models that know locations by number.
+a csv file with columns path, lon and lat in degrees, and those of the model's --metadata-columns if it was trained with
+any; or path and location for models that know locations by number.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config
-from timm_moe_dg.networks.trained import label_names, load_trained
+from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.csv_text import write_rows
 
@@ -66,8 +67,10 @@ def metadata_of(network: Any, args: argparse.Namespace, paths: Sequence[str]) ->
     if not hasattr(network, "metadata_encoder"):
         raise ArgumentError.of("metadata", args.metadata, f"{args.model} does not read any; leave it out")
     ids = isinstance(network.metadata_encoder.encoder, LocationIdEmbedding)
-    found = read_metadata(Path(args.metadata), paths, ids)
-    unknown = int((found < 0).sum() if ids else np.isnan(found).any(axis=1).sum())
+    columns = metadata_columns(network)
+    found = read_metadata(Path(args.metadata), paths, ids, columns)
+    lacking = np.isnan(found)
+    unknown = int((found < 0 if ids else lacking.all(axis=1) if columns else lacking.any(axis=1)).sum())
     if unknown:
         print(f"without metadata: {unknown} of {len(paths)} images", file=sys.stderr)
     return found

@@ -64,6 +64,15 @@ def test_auxiliary_loss_is_added_once_and_weighted(mixture, aux_coef):
     assert losses["loss"].item() == pytest.approx((losses["task_loss"] + aux_coef * aux_loss).item())
 
 
+def test_auxiliary_loss_has_the_form_that_is_asked_for(mixture):
+    setup = Setup(mixture, 2, 4, aux_coef=2.0, aux_form="tutel")
+    losses = ERM(setup).objective(StepContext(mixture, None), random_minibatches())
+    theirs, ours = (timm_moe_dg.auxiliary_loss(mixture, form).item() for form in ("tutel", "vmoe"))
+    assert losses["aux_loss"].item() == pytest.approx(theirs)
+    assert abs(theirs - ours) > 0.01 * ours
+    assert losses["loss"].item() == pytest.approx(losses["task_loss"].item() + 2.0 * theirs)
+
+
 def test_auxiliary_loss_does_not_grow_over_steps(mixture):
     optimizer = torch.optim.SGD(mixture.parameters(), lr=0.0)
     values = []

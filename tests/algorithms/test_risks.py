@@ -1,5 +1,7 @@
 """Methods that judge risks: weights that rise, and a penalty that sets in with a fresh optimizer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,6 +21,18 @@ def test_group_dro_starts_from_equal_weights_that_rise_with_the_risks():
     expected = (0.5 * risks).softmax(0)
     torch.testing.assert_close(algorithm.weights.double(), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(losses["task_loss"], (algorithm.weights * risks).sum())
+
+
+def test_group_dro_leaves_the_proportions_of_the_domains_that_a_step_has_not_drawn():
+    net, batches = network("mlp"), minibatches("mlp", 0, domains=2)
+    risks = risks_of(net, batches).detach()
+    algorithm, context = build("GroupDRO", net, domains=5, per_step=2, groupdro_eta=0.5)
+    losses = algorithm.update(replace(context, domains=[3, 1]), batches)
+    factors = torch.ones(5, dtype=torch.float64)
+    factors[[3, 1]] = (0.5 * risks).exp()
+    torch.testing.assert_close(algorithm.weights, factors / factors.sum(), rtol=1e-6, atol=0)
+    # Over all pairs that can be drawn alike, each domain's share of the loss is its weight
+    torch.testing.assert_close(losses["task_loss"], 5 / 2 * (algorithm.weights[[3, 1]] * risks).sum())
 
 
 @pytest.mark.parametrize("anneal", [0, 2])

@@ -1,6 +1,7 @@
 """Three steps of every method end at the parameters that its published update rule, written out, ends at."""
 
 from copy import deepcopy
+from dataclasses import replace
 from inspect import signature
 
 import pytest
@@ -23,12 +24,15 @@ HPARAMS = {
     "RDM": {"rdm_penalty_anneal_iters": 1, "rdm_lr": 3e-4},
 }
 
+BY_DOMAIN = ("GroupDRO", "Fishr", "DANN", "CDANN")  # keep something for each training domain
 
-def build(name, net, domains=DOMAINS, **hparams):
+
+def build(name, net, domains=DOMAINS, per_step=None, **hparams):
     """An algorithm in float64 and what it takes a step with."""
     torch.manual_seed(7)  # discriminators
     hparams = {"lr": LR, "weight_decay": WEIGHT_DECAY, **HPARAMS.get(name, {}), **hparams}
-    algorithm = ALGORITHMS[name](Setup(net, domains, CLASSES, hparams, aux_coef=AUX)).double()
+    setup = Setup(net, domains, CLASSES, hparams, aux_coef=AUX, domains_per_step=per_step)
+    algorithm = ALGORITHMS[name](setup).double()
     groups = algorithm.parameter_groups(LR, WEIGHT_DECAY)
     optimizer = torch.optim.Adam([{"params": list(net.parameters())}, *groups], lr=LR, weight_decay=WEIGHT_DECAY)
     return algorithm, StepContext(net, optimizer)
@@ -61,6 +65,37 @@ def test_three_steps_end_where_the_published_rule_ends(method, name):
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
     assert {"loss", "task_loss", "aux_loss"} <= losses.keys()
     assert not any(value.requires_grad for value in losses.values())
+
+
+DRAWN = [[4, 1], [0, 1], [1, 3], [3, 4], [1, 4]]  # of five domains; 2 in no step, 1 in nearly all
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("method", BY_DOMAIN)
+def test_what_is_kept_by_domain_follows_the_domains_that_a_step_draws(method, name):
+    net, twin = network(name), network(name)
+    algorithm, context = build(method, net, domains=5, per_step=2)
+    further = {"algorithm": deepcopy(algorithm)} if "algorithm" in signature(REFERENCES[method]).parameters else {}
+    further |= {"total": 5} if method == "GroupDRO" else {}
+    everything = [minibatches(name, step, domains=5) for step in range(len(DRAWN))]
+    steps = [[step[domain] for domain in drawn] for step, drawn in zip(everything, DRAWN, strict=True)]
+    for number, (step, drawn) in enumerate(zip(steps, DRAWN, strict=True)):
+        torch.manual_seed(number)
+        algorithm.update(replace(context, domains=drawn), step)
+    REFERENCES[method](twin, steps, algorithm.hparams, drawn=DRAWN, **further)
+    for value, expected in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", BY_DOMAIN)
+def test_a_step_of_all_domains_is_bit_for_bit_what_it_is_without_a_list_of_them(method):
+    ends = []
+    for domains in (None, range(DOMAINS)):
+        net = network("mlp")
+        algorithm, context = build(method, net)
+        train(algorithm, replace(context, domains=domains), "mlp", range(4))
+        ends.append([*net.state_dict().values(), *algorithm.parameters(), *algorithm.buffers()])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
 def test_mldg_goes_round_its_test_domains():

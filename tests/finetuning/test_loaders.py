@@ -6,7 +6,7 @@ import pytest
 
 from tests.load_tool import load_tool
 from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.loaders import build_loaders
+from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.protocols import SELECTION_RULES, read_records
 
 CONFIG = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -16,7 +16,7 @@ CONFIG = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 def test_training_images_are_evaluated_on_only_if_asked_for(option, tmp_path):
     words = ["--output", str(tmp_path), "--test-domains", "2", "4", "--workers", "0", option]
     plan = make_plan(parse_resumable(run_parser(), words))
-    _, evaluation = build_loaders(plan, CONFIG, with_metadata=False)
+    _, evaluation = build_loaders(plan, CONFIG, step_sampler(plan), with_metadata=False)
     seen = evaluation.dataset
     found = {(group // 2, position) for group, position in zip(seen.groups, seen.positions, strict=True)}
     everything = {(domain, position) for domain in range(6) for position in range(len(plan.domains[domain]))}

@@ -114,12 +114,3 @@ def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():
 def test_trackers_are_those_switched_on():
     assert wanted_trackers(RunOptions()) == []
     assert wanted_trackers(RunOptions(log_wandb=True)) == ["wandb"]
-
-
-def test_methods_that_need_every_domain_are_refused_where_a_step_draws_some(tmp_path):
-    words = ["--dataset", "iWildCam_locations", "--data-dir", str(tmp_path)]
-    for name in ("GroupDRO", "Fishr", "DANN", "CDANN"):
-        with pytest.raises(
-            ArgumentError, match=rf"algorithm='{name}': .* a step on iWildCam_locations draws 2 of them"
-        ):
-            plan_of(tmp_path, *words, "--algorithm", name)

@@ -171,6 +171,14 @@ def test_the_snippet_gives_the_kind_of_metadata_that_the_model_reads(name, encod
     assert f"metadata = torch.tensor({place})" in card.text
 
 
+def test_the_snippet_of_a_model_with_columns_names_them_and_gives_a_number_for_each(tmp_path):
+    network = fine_tuned("moge_tiny", metadata_columns={"month": (6.5, 3.0), "elevation": (500.0, 250.0)})
+    text = card_of_run(tmp_path, network).text
+    assert "# longitude, latitude in degrees, month, elevation; NaN where unknown" in text
+    (row,) = re.findall(r"metadata = torch\.tensor\((.*)\)", text)
+    assert network(torch.zeros(1, 3, *network.patch_embed.img_size), torch.tensor(eval(row))).shape == (1, len(CLASSES))
+
+
 def test_a_mixture_on_another_backbone_names_it_and_its_weights(tmp_path):
     kwargs = {"backbone": "test_vit.r160_in1k", "moe_layers": [1], "img_size": 32}
     card = card_of_run(tmp_path, fine_tuned("gmoe", **kwargs), model="gmoe", model_kwargs=kwargs)

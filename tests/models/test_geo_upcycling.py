@@ -174,3 +174,20 @@ def test_a_network_that_would_not_hand_metadata_on_is_refused_and_left_alone(bac
 def test_bad_options_are_named_with_what_would_work(options, error, message):
     with pytest.raises(error, match=message):
         mixture(CLIP, **options)
+
+
+@torch.no_grad()
+def test_what_it_was_trained_near_and_further_columns_are_saved_with_it(tmp_path):
+    near, images = torch.tensor([[10.0, 20.0], [12.0, 21.0]]), images_for(CLIP)
+    covered, columns = mixture(CLIP), mixture(CLIP, metadata_columns={"height": [100.0, 50.0]})
+    covered.set_coverage(near)
+    covered.set_coverage_radius(500.0)
+    for model, rows in ((covered, PLACES), (columns, torch.cat([PLACES, torch.tensor([[90.0], [0.0], [9.0]])], dim=1))):
+        randomize(model, std=0.02).eval()
+        save_for_hf(model, tmp_path / str(rows.shape[1]), safe_serialization=True)
+        again = timm.create_model(f"local-dir:{tmp_path / str(rows.shape[1])}", pretrained=True).eval()
+        assert torch.equal(again(images, rows), model(images, rows))
+        assert again.metadata_encoder.coverage is None or again.metadata_encoder.coverage.radius == 500.0
+        assert not torch.allclose(model(images, rows)[0], model(images)[0])
+    assert torch.equal(covered(images, PLACES)[2], covered(images)[2])  # too far
+    assert not torch.equal(columns(images, rows)[1], columns(images)[1])  # its height is known

@@ -1,6 +1,7 @@
 """The published update rules of the domain-generalization methods, step by step, slow and without any sharing.
 
 Every function trains a network in place on a list of steps; a step is a list of (images, targets), one per domain.
+Methods that keep something by domain are told which of `total` domains each step has drawn; all, unless told.
 Every forward pass adds AUX times the routers' auxiliary loss. Gradients of single samples are taken one at a time.
 """
 
@@ -19,6 +20,7 @@ from timm_moe_dg import auxiliary_loss
 LR, WEIGHT_DECAY, AUX = 1e-3, 1e-4, 0.01
 Network: TypeAlias = Any  # a model; to mypy every attribute of an nn.Module may be a tensor
 Steps = list[list[tuple[Tensor, Tensor]]]
+Drawn = list[list[int]]
 
 
 def adam(network: Network, lr: float = LR, **options: Any) -> torch.optim.Adam:
@@ -79,15 +81,23 @@ def vrex(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
         descend(optimizer, mean + weight * variance + AUX * auxiliary_loss(network))
 
 
-def group_dro(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
+def everywhere(steps: Steps) -> Drawn:
+    return [list(range(len(step))) for step in steps]
+
+
+def group_dro(
+    network: Network, steps: Steps, hparams: dict[str, Any], drawn: Drawn | None = None, total: int | None = None
+) -> None:
     optimizer = adam(network)
-    q = [1.0] * len(steps[0])
-    for step in steps:
+    q = dict.fromkeys(range(total or len(steps[0])), 1.0)
+    for step, present in zip(steps, drawn or everywhere(steps), strict=True):
         parts = zip(sliced(network(pooled(step)[0]), step), step, strict=True)
-        risks = [F.cross_entropy(logits, y) for logits, (_, y) in parts]
-        q = [share * np.exp(hparams["groupdro_eta"] * risk.item()) for share, risk in zip(q, risks, strict=True)]
-        q = [share / sum(q) for share in q]
-        loss = sum(share * risk for share, risk in zip(q, risks, strict=True))
+        risks = dict(zip(present, (F.cross_entropy(logits, y) for logits, (_, y) in parts), strict=True))
+        for domain, risk in risks.items():
+            q[domain] *= np.exp(hparams["groupdro_eta"] * risk.item())
+        mass = sum(q.values())
+        q = {domain: share / mass for domain, share in q.items()}
+        loss = len(q) / len(risks) * sum(q[domain] * risk for domain, risk in risks.items())
         descend(optimizer, loss + AUX * auxiliary_loss(network))
 
 
@@ -172,19 +182,24 @@ def mmd(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
 
 
 def _adversarial(
-    network: Network, steps: Steps, hparams: dict[str, Any], discriminator: nn.Module, embeddings: nn.Embedding | None
+    network: Network,
+    steps: Steps,
+    hparams: dict[str, Any],
+    discriminator: nn.Module,
+    embeddings: nn.Embedding | None,
+    drawn: Drawn | None,
 ) -> None:
     betas = (hparams["beta1"], 0.9)
     generator = adam(network, betas=betas)
     players = [*discriminator.parameters(), *(embeddings.parameters() if embeddings else [])]
     rates = {"lr": hparams["lr_d"], "weight_decay": hparams["weight_decay_d"]}
     opponent = torch.optim.Adam(players, betas=betas, **rates)
-    for number, step in enumerate(steps, start=1):
+    for number, (step, present) in enumerate(zip(steps, drawn or everywhere(steps), strict=True), start=1):
         x, y = pooled(step)
         features = embed(network, x)
         seen = features + embeddings(y) if embeddings else features
         answer = discriminator(seen)
-        domains = torch.cat([torch.full((len(x),), i) for i, (x, _) in enumerate(step)])
+        domains = torch.cat([torch.full((len(x),), i) for i, (x, _) in zip(present, step, strict=True)])
         if embeddings:
             counts = [(y == c).sum() for c in range(embeddings.num_embeddings)]
             disc_loss = torch.tensor(0.0)
@@ -205,12 +220,12 @@ def _adversarial(
             descend(generator, task - hparams["lambda"] * disc_loss + AUX * auxiliary_loss(network))
 
 
-def dann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any) -> None:
-    _adversarial(network, steps, hparams, algorithm.discriminator, None)
+def dann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any, drawn: Drawn | None = None) -> None:
+    _adversarial(network, steps, hparams, algorithm.discriminator, None, drawn)
 
 
-def cdann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any) -> None:
-    _adversarial(network, steps, hparams, algorithm.discriminator, algorithm.class_embeddings)
+def cdann(network: Network, steps: Steps, hparams: dict[str, Any], algorithm: Any, drawn: Drawn | None = None) -> None:
+    _adversarial(network, steps, hparams, algorithm.discriminator, algorithm.class_embeddings, drawn)
 
 
 def fish(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
@@ -237,11 +252,11 @@ def sample_gradients(classifier: nn.Linear, features: Tensor, targets: Tensor) -
     return torch.stack(rows)
 
 
-def fishr(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
+def fishr(network: Network, steps: Steps, hparams: dict[str, Any], drawn: Drawn | None = None) -> None:
     optimizer = adam(network)
-    averages = [0.0] * len(steps[0])
+    averages: dict[int, Any] = {}
     ema = hparams["ema"]
-    for number, step in enumerate(steps):
+    for number, (step, present) in enumerate(zip(steps, drawn or everywhere(steps), strict=True)):
         if number == hparams["penalty_anneal_iters"]:
             optimizer = adam(network)
         weight = hparams["lambda"] if number >= hparams["penalty_anneal_iters"] else 0.0
@@ -249,10 +264,10 @@ def fishr(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
         features = embed(network, x)
         loss = F.cross_entropy(network.get_classifier()(features), y) + AUX * auxiliary_loss(network)
         corrected = []
-        for domain, (z, (_, targets)) in enumerate(zip(sliced(features, step), step, strict=True)):
+        for domain, z, (_, targets) in zip(present, sliced(features, step), step, strict=True):
             gradients = sample_gradients(network.get_classifier(), z, targets)
             variance = ((gradients - gradients.mean(0)) ** 2).mean(0)
-            smooth = ema * averages[domain] + (1 - ema) * variance
+            smooth = ema * averages.get(domain, 0.0) + (1 - ema) * variance
             averages[domain] = smooth.detach()
             corrected.append(smooth / (1 - ema))
         center = sum(corrected) / len(corrected)

@@ -52,6 +52,23 @@ def test_every_regions_model_is_asked_about_its_own() -> None:
         joined_regions([africa])
 
 
+def test_later_images_of_every_region_are_joined_too() -> None:
+    """As in FMoW, whose test under shift has all regions, and images of none, which no model answers for."""
+    runs = []
+    for one in (run(AFRICA, (0.5, 1.0, 0.0)), run(ASIA, (0.5, 0.0, 0.25))):
+        (record,) = one.records
+        scores = record.roles["id"]
+        each = {region: value / 2 for region, value in scores["group_accuracy"].items()} | {"Other": 1.0}
+        shifted = {**scores, "group_accuracy": each, "num_samples": {"Africa": 10, "Asia": 30, "Other": 5}}
+        runs.append(FinishedRun("", [replace(record, roles={"id": scores, "ood": shifted})]))
+    roles = joined_regions(runs).roles
+    assert roles["id"]["group_accuracy"] == {"Africa": 1.0, "Asia": 0.25}
+    assert roles["ood"]["group_accuracy"] == {"Africa": 0.5, "Asia": 0.125}
+    assert roles["ood"]["accuracy"] == (10 * 0.5 + 30 * 0.125) / 40
+    (table,) = make_tables(runs)
+    assert {"ood accuracy", "ood worst group"} < set(table.columns)
+
+
 def test_tables_keep_them_apart_from_models_of_all_regions() -> None:
     runs = [run(ALL, (0.5, 0.75, 0.5), seed=seed) for seed in range(2)]
     runs += [run(AFRICA, (0.5, 0.5, 0.0)), run(ASIA, (0.5, 0.0, 0.25)), run(AFRICA, (0.5, 0.5, 0.0), seed=1)]

@@ -25,6 +25,8 @@ class Adversarial(Algorithm):
     Both Adams have betas (beta1, 0.9), which the run's optimizer takes over if it has betas. The paper instead
     reverses the gradient within one step.
 
+    The discriminator tells all training domains apart, also where a step draws some of them, as in WILDS.
+
     The network's rate and weight decay are the run's `lr` and `weight_decay`, drawn as the reference draws its
     `lr_g` and `weight_decay_g`. `lr_d` is drawn from the same range as `lr`, another one for digits than for
     photographs, but has one default, the reference's for photographs; its for digits is 1e-3.
@@ -32,7 +34,6 @@ class Adversarial(Algorithm):
 
     MIN_DOMAINS = 2
     ACCUMULATES = False
-    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType(
         {
             "lambda": 1.0,
@@ -95,7 +96,7 @@ class Adversarial(Algorithm):
         """Returns the generator's "loss" and its parts "task_loss", "disc_loss" and the model's own."""
         out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
-        disc_loss = self._discriminate(self._features.take(), out)
+        disc_loss = self._discriminate(context, self._features.take(), out)
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
@@ -114,7 +115,7 @@ class Adversarial(Algorithm):
     def _discriminator_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         with torch.no_grad():
             out = self.forward_domains(context.model, minibatches)
-        disc_loss = self._discriminate(self._features.take(), out)
+        disc_loss = self._discriminate(context, self._features.take(), out)
         self._optimizer.zero_grad()
         disc_loss.backward()
         self.share_gradients(context)
@@ -122,9 +123,9 @@ class Adversarial(Algorithm):
         task_loss, disc_loss = F.cross_entropy(out.logits, out.targets), disc_loss.detach()
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
-    def _discriminate(self, features: Tensor, out: ForwardPass) -> Tensor:
+    def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
         sizes = torch.tensor(out.sizes, device=features.device)
-        domains = torch.arange(len(out.sizes), device=features.device).repeat_interleave(sizes)
+        domains = torch.tensor(self.present(context), device=features.device).repeat_interleave(sizes)
         seen = self.discriminator_input(features, out.targets)
         if self.hparams["grad_penalty"] and not seen.requires_grad:
             seen.requires_grad_()  # features of a pass without gradients

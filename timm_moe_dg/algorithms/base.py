@@ -25,9 +25,11 @@ class Setup:
     Attributes:
         network: The timm model with its starting weights, not wrapped, on its device.
         num_domains: Number of training domains.
+        domains_per_step: How many of them a step has; None for all.
         num_classes: Size of the classifier.
         hparams: The run's hyper-parameters, the algorithm's own among them.
         aux_coef: Weight of the routers' auxiliary loss, added once per forward pass; models without routers have none.
+        aux_form: Whose that loss is, see `losses.router_loss`.
         cka_coef: Weight of MoGE's diversity loss; other models have none, nor has MoGE while no tokens are forced.
         supcon_coef: Weight of MoGE's invariance loss; other models have none.
         supcon_temperature: Its temperature.
@@ -43,6 +45,13 @@ class Setup:
     supcon_coef: float = 0.0
     supcon_temperature: float = 0.1
     task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    domains_per_step: int | None = None
+    aux_form: str = "vmoe"
+
+    @property
+    def step_domains(self) -> int:
+        """How many domains, and so minibatches, a step has."""
+        return self.domains_per_step or self.num_domains
 
 
 class Algorithm(Tunable, ABC):
@@ -58,9 +67,8 @@ class Algorithm(Tunable, ABC):
     Class attributes, beside those of `Tunable`:
         SEARCH: Distributions from which a random search draws hyper-parameters, DomainBed's.
         SEARCH_ALIASES: DomainBed's name used to seed each draw, where it calls a hyper-parameter otherwise.
-        MIN_DOMAINS: Fewest training domains that the method is defined for.
+        MIN_DOMAINS: Fewest training domains in a step that the method is defined for.
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
-        STATE_BY_DOMAIN: Whether something is kept for each training domain, so that every step needs all of them.
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss`, rather than the plain cross-entropy.
         ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
 
@@ -73,18 +81,17 @@ class Algorithm(Tunable, ABC):
     SEARCH_ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
     OVERRIDES_LR: ClassVar[bool] = False
-    STATE_BY_DOMAIN: ClassVar[bool] = False
     TAKES_TASK_LOSS: ClassVar[bool] = False
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup.hparams)
-        if setup.num_domains < self.MIN_DOMAINS:
-            remedy = f"needs {self.MIN_DOMAINS} training domains and was given {setup.num_domains}"
+        if setup.step_domains < self.MIN_DOMAINS:
+            remedy = f"needs {self.MIN_DOMAINS} training domains and was given {setup.step_domains}"
             raise ProtocolError.of("algorithm", type(self).__name__, remedy)
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
-        self.aux_coef = setup.aux_coef
+        self.aux_coef, self.aux_form = setup.aux_coef, setup.aux_form
         self.task_loss = setup.task_loss
         self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
         self.supcon_temperature = setup.supcon_temperature
@@ -130,6 +137,10 @@ class Algorithm(Tunable, ABC):
         context.optimizer.step()
         return mean_scalars(scalars)
 
+    def present(self, context: StepContext) -> list[int]:
+        """Positions, among all training domains, of those that the step's minibatches come from."""
+        return list(range(self.num_domains) if context.domains is None else context.domains)
+
     def share_gradients(self, context: StepContext) -> None:
         """Averages over processes the gradients of the method's own parameters, which no launcher wraps."""
         for parameter in self.parameters():
@@ -153,7 +164,7 @@ class Algorithm(Tunable, ABC):
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
-        aux_loss = auxiliary_loss(model)
+        aux_loss = auxiliary_loss(model, self.aux_form)
         special = moge_losses(model, targets, self.supcon_temperature)
         own_loss = self.aux_coef * aux_loss
         for name, loss in special.items():

@@ -75,12 +75,14 @@ class Fishr(Annealed):
     0. It is divided by 1 - ema, so that what flows back does not depend on ema, and collected from the first step on.
     The penalty weighs 0 before step `penalty_anneal_iters`, where the optimizer starts afresh. As the reference; the
     paper's penalty sums over parameters. Variances are those within each process's images, averaged over processes.
+
+    Where a step draws some of the domains, only their averages move, and the penalty compares these. Averages begin at
+    0 and are small while young, so that domains which were drawn less often differ by that as well.
     """
 
     ANNEAL = "penalty_anneal_iters"
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the averages
-    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType({"lambda": 1000.0, "penalty_anneal_iters": 1500, "ema": 0.95})
     RANGES = MappingProxyType({"ema": SHARE})
     SEARCH = MappingProxyType(
@@ -107,8 +109,9 @@ class Fishr(Annealed):
         domains = zip(*(out.by_domain(column) for column in columns), strict=True)
         new = torch.stack([classifier_gradient_variance(z, p, y, bias=self._bias) for z, p, y in domains])
         ema = self.hparams["ema"]
-        smooth = ema * self.variances + (1 - ema) * context.mean_keeping_gradient(new)
-        self.variances.copy_(smooth.detach())
+        present = self.present(context)
+        smooth = ema * self.variances[present] + (1 - ema) * context.mean_keeping_gradient(new)
+        self.variances[present] = smooth.detach().to(self.variances.dtype)
         task_loss, penalty = F.cross_entropy(out.logits, out.targets), fishr_penalty(smooth / (1 - ema))
         weight = self.hparams["lambda"] if self.annealed else 0.0
         return out.scalars(task_loss + weight * penalty, task_loss=task_loss, penalty=penalty)

@@ -72,8 +72,8 @@ class MLDG(ERM):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        if self.hparams["n_meta_test"] >= setup.num_domains:
-            remedy = f"must be less than the number of training domains, {setup.num_domains}; set it in --hparams"
+        if self.hparams["n_meta_test"] >= setup.step_domains:
+            remedy = f"must be less than the number of training domains, {setup.step_domains}; set it in --hparams"
             raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:

@@ -18,11 +18,14 @@ class GroupDRO(Algorithm):
     the same step (paper, algorithm 1). They start at ones and have sum 1 after the first step, so the first step starts
     from equal weights. Risks are means over all processes, so the weights stay equal on all. The reference makes one
     forward pass per domain, this one pass over all images.
+
+    Where a step draws m of the M domains, only their weights take the factor exp(eta R_e), and all M are normalized, as
+    in WILDS. The loss is the sum over the domains drawn, times M / m so that it is of the size of the sum over all: the
+    routers' auxiliary loss keeps its proportion to it. WILDS, which has no such loss, leaves that factor out.
     """
 
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the weights
-    STATE_BY_DOMAIN = True
     HPARAMS = MappingProxyType({"groupdro_eta": 0.01})
     SEARCH = MappingProxyType({"groupdro_eta": lambda random: 10 ** random.uniform(-3, -1)})
     weights: Tensor
@@ -35,8 +38,11 @@ class GroupDRO(Algorithm):
         """Moves the weights and returns "loss" and its parts: "task_loss", "worst_risk" and the model's own."""
         out = self.forward_domains(context.model, minibatches)
         risks = context.mean_keeping_gradient(out.risks())
-        self.weights.copy_(group_weights(self.weights, risks, self.hparams["groupdro_eta"]))
-        objective = (self.weights * risks).sum()
+        present = self.present(context)
+        seen = torch.zeros_like(self.weights, dtype=risks.dtype)
+        seen[present] = risks.detach()
+        self.weights.copy_(group_weights(self.weights, seen, self.hparams["groupdro_eta"]))
+        objective = (self.weights[present] * risks).sum() * (self.num_domains / len(present))
         return out.scalars(objective, task_loss=objective, worst_risk=risks.max())
 
 

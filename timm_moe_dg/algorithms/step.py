@@ -25,6 +25,8 @@ class StepContext:
         reduce: Mean of a tensor over processes.
         grad_accum_steps: Parts that a step's minibatches are cut into, to save memory.
         autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
+        domains: Which of the training domains the step's minibatches come from, as positions among them; None where
+            every step has all of them, in order.
     """
 
     model: nn.Module
@@ -33,6 +35,7 @@ class StepContext:
     reduce: Callable[[Tensor], Tensor] = lambda value: value
     grad_accum_steps: int = 1
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    domains: Sequence[int] | None = None
 
     def mean_keeping_gradient(self, value: Tensor) -> Tensor:
         """Mean of a statistic over processes, through which this process's own gradient flows.

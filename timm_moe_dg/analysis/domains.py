@@ -79,7 +79,7 @@ def domain_map(model: Any, step: float = 2.0) -> DomainMap:
     """Discovered domains of the whole globe.
 
     Args:
-        model: A MoGE model whose metadata are coordinates.
+        model: A MoGE model whose metadata are coordinates; further columns stand at their means.
         step: Width and height of a cell, degrees; 180 should be a multiple.
 
     Raises:
@@ -91,8 +91,10 @@ def domain_map(model: Any, step: float = 2.0) -> DomainMap:
     longitude = torch.arange(-180 + step / 2, 180, step)
     latitude = torch.arange(-90 + step / 2, 90, step)
     rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
+    means = [number.mean for number in getattr(model.metadata_encoder.encoder, "numbers", ())]
     places = torch.stack([columns.flatten(), rows.flatten()], dim=1)
-    experts = domains_at(model, places).view(rows.shape)
+    metadata = torch.cat([places, torch.tensor(means).expand(len(places), -1)], dim=1)
+    experts = domains_at(model, metadata).view(rows.shape)
     found = DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)
     coverage = model.metadata_encoder.coverage
     if coverage is None:

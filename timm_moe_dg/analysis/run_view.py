@@ -47,6 +47,11 @@ class RunView:
         """The model's registered name."""
         return str(self.args.get("model", type(self.model).__name__))
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns of the data's table that the network reads beside coordinates."""
+        return self.args.get("metadata_columns") or ()
+
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
         """Reads the run's data.
 
@@ -56,7 +61,7 @@ class RunView:
         Raises:
             DataError: It is not there.
         """
-        return get_benchmark(self.args["dataset"]).read(data_dir or self.args.get("data_dir"))
+        return get_benchmark(self.args["dataset"]).read(data_dir or self.args.get("data_dir"), self.columns)
 
     def batches(self, domain: Domain, positions: Sequence[int]) -> Iterator[Batch]:
         """Yields images of a domain as the network takes them, in the order of the positions."""
@@ -68,7 +73,7 @@ class RunView:
 
     def metadata(self, domain: Domain, position: int) -> Tensor | None:
         """An image's metadata, on CPU, where the network takes it; otherwise None."""
-        if domain.metadata is None or not takes_metadata(self.model, [domain]):
+        if domain.metadata is None or not takes_metadata(self.model, [domain], self.columns):
             return None
         return torch.as_tensor(domain.metadata[position])
 

@@ -103,12 +103,16 @@ class StepSampler(Sampler[list[DrawIndex]]):
         """The number of domains, and so of minibatches, in a step."""
         return self.domains_per_step or len(self.domains)
 
+    def drawn_at(self, step: int) -> list[int]:
+        """Positions of a step's domains among the training domains, in the order of its minibatches."""
+        if self.domains_per_step is None:
+            return list(range(len(self.domains)))
+        random = np.random.default_rng((self.seed, step, 0, 2))  # the 2 sets it apart from draws of images
+        return random.choice(len(self.domains), self.domains_per_step, replace=False).tolist()
+
     def domains_at(self, step: int) -> list[int]:
         """Positions of the domains in a step, in the order of its minibatches; the same in every process."""
-        if self.domains_per_step is None:
-            return list(self.domains)
-        random = np.random.default_rng((self.seed, step, 0, 2))  # the 2 sets it apart from draws of images
-        return random.choice(self.domains, self.domains_per_step, replace=False).tolist()
+        return [self.domains[position] for position in self.drawn_at(step)]
 
     def __iter__(self) -> Iterator[list[DrawIndex]]:
         for step in itertools.count(self.first_step):

@@ -190,8 +190,10 @@ def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
         return places
     random = torch.Generator().manual_seed(0)
     places = (torch.rand(number, 2, generator=random) - 0.5) * torch.tensor([360.0, 180.0])
-    places[number // 2] = float("nan")
-    return places
+    numbers = [torch.randn(number, 1, generator=random) * one.std + one.mean for one in getattr(encoder, "numbers", ())]
+    metadata = torch.cat([places, *numbers], dim=1)
+    metadata[number // 2] = float("nan")
+    return metadata
 
 
 def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
@@ -211,7 +213,9 @@ def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) 
     if isinstance(encoder, LocationIdEmbedding):
         inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
     elif encoder is not None:
-        inputs["metadata"] = "float32 (batch, 2), longitude and latitude in degrees; NaN where unknown"
+        columns = getattr(encoder, "columns", ())
+        meaning = ", ".join(["longitude and latitude in degrees", *columns])
+        inputs["metadata"] = f"float32 (batch, {2 + len(columns)}), {meaning}; NaN where unknown"
     return {
         "inputs": inputs,
         "input_size": list(config["input_size"]),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from ..losses import force_tokens
 from ..networks.build import DataConfig, build_network, check_bands, checkpoint_activations, data_config, save_network
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
@@ -69,14 +69,16 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     setup = Setup(
         network,
-        plan.step_domains,
+        len(plan.training),
         options.num_classes,
         plan.hparams,
         aux_coef=options.aux_coef,
+        aux_form=options.aux_form,
         cka_coef=options.cka_coef,
         supcon_coef=options.supcon_coef,
         supcon_temperature=options.supcon_temperature,
         task_loss=build_task_loss(plan, accelerator.device),
+        domains_per_step=plan.benchmark.domains_per_step,
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
     optimizer, schedule = optimization(options, network, algorithm)
@@ -92,7 +94,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         algorithm=algorithm,
         schedule=schedule,
         averaging=averaging,
-        with_metadata=takes_metadata(network, plan.domains),
+        with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
         data_config=data_config(network, options.img_size, options.mean, options.std),
         classes=plan.classes,
     )
@@ -101,6 +103,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
 def prepare_network(plan: RunPlan) -> nn.Module:
     """Builds the network and sets what is asked of it beyond its architecture."""
     options = plan.options
+    columns = column_statistics(plan)
     dropout = plan.hparams.get("resnet_dropout")  # DomainBed's name for that of any featurizer
     network = build_network(
         options.model,
@@ -109,18 +112,44 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
         drop_path=options.drop_path,
-        model_kwargs={**({"drop_rate": dropout} if dropout else {}), **options.model_kwargs},
+        model_kwargs={
+            **({"drop_rate": dropout} if dropout else {}),
+            **({"metadata_columns": columns} if columns else {}),
+            **options.model_kwargs,
+        },
     )
     check_bands(network)
+    takes_metadata(network, plan.domains, options.metadata_columns)  # refuses other columns than the network's
     if options.freeze:
         FREEZABLE[options.freeze](network)
-    set_expert_mode(network, options, routes=takes_metadata(network, plan.domains))
+    set_expert_mode(network, options, routes=takes_metadata(network, plan.domains, options.metadata_columns))
     force_tokens(network, options.cka_tokens if options.cka_coef else 0)
     if options.grad_checkpointing:
         checkpoint_activations(network)
     if options.freeze_bn:
         freeze_batch_norm(network)
     return network
+
+
+def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of the run's metadata columns over all in-splits that are trained on.
+
+    None for a saved network, which brings its own; a column that is the same everywhere has 1 for its deviation.
+
+    Raises:
+        DataError: No image that is trained on has a value in a column.
+    """
+    names = plan.options.metadata_columns
+    if not names or ":" in plan.options.model:
+        return {}
+    rows = [np.asarray(plan.domains[at].metadata)[plan.splits[at].inside] for at in plan.training]
+    found = {}
+    for name, column in zip(names, np.concatenate(rows).astype(np.float64).T[2:], strict=True):
+        known = column[~np.isnan(column)]
+        if not known.size:
+            raise DataError(f"metadata_columns={name!r}: no training image has a value there; leave the column out")
+        found[name] = (float(known.mean()), float(known.std()) or 1.0)
+    return found
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

@@ -22,14 +22,25 @@ from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 
+def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_processes: int = 1) -> StepSampler:
+    """Says what each step of a run draws; see `StepSampler`.
+
+    Args:
+        plan: The run's; its options are filled in.
+        first_step: Where training begins.
+        process: This process's index.
+        num_processes: How many processes share a step.
+    """
+    share = (plan.options.batch_size, first_step, process, num_processes)
+    return StepSampler(plan.training, *share, plan.benchmark.domains_per_step, plan.options.seed)
+
+
 def build_loaders(
     plan: RunPlan,
     config: DataConfig,
+    sampler: StepSampler,
     *,
     with_metadata: bool,
-    first_step: int = 0,
-    process: int = 0,
-    num_processes: int = 1,
     pin_memory: bool = False,
 ) -> tuple[DataLoader, DataLoader]:
     """Builds both loaders.
@@ -37,10 +48,8 @@ def build_loaders(
     Args:
         plan: The run's; its options are filled in.
         config: The network's data configuration, see `data_config`.
+        sampler: Which draws make up each step, see `step_sampler`.
         with_metadata: Whether the network is given the images' metadata.
-        first_step: Where training begins.
-        process: This process's index.
-        num_processes: How many processes share a step.
         pin_memory: See `training_loader`.
 
     Returns:
@@ -52,8 +61,6 @@ def build_loaders(
     own = training_transform(plan.benchmark.augmentation, *view)
     augmented = with_timm_augmentation(own, options.aa, options.reprob, *view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
-    share = (options.batch_size, first_step, process, num_processes)
-    sampler = StepSampler(plan.training, *share, plan.benchmark.domains_per_step, options.seed)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
     images = EvaluationImages(plan.domains, splits, evaluation_transform(*view), with_metadata, validation)
@@ -75,7 +82,7 @@ def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
         ArgumentError: An augmentation does not exist.
         ImageReadError: One of these images cannot be read.
     """
-    batches, evaluation = build_loaders(plan, config, with_metadata=with_metadata)
+    batches, evaluation = build_loaders(plan, config, step_sampler(plan), with_metadata=with_metadata)
     images = cast(EvaluationImages, evaluation.dataset)
     for first in np.unique(images.groups, return_index=True)[1].tolist():
         images[first]

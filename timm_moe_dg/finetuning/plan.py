@@ -102,11 +102,10 @@ def make_plan(options: RunOptions) -> RunPlan:
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
     _check_task_loss(options, method)
-    _check_step_domains(options, benchmark, method)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
-    domains = benchmark.read(options.data_dir)
+    domains = benchmark.read(options.data_dir, options.metadata_columns or ())
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
     filled = fill_in(options, benchmark, hparams, domains)
@@ -247,16 +246,6 @@ def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
         if vars(options)[name]:
             remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
             raise ArgumentError.of(name, vars(options)[name], remedy)
-
-
-def _check_step_domains(options: RunOptions, benchmark: Benchmark, method: type[Algorithm]) -> None:
-    """Refuses methods that need every domain in every step where a step draws some of them."""
-    if benchmark.domains_per_step and method.STATE_BY_DOMAIN:
-        remedy = (
-            f"keeps something for each training domain, and a step on {benchmark.name} draws "
-            f"{benchmark.domains_per_step} of them; use another method"
-        )
-        raise ArgumentError.of("algorithm", options.algorithm, remedy)
 
 
 def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:

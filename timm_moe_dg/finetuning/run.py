@@ -14,15 +14,16 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..algorithms import Minibatches
+from ..algorithms import Minibatches, StepContext
 from ..cli.arguments import Arguments
+from ..data import StepSampler
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
 from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
 from ..storage.checkpoint import RunState, TrainingState
 from ..storage.run_folder import summary_row
 from .assembly import Model
-from .loaders import build_loaders
+from .loaders import build_loaders, step_sampler
 from .plan import RunPlan, wanted_trackers
 from .progress import StepMeter, Trackers, domain_table, summary
 from .resume import can_be_extended
@@ -80,6 +81,7 @@ class FineTuning:
         accelerator: The processes.
         model: What is trained.
         beginning: Where this process took the run up.
+        sampler: What each step draws.
         batches: One list of minibatches per step, this process's share.
         evaluation: Batches of every image.
         meter: Losses and time since the last evaluation.
@@ -91,11 +93,16 @@ class FineTuning:
     accelerator: Accelerator
     model: Model
     beginning: Beginning
+    sampler: StepSampler
     batches: Iterable[Minibatches]
     evaluation: DataLoader
     meter: StepMeter
     state: TrainingState
     trackers: Trackers
+
+    def context(self, step: int) -> StepContext:
+        """What a step is taken with, and which domains it has."""
+        return replace(self.model.training, domains=self.sampler.drawn_at(step))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether an evaluation follows a step."""
@@ -203,13 +210,13 @@ class FineTuning:
 
 def start(plan: RunPlan, accelerator: Accelerator, model: Model, beginning: Beginning) -> FineTuning:
     """Feeds a model, and puts everything where the newest checkpoint left it if the run is resumed."""
+    share = {"process": accelerator.process_index, "num_processes": accelerator.num_processes}
+    sampler = step_sampler(plan, first_step=beginning.first_step, **share)
     batches, evaluation = build_loaders(
         plan,
         model.data_config,
+        sampler,
         with_metadata=model.with_metadata,
-        first_step=beginning.first_step,
-        process=accelerator.process_index,
-        num_processes=accelerator.num_processes,
         pin_memory=accelerator.device.type != "cpu",
     )
     meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)
@@ -219,6 +226,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, beginning: Begi
         accelerator=accelerator,
         model=model,
         beginning=beginning,
+        sampler=sampler,
         batches=batches,
         evaluation=accelerator.prepare(evaluation),
         meter=meter,

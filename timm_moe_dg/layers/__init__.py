@@ -2,6 +2,7 @@
 
 from .encoders import (
     LOCATION_ENCODERS,
+    ColumnsEncoder,
     Coverage,
     LocationEncoder,
     LocationIdEmbedding,
@@ -22,6 +23,7 @@ from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOu
 
 __all__ = [
     "LOCATION_ENCODERS",
+    "ColumnsEncoder",
     "CosineRouter",
     "Coverage",
     "GeoMoeMlp",

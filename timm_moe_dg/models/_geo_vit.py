@@ -1,6 +1,7 @@
 """timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Optional
 
 import torch
@@ -63,6 +64,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
             one.
         coverage_radius: In evaluation, images farther than so many km from every coordinate of the index use the
             shared expert alone; None routes all.
+        metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:
+            name -> mean and standard deviation over the training images.
         **kwargs: As timm's VisionTransformer.
 
     Raises:
@@ -87,10 +90,13 @@ class GeoMoeVisionTransformer(VisionTransformer):
         num_locations: int = 323,
         coverage_points: int = 0,
         coverage_radius: float | None = None,
+        metadata_columns: Mapping[str, Sequence[float]] | None = None,
         **kwargs: Any,
     ) -> None:
         dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
-        encoder = build_metadata_encoder(metadata_encoder, num_locations, metadata_features, metadata_drop, **dd)
+        encoder = build_metadata_encoder(
+            metadata_encoder, num_locations, metadata_features, metadata_drop, **dd, columns=metadata_columns
+        )
         moe_args = {
             "num_experts": num_experts,
             "top_k": top_k,
@@ -103,18 +109,19 @@ class GeoMoeVisionTransformer(VisionTransformer):
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
-        self.route_by(encoder)  # after timm's initialization, which would draw a given module anew
-        if coverage_points:
-            encoder.coverage = Coverage(coverage_points, device=dd["device"])
-        if coverage_radius is not None:
-            self.set_coverage_radius(coverage_radius)
+        # After timm's initialization, which would draw a given module anew
+        self.route_by(encoder, coverage_points, coverage_radius)
 
     @torch.jit.ignore
-    def route_by(self, encoder: MetadataEncoder) -> None:
+    def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
         """Completes the network once its blocks are made: they are called one by one, with what the encoder makes."""
         self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
         self.expert_mode: str | int = "routed"
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+        if points:
+            encoder.coverage = Coverage(points, device=next(self.parameters()).device)
+        if radius is not None:
+            self.set_coverage_radius(radius)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -145,7 +152,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
             MetadataError: The model does not read coordinates, or none is known.
         """
         coverage = index_coordinates(self.metadata_encoder, lonlat)
-        update_model_args(self, coverage_points=len(coverage.points), coverage_radius=None)
+        self._record(coverage_points=len(coverage.points), coverage_radius=None)
 
     @torch.jit.ignore
     def set_coverage_radius(self, radius: float | None) -> None:
@@ -158,7 +165,13 @@ class GeoMoeVisionTransformer(VisionTransformer):
             MetadataError: Below 0 or not a number; or the model has no index, or no shared expert to fall back to.
         """
         falls_back = not any(block.routed and block.mlp.shared is None for block in self.blocks)
-        update_model_args(self, coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
+        self._record(coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
+
+    @torch.jit.ignore
+    def _record(self, **options: float | None) -> None:
+        """Has options saved with the network; one on a backbone knows those that it was resolved to, too."""
+        update_model_args(self, **options)
+        getattr(self, "mixture_args", {}).update(options)
 
     def fix_init_weight(self) -> None:
         """Scales the output layers by depth as timm does, those of the shared experts too, which it does not reach."""

@@ -1,6 +1,7 @@
 """What a model makes of metadata: the encoder by its name, and the index of the coordinates that it was trained on."""
 
 import logging
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from ..errors import MetadataError
 from ..layers import (
     LOCATION_ENCODERS,
+    ColumnsEncoder,
     Coverage,
     LocationEncoder,
     LocationIdEmbedding,
@@ -31,25 +33,20 @@ def build_metadata_encoder(
     drop: float,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    columns: Mapping[str, Sequence[float]] | None = None,
 ) -> MetadataEncoder:
-    """The encoder of a MoGE model, by name or as a module of the user's own.
+    """The encoder of a MoGE model, by name or as a module of the user's own, and of further columns if there are any.
 
     Raises:
         CheckpointError: See `load_satclip`.
-        MetadataError: Unknown name, or a module of unknown width.
+        MetadataError: Unknown name, a module of unknown width, or columns beside what are no coordinates.
     """
-    if isinstance(encoder, nn.Module):
-        return MetadataEncoder(encoder, width)
-    if encoder.startswith(SATCLIP_PREFIX):
-        return MetadataEncoder(load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype))
-    if encoder == "spherical_harmonics":
-        return MetadataEncoder(LocationEncoder(width or 256, drop=drop, device=device, dtype=dtype))
-    if encoder == "sincos":
-        return MetadataEncoder(SinCosEncoder(width or 256, device=device, dtype=dtype))
-    if encoder == "location_id":
-        return MetadataEncoder(LocationIdEmbedding(num_locations, width or 256, device, dtype))
-    remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
-    raise MetadataError.of("metadata_encoder", encoder, remedy)
+    place = encoder
+    if not isinstance(place, nn.Module):
+        place = _encoder_by_name(place, num_locations, width or 256, drop, device, dtype)
+    if columns:
+        return MetadataEncoder(ColumnsEncoder(place, columns, device, dtype))
+    return MetadataEncoder(place, width if place is encoder else None)
 
 
 def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
@@ -97,3 +94,23 @@ def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, 
     if coverage is not None:
         coverage.radius = radius
     return radius
+
+
+def _encoder_by_name(
+    encoder: str,
+    num_locations: int,
+    width: int,
+    drop: float,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Module:
+    if encoder.startswith(SATCLIP_PREFIX):
+        return load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype)
+    if encoder == "spherical_harmonics":
+        return LocationEncoder(width, drop=drop, device=device, dtype=dtype)
+    if encoder == "sincos":
+        return SinCosEncoder(width, device=device, dtype=dtype)
+    if encoder == "location_id":
+        return LocationIdEmbedding(num_locations, width, device, dtype)
+    remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
+    raise MetadataError.of("metadata_encoder", encoder, remedy)

@@ -4,6 +4,7 @@ The location encoding is concatenated to the class token's feature (MoGE, table 
 what routing by place gains over merely knowing the place.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -45,6 +46,7 @@ class LocationVisionTransformer(VisionTransformer):
         metadata_drop: Likewise.
         metadata_features: Likewise.
         num_locations: Likewise.
+        metadata_columns: Likewise.
         **kwargs: As timm's VisionTransformer.
 
     Raises:
@@ -58,12 +60,13 @@ class LocationVisionTransformer(VisionTransformer):
         metadata_drop: float = 0.5,
         metadata_features: int | None = None,
         num_locations: int = 323,
+        metadata_columns: Mapping[str, Sequence[float]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
         encoder = build_metadata_encoder(
-            metadata_encoder, num_locations, metadata_features, metadata_drop, device, dtype
+            metadata_encoder, num_locations, metadata_features, metadata_drop, device, dtype, metadata_columns
         )
         features = self.num_features
         self.fuse: nn.Module = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)

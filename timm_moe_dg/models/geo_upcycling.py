@@ -5,6 +5,7 @@ those of `GeoMoeVisionTransformer`. That is right where the forwards that are re
 timm's class VisionTransformer with blocks of its class Block. What lies in front of the blocks and behind them stays.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -12,7 +13,8 @@ from torch import nn
 
 from ..errors import MoeLayersError
 from ..layers import GeoMoeMlp
-from ._geo_vit import GeoBlock, GeoMoeVisionTransformer, build_metadata_encoder
+from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
+from ._metadata import build_metadata_encoder
 from ._moe_vit import MoeLayers, resolve_moe_layers
 from .upcycling import check_token_wise, name_of, record_mixture
 
@@ -32,6 +34,9 @@ def upcycle_with_metadata(
     metadata_drop: float = 0.5,
     metadata_features: int | None = None,
     num_locations: int = 323,
+    coverage_points: int = 0,
+    coverage_radius: float | None = None,
+    metadata_columns: Mapping[str, Sequence[float]] | None = None,
 ) -> GeoMoeVisionTransformer:
     """Replaces feed-forwards of a vision transformer by shared and metadata-routed experts, all copies of them.
 
@@ -51,6 +56,9 @@ def upcycle_with_metadata(
         metadata_drop: Dropout rate inside 'spherical_harmonics'.
         metadata_features: Width of the embedding.
         num_locations: Number of known locations of 'location_id'.
+        coverage_points: Size of the index of training coordinates that comes with the weights.
+        coverage_radius: km from them beyond which the shared expert answers alone, in evaluation.
+        metadata_columns: Name of a further number -> mean and standard deviation.
 
     Returns:
         The network itself, which takes images and metadata now.
@@ -72,7 +80,13 @@ def upcycle_with_metadata(
     }
     weight = network.blocks[0].norm1.weight
     encoder = build_metadata_encoder(
-        metadata_encoder, num_locations, metadata_features, metadata_drop, weight.device, weight.dtype
+        metadata_encoder,
+        num_locations,
+        metadata_features,
+        metadata_drop,
+        weight.device,
+        weight.dtype,
+        metadata_columns,
     )
     chosen = [network.blocks[index].mlp for index in layers]
     check_token_wise(chosen)
@@ -83,10 +97,16 @@ def upcycle_with_metadata(
         block.__class__ = GeoBlock
         block.routed = isinstance(block.mlp, GeoMoeMlp)
     network.__class__ = GeoMoeVisionTransformer
-    network.route_by(encoder)
+    network.route_by(encoder, coverage_points, coverage_radius)
     named = {"metadata_encoder": metadata_encoder} if isinstance(metadata_encoder, str) else {}
-    encoding = {"metadata_drop": metadata_drop, "metadata_features": metadata_features, "num_locations": num_locations}
-    record_mixture(network, NAME, {"moe_layers": list(layers), **given, **named, **encoding})
+    encoding: dict[str, Any] = {
+        "metadata_drop": metadata_drop,
+        "metadata_features": metadata_features,
+        "num_locations": num_locations,
+    }
+    encoding |= {"metadata_columns": metadata_columns} if metadata_columns else {}
+    coverage = {"coverage_points": coverage_points, "coverage_radius": coverage_radius}
+    record_mixture(network, NAME, {"moe_layers": list(layers), **given, **named, **encoding, **coverage})
     return network
 
 

@@ -111,7 +111,7 @@ def build_network(
     except MoeDgError:
         raise
     except TypeError as error:
-        raise ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})") from error
+        raise _not_taken(name, kwargs, error) from error
     except _LOAD_ERRORS as error:
         if not loads:
             raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
@@ -249,6 +249,14 @@ def _check_kwargs(kwargs: Mapping[str, object]) -> None:
     taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
     if taken:
         raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
+
+
+def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> ArgumentError:
+    columns = kwargs.get("metadata_columns")
+    if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # which have an option of their own
+        remedy = f"{name} reads none; leave it out, or train a model that does, such as moge_tiny"
+        return ArgumentError.of("metadata_columns", list(columns), remedy)
+    return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
 
 
 def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:

@@ -115,9 +115,33 @@ def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
     return torch.tensor([positions[name] for name in names])
 
 
-def takes_metadata(network: nn.Module, domains: Sequence[Domain]) -> bool:
-    """Whether a network is to be given the images' metadata: it reads them, and every domain has some."""
-    return hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
+def metadata_columns(network: nn.Module) -> tuple[str, ...]:
+    """Names of the numbers that a network reads beside longitude and latitude, in their order."""
+    encoder = getattr(getattr(network, "metadata_encoder", None), "encoder", None)
+    return getattr(encoder, "columns", ())
+
+
+def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Sequence[str] | None = None) -> bool:
+    """Whether a network is to be given the images' metadata: it reads them, and every domain has some.
+
+    Args:
+        network: A timm model.
+        domains: The data.
+        columns: What the domains' metadata have beside longitude and latitude.
+
+    Raises:
+        ArgumentError: The network reads other columns.
+    """
+    takes = hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
+    given, own = tuple(columns or ()), metadata_columns(network)
+    if (takes or given) and given != own:
+        remedy = (
+            f"the network reads these; give --metadata-columns {' '.join(own)}"
+            if own
+            else ("the network reads none; leave it out, or train a MoGE model with them")
+        )
+        raise ArgumentError.of("metadata_columns", list(given), remedy)
+    return takes
 
 
 def _listed(names: Sequence[str], shown: int = 8) -> str:

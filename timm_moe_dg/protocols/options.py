@@ -25,6 +25,7 @@ from ..cli.arguments import (
 )
 from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
+from ..losses.router import FORMS
 
 
 class Role(Flag):
@@ -63,6 +64,8 @@ class DataOptions:
         help="share of a domain for validation (default: %(default)s)")
     split_by_photograph: bool = option(False, role=DATA,
         help="split by photograph, the same in all domains, which hold it in several styles (default: by domain)")
+    metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
+        help="numbers of metadata.csv that MoGE reads beside coordinates, an encoder each (default: none)")
     class_balanced: bool = option(False,
         help="draw every class of a domain equally often, instead of every image (default: off)")
     val_augment: bool = option(False,
@@ -120,6 +123,8 @@ class MethodOptions:
         help="average weights over steps: one of {names} (default: off)")
     aux_coef: float = option(0.01, type=non_negative,
         help="weight of the routers' auxiliary loss (default: %(default)s)")
+    aux_form: str = option("vmoe", choices=FORMS,
+        help="of that loss: V-MoE's, as GMoE's text has it, or Tutel's, as its code (default: %(default)s)")
     cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
     cka_tokens: int = option(256, type=positive_int,
         help="MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)")

@@ -183,7 +183,7 @@ def ask(view: RunView, reading: Reading) -> NetworkFacts:
     if not total:
         raise DataError(f"dataset={view.args['dataset']!r}: holds no image that the network was not trained on")
     limited = [_limited(split, reading.max_images) for split in kept]
-    images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains))
+    images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
         answers = answer(network, _batches(view, images, reading.workers), positions)

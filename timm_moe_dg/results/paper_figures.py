@@ -5,7 +5,8 @@ differ, both are there. Errors known in the tables: GMoE's Table 10 has MLDG's P
 Table 1 mixes runs of 5,000 and 15,000 steps on DomainNet, which Table 9 separates. SF-MoE does not say how long it
 trains on DomainNet; its ResNet-50 is DomainBed's of 5,000 steps. Networks go by their names in timm, ViT-S/16 by the
 checkpoint that the experts start from. A tag names the weights, such as torchvision's first ones in
-"resnet50.tv_in1k"; without one they are timm's default.
+"resnet50.tv_in1k"; without one they are timm's default. MoGE does not say which of SatCLIP's encoders it takes; its
+figure stands beside the one with ten polynomials, as many as its own encoder has.
 """
 
 import csv

@@ -4,7 +4,7 @@ The data sets domains of test images apart and has one training domain a region,
 runs are those of the protocol "per_region", each trained on one region and selected on its validation images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan, nan
 from typing import Literal
@@ -26,7 +26,9 @@ def trained_region(run: FinishedRun) -> str | None:
 
 
 def joined_regions(runs: Sequence[FinishedRun]) -> Record:
-    """Joins the models of all regions, of one trial seed, into an evaluation with the "id" scores of each on its own.
+    """Joins the models of all regions, of one trial seed, into an evaluation with the scores of each on its own.
+
+    Those of "id" test images, and of "ood" ones where every region has such too, as FMoW's later years.
 
     Args:
         runs: For each region those trained on it alone, with any hyper-parameter seeds.
@@ -42,17 +44,25 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
     if lacking := sorted(set(needed) - set(found)) or not found:
         raise RecordError(f"records: per-region models lack runs trained on {lacking or 'any region'}")
     chosen = {region: training_domain_validation(records) for region, records in found.items()}
-    accuracy = {region: _own_score(record, region, "group_accuracy") for region, record in chosen.items()}
-    number = {region: int(_own_score(record, region, "num_samples")) for region, record in chosen.items()}
+    roles = {"id": _joined(chosen, "id")}
+    if all(
+        region in record.roles.get("ood", RoleScores()).get("group_accuracy", {}) for region, record in chosen.items()
+    ):
+        roles["ood"] = _joined(chosen, "ood")
+    return replace(next(iter(chosen.values())), roles=roles)
+
+
+def _joined(chosen: Mapping[str, Record], role: str) -> RoleScores:
+    accuracy = {region: _own_score(record, role, region, "group_accuracy") for region, record in chosen.items()}
+    number = {region: int(_own_score(record, role, region, "num_samples")) for region, record in chosen.items()}
     worst = min(accuracy, key=lambda region: accuracy[region])
-    scores: RoleScores = {
+    return {
         "accuracy": sum(accuracy[region] * number[region] for region in accuracy) / sum(number.values()),
         "worst_accuracy": accuracy[worst],
         "worst_group": worst,
         "group_accuracy": accuracy,
         "num_samples": number,
     }
-    return replace(next(iter(chosen.values())), roles={"id": scores})
 
 
 def _regions(record: Record) -> dict[int, str]:
@@ -61,8 +71,8 @@ def _regions(record: Record) -> dict[int, str]:
     return {at: name.removeprefix(TRAINING_PREFIX) for at, name in names if name.startswith(TRAINING_PREFIX)}
 
 
-def _own_score(record: Record, region: str, score: Literal["group_accuracy", "num_samples"]) -> float:
-    value = record.roles.get("id", RoleScores()).get(score, {}).get(region, nan)
+def _own_score(record: Record, role: str, region: str, score: Literal["group_accuracy", "num_samples"]) -> float:
+    value = record.roles.get(role, RoleScores()).get(score, {}).get(region, nan)
     if isnan(value):
-        raise RecordError(f"records: no id test image of {region!r} was scored, which its own model is asked about")
+        raise RecordError(f"records: no {role} test image of {region!r} was scored, which its own model is asked about")
     return value

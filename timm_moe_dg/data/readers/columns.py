@@ -89,7 +89,8 @@ def numeric(path: Path, rows: Sequence[CsvRow], columns: Sequence[str]) -> np.nd
     """
     lacking = [column for column in columns if column not in rows[0]]
     if lacking:
-        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(lacking)}; it has {', '.join(rows[0])}")
+        found = ", ".join(rows[0])
+        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(lacking)}; it has {found}; name some of these")
     wanted = "a number, or nan where unknown; name another column, or write its values as numbers"
     values = [parsed(path, rows, column, partial(_within, FLOAT32_MAX), wanted) for column in columns]
     return np.array(values, dtype=np.float32).reshape(len(columns), len(rows)).T

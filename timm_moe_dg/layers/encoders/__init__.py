@@ -1,5 +1,6 @@
-"""Metadata encoders: from places and location ids to the context that routes."""
+"""Metadata encoders: from places, location ids and further numbers to the context that routes."""
 
+from .columns import ColumnsEncoder, NumberEncoder
 from .coverage import Coverage, thin_coordinates
 from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .metadata import MetadataEncoder, NoMetadata
@@ -7,11 +8,13 @@ from .satclip import SatClipEncoder, load_satclip, save_satclip
 
 __all__ = [
     "LOCATION_ENCODERS",
+    "ColumnsEncoder",
     "Coverage",
     "LocationEncoder",
     "LocationIdEmbedding",
     "MetadataEncoder",
     "NoMetadata",
+    "NumberEncoder",
     "SatClipEncoder",
     "SinCosEncoder",
     "load_satclip",

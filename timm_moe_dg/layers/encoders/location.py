@@ -60,6 +60,8 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
 class CoordinateEncoder(OwnParameters):
     """Base of coordinate encoders: validity and missing values."""
 
+    out_features: int
+
     def present(self, metadata: Tensor) -> Tensor:
         """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
         return ~metadata.isnan().any(dim=-1)

@@ -1,0 +1,155 @@
+"""Columns of metadata.csv beside coordinates, from one command line to the next: train, resume, score, look."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+
+from tests.load_tool import load_tool
+from timm_moe_dg.networks.trained import load_trained, metadata_columns
+
+pytestmark = pytest.mark.slow
+
+SIZE = ["patch_size=8", "depth=2", "embed_dim=24", "num_heads=2", "moe_layers=(1,)", "num_experts=3", "top_k=1"]
+MODEL = ["--model", "moge_tiny", "--img-size", "16", "--model-kwargs", *SIZE]
+QUICK = ["--checkpoint-freq", "2", "-b", "4", "-j", "0", "--cpu-threads", "1"]
+COLUMNS = ["--metadata-columns", "month", "elevation"]
+PARTS = ("train", "train", "train", "id_val", "id_test", "ood_test")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> list[dict[str, object]]:
+    random = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("places")
+    rows = []
+    for number in range(36):
+        path = f"{number}.png"
+        Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / path)
+        place = {"lon": float(random.uniform(-180, 180)), "lat": float(random.uniform(-90, 90))}
+        rows.append(
+            {"path": path, "label": "ab"[number % 2], **place, "split": PARTS[number % 6], "group": "north"}
+            | {"month": number % 12 + 1, "elevation": "nan" if number == 7 else 100.0 * number, "sensor": "S2"}
+        )
+    write(folder, rows)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(table, tmp_path_factory) -> Path:
+    return next(path for path in tmp_path_factory.getbasetemp().iterdir() if path.name.startswith("places"))
+
+
+def write(folder: Path, rows: list[dict[str, object]]) -> None:
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def finetune(*words: object) -> None:
+    load_tool("finetune").main(list(map(str, words)))
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("output")
+    data = ["--dataset", "place_folder", "--data-dir", folder]
+    finetune(*data, *MODEL, *QUICK, *COLUMNS, "--steps", "4", "--output", output, "--experiment", "a")
+    return output / "a"
+
+
+def test_the_network_has_an_encoder_for_each_column_standardized_by_the_training_images(run, table):
+    config = json.loads((run / "best" / "config.json").read_text())
+    trained = [row for row in table if row["split"] == "train"]
+    months = np.array([row["month"] for row in trained], dtype=float)
+    heights = np.array([row["elevation"] for row in trained if row["elevation"] != "nan"], dtype=float)
+    found = config["model_args"]["metadata_columns"]
+    assert list(found) == ["month", "elevation"]
+    assert found["month"] == pytest.approx([months.mean(), months.std()])
+    assert found["elevation"] == pytest.approx([heights.mean(), heights.std()])
+    network = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
+    images, metadata = torch.rand(2, 3, 16, 16), torch.tensor([[10.0, 20.0, 1.0, 100.0], [10.0, 20.0, 12.0, 3000.0]])
+    assert network(images, metadata).shape == (2, 2)
+    assert network.metadata_encoder(images, metadata)[0].shape[1] == 256 + 2 * 64
+    assert yaml.safe_load((run / "args.yaml").read_text())["metadata_columns"] == ["month", "elevation"]
+
+
+def test_a_run_resumes_with_its_columns_and_not_with_others(run, capsys):
+    finetune("--resume", run, "--steps", "6")
+    assert "6/6" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"metadata_columns=\['month'\]: the run to resume was started with"):
+        finetune("--resume", run, "--steps", "8", "--metadata-columns", "month")
+
+
+def test_a_run_without_the_option_in_its_arguments_resumes(folder, tmp_path):
+    """As runs did that were written down before there was the option."""
+    data = ["--dataset", "place_folder", "--data-dir", folder]
+    finetune(*data, *MODEL, *QUICK, "--steps", "2", "--output", tmp_path, "--experiment", "a")
+    args = yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())
+    written = {name: value for name, value in args.items() if name not in ("metadata_columns", "aux_form")}
+    (tmp_path / "a" / "args.yaml").write_text(yaml.safe_dump(written))
+    finetune("--resume", tmp_path / "a", "--steps", "4")
+    assert [json.loads(line)["step"] for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()][-1] == 3
+
+
+def test_evaluate_takes_them_from_the_run_and_repeats_its_accuracies(run, folder, tmp_path):
+    load_tool("evaluate").main(
+        ["--model", f"local-dir:{run / 'best'}", "-j", "0", "--output", str(tmp_path / "scores")]
+    )
+    metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())
+    assert metrics["metadata_columns"] == ["month", "elevation"]
+    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    found = metrics["roles"]["ood"]["accuracy"]
+    assert any(row["roles"]["ood"]["accuracy"] == pytest.approx(found) for row in rows)
+
+
+def test_evaluate_elsewhere_names_the_columns_that_it_lacks(run, folder, tmp_path):
+    (tmp_path / "copy").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "copy" / name).write_bytes((run / "best" / name).read_bytes())
+    words = ["--model", f"local-dir:{tmp_path / 'copy'}", "--dataset", "place_folder", "--data-dir", str(folder)]
+    with pytest.raises(SystemExit, match=r"metadata_columns=\[\]: .*give --metadata-columns month elevation"):
+        load_tool("evaluate").main([*words, "-j", "0"])
+    load_tool("evaluate").main([*words, "-j", "0", *COLUMNS])
+
+
+def test_predict_reads_the_columns_that_the_network_names(run, folder, table, tmp_path, capsys):
+    words = ["--model", f"local-dir:{run / 'best'}", "-j", "0", str(folder / "3.png"), str(folder / "4.png")]
+    load_tool("predict").main(
+        [*words, "--metadata", str(folder / "metadata.csv"), "--output", str(tmp_path / "out.csv")]
+    )
+    network = load_trained(f"local-dir:{run / 'best'}")
+    assert metadata_columns(network) == ("month", "elevation")
+    config = network.pretrained_cfg
+    mean, std = (torch.tensor(config[name]).view(3, 1, 1) for name in ("mean", "std"))
+    pixels = [torch.from_numpy(np.array(Image.open(folder / f"{n}.png"))).permute(2, 0, 1) / 255 for n in (3, 4)]
+    metadata = torch.tensor([[table[n][name] for name in ("lon", "lat", "month", "elevation")] for n in (3, 4)])
+    with torch.no_grad():
+        expected = network((torch.stack(pixels) - mean) / std, metadata.float()).softmax(1).amax(1)
+    with (tmp_path / "out.csv").open() as file:
+        found = [float(row["probability"]) for row in csv.DictReader(file)]
+    assert found == pytest.approx(expected.tolist(), abs=2e-5)
+
+
+def test_pictures_of_a_run_with_columns(run):
+    load_tool("visualize").main([str(run), "--role", "id", "--map-step", "30"])
+    assert (run / "figures" / "map.png").is_file()
+
+
+def test_a_network_that_reads_none_refuses_them(folder, tmp_path):
+    data = ["--dataset", "place_folder", "--data-dir", folder, "--output", tmp_path, "--experiment", "a"]
+    with pytest.raises(SystemExit, match=r"metadata_columns=\['month'\]: test_vit reads none; leave it out"):
+        finetune(*data, "--model", "test_vit", *QUICK, "--steps", "2", "--metadata-columns", "month")
+
+
+def test_a_column_without_numbers_is_named_by_file_and_line(folder, tmp_path):
+    data = ["--dataset", "place_folder", "--data-dir", folder, "--output", tmp_path, "--experiment", "a"]
+    with pytest.raises(SystemExit, match=r"metadata\.csv': column 'sensor' is .*'S2'.* in 36 lines \(2, 3, .*a number"):
+        finetune(*data, *MODEL, *QUICK, "--steps", "2", "--metadata-columns", "month", "sensor")
+    assert not (tmp_path / "a").exists()
