@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 LEVELS = {
     "errors": 0,
-    **dict.fromkeys(("layers", "metrics", "data", "cli", "measure"), 1),
+    **dict.fromkeys(("layers", "metrics", "data", "cli", "measure", "conversion"), 1),
     "losses": 2,  # they judge what layers report
     **dict.fromkeys(("models", "algorithms", "protocols", "networks"), 3),
     **dict.fromkeys(("results", "storage"), 4),

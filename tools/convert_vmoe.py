@@ -21,11 +21,11 @@ import timm
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import positive_int
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, vmoe_options
+from timm_moe_dg.conversion.vmoe_shards import read_vmoe_shards
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.hub.folder import fill_from_network
-from timm_moe_dg.models.vmoe import convert_vmoe_arrays, vmoe_options
 from timm_moe_dg.networks.build import without_origin
-from timm_moe_dg.storage.vmoe_shards import read_vmoe_shards
 
 
 def build_parser() -> argparse.ArgumentParser:

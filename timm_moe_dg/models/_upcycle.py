@@ -11,10 +11,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
 from ..layers import RoutedMlp
 from ..layers.own_parameters import give_scalars_an_axis
-from ._convert import convert_tutel_state_dict, is_tutel_state_dict
 
 _logger = logging.getLogger(__name__)
 

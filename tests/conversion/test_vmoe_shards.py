@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from timm_moe_dg.conversion.vmoe_shards import read_vmoe_shards
 from timm_moe_dg.errors import CheckpointError
-from timm_moe_dg.storage.vmoe_shards import read_vmoe_shards
 
 pytest.importorskip("msgpack")
 

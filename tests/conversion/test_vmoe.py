@@ -6,8 +6,8 @@ import timm
 import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, vmoe_options
 from timm_moe_dg.errors import CheckpointError
-from timm_moe_dg.models.vmoe import convert_vmoe_arrays, vmoe_options
 
 pytest.importorskip("msgpack")
 

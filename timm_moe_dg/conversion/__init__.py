@@ -1,0 +1,1 @@
+"""Checkpoints of other programs, under this package's names."""
