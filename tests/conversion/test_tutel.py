@@ -1,17 +1,23 @@
 """Checkpoints of the GMoE authors' released code, made here from our weights by writing them in its layout."""
 
 import math
+from operator import attrgetter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomize
+from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, overlay, randomize
 from timm_moe_dg.conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from timm_moe_dg.errors import CheckpointError
 
 CASES = [BY_NAME["gmoe_tiny_patch16"], BY_NAME["sfmoe_small"]]  # cosine and linear gates
 FORMS = ["plain", "prefixed", "wrapped"]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
 
 
 def released_layer(layer: torch.nn.Module, bias_axis: bool) -> dict[str, torch.Tensor]:
@@ -140,6 +146,7 @@ def test_recognized_in_every_form(source, form):
     assert is_tutel_state_dict(released(model, form))
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=attrgetter("name"))
 def test_other_checkpoints_are_not_mistaken_for_released_ones(family):
     assert not is_tutel_state_dict(family.small().state_dict())
     assert not is_tutel_state_dict(family.small_dense().state_dict())
