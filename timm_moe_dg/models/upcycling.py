@@ -206,6 +206,7 @@ def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
         options: Which that takes besides `backbone`.
     """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
+    model.__jit_ignored_attributes__ = ["no_weight_decay"]  # handed on as it is to a scripted model, not lost
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
         return
