@@ -54,6 +54,7 @@ from timm_moe_dg.protocols.evaluation import Answers, answer
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.json_text import json_text
+from timm_moe_dg.storage.outcome import verify_model
 from timm_moe_dg.storage.run_folder import run_arguments
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png")
@@ -203,6 +204,8 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     settle(args)
+    if args.verify:
+        verify_model(args.model)
     delivers = args.output and accelerator.is_main_process
     with all_or_nothing(args.output, FILES, overwrite=args.force) if delivers else nullcontext() as folder:
         domains = read_domains(args)

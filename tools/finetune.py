@@ -44,6 +44,7 @@ from collections.abc import Sequence
 # that slows a step tenfold; this is what the runtime itself uses once it knows of too few cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
@@ -55,6 +56,7 @@ from timm_moe_dg.finetuning import (
     Interrupted,
     Interruption,
     RunLog,
+    RunPlan,
     StepBar,
     build_model,
     describe,
@@ -63,6 +65,7 @@ from timm_moe_dg.finetuning import (
     make_plan,
     nan_if_not_finite,
     nothing_to_do,
+    owning,
     parse_resumable,
     run_parser,
     set_up_logging,
@@ -123,23 +126,32 @@ def finish(run: FineTuning, stop: Interruption) -> None:
     run.evaluate_average(stop)
     if run.accelerator.is_main_process:
         folder = run.plan.folder
+        folder.check()
         draw_learning_curves(folder.records, run.plan.names, folder.path)
         run.close()
 
 
 def finetune(options: RunOptions, log: RunLog) -> None:
-    """Runs the whole of it: checks and data, then the model, then the loop."""
+    """Runs the whole of it: checks and data, then, as the only one that writes to the folder, the run itself."""
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
-    accelerator.print(describe(plan))
-    if options.dry_run:
-        accelerator.print("dry run: nothing was trained")
-        return
+    try:
+        with owning(plan, accelerator) as own_plan:
+            accelerator.print(describe(own_plan))
+            if options.dry_run:
+                accelerator.print("dry run: nothing was trained")
+                return
+            run_through(own_plan, accelerator, log)
+    finally:
+        accelerator.end_training()
+
+
+def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
+    """Builds the model, and takes the run from where it stands to its end, or to where it is asked to stop."""
     beginning = find_beginning(plan, accelerator)
     log.keep_in(plan.folder)
     set_seed(plan.options.seed)
-    model = build_model(plan, accelerator)
-    run = start(plan, accelerator, model, beginning)
+    run = start(plan, accelerator, build_model(plan, accelerator), beginning)
     stop = Interruption(accelerator.num_processes)
     try:
         with stop:
@@ -148,8 +160,6 @@ def finetune(options: RunOptions, log: RunLog) -> None:
     except Interrupted:
         accelerator.print(run.interrupted())
         raise SystemExit(stop.exit_code) from None
-    finally:
-        accelerator.end_training()
 
 
 @tool

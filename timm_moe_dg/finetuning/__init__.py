@@ -3,6 +3,7 @@
 from .assembly import Model, build_model
 from .launch import join_processes, set_up_logging
 from .log import RunLog
+from .owner import owning
 from .plan import RunPlan, make_plan
 from .progress import StepBar
 from .resume import nothing_to_do, parse_resumable, run_parser
@@ -27,6 +28,7 @@ __all__ = [
     "make_plan",
     "nan_if_not_finite",
     "nothing_to_do",
+    "owning",
     "parse_resumable",
     "run_parser",
     "set_up_logging",
