@@ -181,7 +181,7 @@ def read_checkpoint(path: Path) -> dict[str, object]:
         raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({type(error).__name__}: {error})") from error
 
 
-def _table(state: object) -> dict[str, Any]:
+def _table(state: object) -> dict[str, object]:
     if not isinstance(state, dict):
         raise ValueError(f"{STATE} holds no table")
     return state
