@@ -47,6 +47,10 @@ class StorageError(MoeDgError, OSError):
     """A file that cannot be written: the disk is full, or the folder may not be changed."""
 
 
+class FolderInUseError(ArgumentError):
+    """A run folder that another process is writing to."""
+
+
 class DivergenceError(MoeDgError, ArithmeticError):
     """A training run whose loss or weights are no longer finite."""
 

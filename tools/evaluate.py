@@ -58,6 +58,7 @@ from timm_moe_dg.protocols.evaluation import answer
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
 from timm_moe_dg.protocols.roles import held_out
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.outcome import verify_model
 from timm_moe_dg.storage.run_folder import run_arguments
 
 HELD_OUT, ALL = "held-out", "all"
@@ -211,6 +212,8 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     settle(args)
+    if args.verify:
+        verify_model(args.model)
     if args.output:
         check_projection(args.projection)
     if args.save_features and args.save_features.suffix != ".npz":

@@ -50,6 +50,7 @@ from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.trained import label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.outcome import verify_model
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -86,6 +87,8 @@ def load(args: argparse.Namespace) -> Any:
     """Loads the model, or makes it up if that is asked for."""
     options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
     if not args.untrained:
+        if args.verify:
+            verify_model(args.model)
         weights = {"pretrained": args.pretrained, "initial_checkpoint": args.initial_checkpoint}
         return load_trained(args.model, **weights, **options)
     torch.manual_seed(0)

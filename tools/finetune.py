@@ -44,6 +44,7 @@ from collections.abc import Sequence
 # that slows a step tenfold; this is what the runtime itself uses once it knows of too few cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
@@ -55,6 +56,7 @@ from timm_moe_dg.finetuning import (
     Interrupted,
     Interruption,
     RunLog,
+    RunPlan,
     StepBar,
     build_model,
     describe,
@@ -63,6 +65,7 @@ from timm_moe_dg.finetuning import (
     make_plan,
     nan_if_not_finite,
     nothing_to_do,
+    owning,
     parse_resumable,
     rehearse,
     run_parser,
@@ -124,25 +127,41 @@ def finish(run: FineTuning, stop: Interruption) -> None:
     run.evaluate_average(stop)
     if run.accelerator.is_main_process:
         folder = run.plan.folder
+        folder.check()
         draw_learning_curves(folder.records, run.plan.names, folder.path)
         run.close()
 
 
 def finetune(options: RunOptions, log: RunLog) -> None:
-    """Runs the whole of it: checks and data, then the model, then the loop."""
+    """Runs the whole of it: checks and data, then, as the only one that writes to the folder, the run itself."""
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
-    accelerator.print(describe(plan))
-    beginning = find_beginning(plan, accelerator)
-    if not options.dry_run:
-        log.keep_in(plan.folder)
+    try:
+        with owning(plan, accelerator) as own_plan:
+            accelerator.print(describe(own_plan))
+            if options.dry_run:
+                try_out(own_plan, accelerator)
+            else:
+                run_through(own_plan, accelerator, log)
+    finally:
+        accelerator.end_training()
+
+
+def try_out(plan: RunPlan, accelerator: Accelerator) -> None:
+    """Does all that a run does before its first step, and writes nothing."""
+    find_beginning(plan, accelerator)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
-    if options.dry_run:
-        rehearse(plan, model.data_config, model.with_metadata)
-        accelerator.print("the data can be read and the model built; dry run: nothing was trained")
-        return
-    run = start(plan, accelerator, model, beginning)
+    rehearse(plan, model.data_config, model.with_metadata)
+    accelerator.print("the data can be read and the model built; dry run: nothing was trained")
+
+
+def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
+    """Builds the model, and takes the run from where it stands to its end, or to where it is asked to stop."""
+    beginning = find_beginning(plan, accelerator)
+    log.keep_in(plan.folder)
+    set_seed(plan.options.seed)
+    run = start(plan, accelerator, build_model(plan, accelerator), beginning)
     stop = Interruption(accelerator.num_processes)
     try:
         with stop:
@@ -151,8 +170,6 @@ def finetune(options: RunOptions, log: RunLog) -> None:
     except Interrupted:
         accelerator.print(run.interrupted())
         raise SystemExit(stop.exit_code) from None
-    finally:
-        accelerator.end_training()
 
 
 @tool

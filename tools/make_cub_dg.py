@@ -31,7 +31,8 @@ from timm_moe_dg.data.photograph_split import photograph_part
 from timm_moe_dg.data.readers.folders import read_image
 from timm_moe_dg.data.style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
-from timm_moe_dg.storage.manifest import Manifest, file_hash
+from timm_moe_dg.storage.checksums import file_hash
+from timm_moe_dg.storage.manifest import Manifest
 
 NATURAL, STYLES = "Natural", ("Candy", "Mosaic", "Udnie")
 FOLDERS = {"network": "CUB_DG", "approximate": "CUB_DG_approximate"}

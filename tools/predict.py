@@ -35,6 +35,7 @@ from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.csv_text import write_rows
+from timm_moe_dg.storage.outcome import verify_model
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -100,6 +101,8 @@ def write(rows: Sequence[Sequence[Any]], top_k: int, file: Any) -> None:
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:
     """Runs everything up to the rows of the table."""
+    if args.verify:
+        verify_model(args.model)
     paths = find_images(args.images)
     network = load_trained(
         args.model,

@@ -45,7 +45,7 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.launch import available_cpus
-from timm_moe_dg.protocols.formats import read_arguments, read_repeatable
+from timm_moe_dg.protocols.formats import read_repeatable, read_run_arguments
 from timm_moe_dg.protocols.options import PLANNED, having
 from timm_moe_dg.protocols.planner import (
     OFFICIAL,
@@ -177,7 +177,7 @@ def check_same_options(folder: Path, planned: Mapping[str, Any], benchmark: Benc
         ArgumentError: It differs; the message says in what.
     """
     if (folder / "args.yaml").exists():
-        there = read_arguments(folder / "args.yaml", "output")
+        there = read_run_arguments(folder / "args.yaml", "output")
         if found := differences(planned, there, benchmark):
             remedy = f"holds a run with other options ({'; '.join(found)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
@@ -210,7 +210,7 @@ def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) 
     """Runs jobs and prints how each ended; returns those that failed."""
     failed = []
     for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show_running), start=1):
-        how = job.state() if status is not None else "running already, left alone"
+        how = job.state() + (" already, left alone" if status is None else "")
         print(f"[{number}/{len(jobs)}] {how} {job.name} ({seconds:.0f} s)", flush=True)
         if status is not None and how != "finished":
             failed.append(job)

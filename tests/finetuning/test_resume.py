@@ -6,6 +6,7 @@ import pytest
 
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.resume import run_to_resume
+from timm_moe_dg.storage.ownership import owned
 
 
 def begun(output, name, age, done=False):
@@ -39,3 +40,14 @@ def test_auto_with_a_name_and_a_folder(tmp_path):
     assert run_to_resume(str(old), tmp_path, None) == old
     with pytest.raises(ArgumentError, match=r"resume='.*fresh': is not the folder of a run"):
         run_to_resume(str(tmp_path / "fresh"), tmp_path, None)
+
+
+def test_auto_goes_by_the_order_of_starts_and_not_by_the_clock(tmp_path):
+    for name, age in (("first", 10), ("last", 1000)):  # the clock was set back in between
+        begun(tmp_path, name, age)
+        with owned(tmp_path / name):
+            pass
+    begun(tmp_path, "of an earlier release", 0)
+    assert run_to_resume("auto", tmp_path, None) == tmp_path / "last"
+    with owned(tmp_path / "last"):  # which somebody is at
+        assert run_to_resume("auto", tmp_path, None) == tmp_path / "first"

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from timm_moe_dg.errors import DivergenceError
-from timm_moe_dg.finetuning.stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from timm_moe_dg.finetuning.stopping import (
+    DivergenceCheck,
+    Interrupted,
+    Interruption,
+    check_weights,
+    nan_if_not_finite,
+)
 
 
 def test_the_step_or_the_range_of_steps_is_named():
@@ -19,6 +25,23 @@ def test_the_step_or_the_range_of_steps_is_named():
         check(6, torch.tensor(math.nan), "step-3")
     with pytest.raises(DivergenceError, match="loss=inf: not finite in one of the steps 6 to 10"):
         check(10, torch.tensor(math.inf), "step-3")
+
+
+def test_a_step_that_is_checked_twice_is_one_step():
+    check = DivergenceCheck(0, ["sea"])
+    check(0, torch.tensor(1.0), "none yet")
+    with pytest.raises(DivergenceError, match=r"loss=nan: not finite at step 0, on"):
+        check(0, torch.tensor(math.nan), "none yet")
+
+
+def test_finite_weights_that_overflow_next_are_not_kept():
+    network = nn.Linear(2, 2)
+    check_weights(network, 5, "step-3")
+    for value in (1e10, -1e30, math.inf, math.nan):
+        with torch.no_grad():
+            network.weight[0, 1] = value
+        with pytest.raises(DivergenceError, match=r"weights=\S+: too large after step 5 .*good checkpoint: step-3"):
+            check_weights(network, 5, "step-3")
 
 
 def test_weights_count():

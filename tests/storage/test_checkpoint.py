@@ -1,6 +1,7 @@
 """Checkpoints: every bit comes back, damage is noticed, and the one before is there."""
 
 import errno
+import json
 import math
 import os
 
@@ -77,6 +78,19 @@ def test_damage_is_reported_and_the_one_before_taken(tmp_path, caplog, file, dam
     assert_same(checkpoints.newest(), nested(1))
     assert "step-000002': is damaged" in caplog.text
     assert "taking the one before" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"state.json": 5}', "[" * 100_000, "listed"])
+def test_checksums_that_vouch_for_too_little_are_damage(tmp_path, caplog, text):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, nested(1))
+    path = checkpoints.save(2, nested(2)) / "checksums.json"
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps({"state.json": table["state.json"]}) if text == "listed" else text)
+    assert_same(checkpoints.newest(), nested(1))
+    assert "step-000002': is damaged (checksums.json" in caplog.text
+    assert checkpoints.at(2) is None
+    assert_same(checkpoints.at(1), nested(1))
 
 
 def test_a_full_disk_leaves_those_before_intact(tmp_path, monkeypatch):

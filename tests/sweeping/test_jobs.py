@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import pytest
 
 from tests.sweeping.waiting_jobs import begun, make_job, wait_for
+from timm_moe_dg.storage.ownership import owned, try_lock
 from timm_moe_dg.sweeping.jobs import Attempt, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import Submission
 
@@ -140,3 +141,46 @@ def test_running_jobs_are_shown_now_and_then(tmp_path):
     jobs, seen = [make_job(tmp_path, name, seconds=1.0) for name in "ab"], []
     list(run_jobs(jobs, [{}, {}], watch=lambda going: seen.append({job.name for job in going}), watch_every=0.0))
     assert {"a", "b"} in seen
+
+
+def look_at(job, stop):
+    while not stop.is_set():
+        job.state()
+
+
+def test_whoever_asks_for_the_state_keeps_no_job_from_starting(tmp_path):
+    context = get_context("fork")
+    stop, job = context.Event(), make_job(tmp_path)
+    job.log.parent.mkdir()
+    job.log.write_text("")
+    looking = context.Process(target=look_at, args=(job, stop))
+    looking.start()
+    for _ in range(200):
+        with job.log.open("a") as log:
+            assert try_lock(log.fileno())
+    stop.set()
+    looking.join()
+
+
+def test_a_run_that_was_started_by_hand_is_running_and_left_alone(tmp_path):
+    job = make_job(tmp_path)
+    with owned(job.folder):
+        assert job.state() == "running"
+        assert Attempt.start(job) is None
+    assert job.state() == "incomplete"
+
+
+def test_what_another_has_finished_meanwhile_is_not_started_again(tmp_path):
+    job = make_job(tmp_path)
+    job.folder.mkdir()
+    (job.folder / "done").write_text("done")
+    assert list(run_jobs([job], [{}])) == [(job, None, 0.0)]
+    assert job.log.read_text() == ""
+
+
+def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
+    job = make_job(tmp_path)
+    job.log.parent.mkdir()
+    for text in (b"\xff\xfe", b"sweep: exit status ?", b""):
+        job.log.write_bytes(text)
+        assert job.state() == "incomplete"

@@ -166,6 +166,7 @@ def before_formats(run):
 
     def older_state(stamped):
         state = dict(stamped["state"]["dict"])
+        del state["records"]
         state["identity"] = {"dict": list(map(list, older(dict(state["identity"]["dict"])).items()))}
         return {"dict": list(map(list, state.items()))}
 

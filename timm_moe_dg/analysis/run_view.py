@@ -15,6 +15,7 @@ from ..errors import ArgumentError
 from ..layers.router import Router
 from ..networks.build import data_config
 from ..networks.trained import load_trained, takes_metadata
+from ..storage.outcome import verify_model
 from ..storage.run_folder import run_arguments
 
 Batch = tuple[Tensor, ...]  # images (B, 3, H, W), and the images' metadata where the network takes it
@@ -92,13 +93,14 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
 
     Raises:
         ArgumentError: It holds no run, or nothing that was evaluated yet.
-        CheckpointError: The saved network cannot be read.
+        CheckpointError: The saved network cannot be read, or is not what was written.
     """
     check_run(folder)
     if not (folder / "best" / "model.safetensors").is_file():
         remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
         raise ArgumentError.of("run", str(folder), remedy)
     source = f"local-dir:{folder / 'best'}"
+    verify_model(source)
     args = run_arguments(source)
     model = load_trained(source, img_size=args.get("img_size")).to(device)
     config = data_config(model, args.get("img_size"))

@@ -63,9 +63,15 @@ def read_yaml(path: str, argument: str) -> Arguments:
         ArgumentError: It cannot be read, or is no table.
     """
     try:
-        table = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({error})") from error
+        table = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: no text, or a date like 99-99-99
+        reason = " ".join(str(error).split())  # YAML's own take several lines
+        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason})") from error
     if not isinstance(table, dict):
         raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
     return table
@@ -241,3 +247,5 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
     reach = "MoGE: farther than this from all training coordinates the shared expert answers; inf: nowhere"
     add("--coverage-radius", type=kilometers, metavar="KM", help=f"{reach} (default: the model's)")
+    verify = "compare the files of a local-dir: model with the checksums that a run wrote (default: on)"
+    add("--verify", action=argparse.BooleanOptionalAction, default=True, help=verify)

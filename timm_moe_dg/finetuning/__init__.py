@@ -4,6 +4,7 @@ from .assembly import Model, build_model
 from .launch import join_processes, set_up_logging
 from .loaders import rehearse
 from .log import RunLog
+from .owner import owning
 from .plan import RunPlan, make_plan
 from .progress import StepBar
 from .resume import nothing_to_do, parse_resumable, run_parser
@@ -28,6 +29,7 @@ __all__ = [
     "make_plan",
     "nan_if_not_finite",
     "nothing_to_do",
+    "owning",
     "parse_resumable",
     "rehearse",
     "run_parser",

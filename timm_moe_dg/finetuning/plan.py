@@ -1,6 +1,7 @@
 """All about a run that is decided, and checked, before there is a model."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +75,13 @@ class RunPlan:
         """Names of the classes."""
         return self.domains[0].classes
 
+    def named(self, experiment: str) -> "RunPlan":
+        """Returns the plan for a run of this name; its folder is looked at anew, see `RunFolder` for its errors."""
+        options = replace(self.options, experiment=experiment)
+        args = {**self.folder.args, "experiment": experiment}
+        folder = open_folder(options, args)
+        return replace(self, options=options, folder=folder, record_args={**self.record_args, "experiment": experiment})
+
     def identity(self, **launched: object) -> dict[str, object]:
         """Returns all that the numbers of a run follow from; a resumed run has to have the same.
 
@@ -122,10 +130,16 @@ def make_plan(options: RunOptions) -> RunPlan:
         smallest = min(len(splits[position].inside) for position in training)
         filled = replace(filled, steps=max(1, round(filled.epochs * smallest / filled.batch_size)))
     args = {**vars(filled), **stamp()}
-    folder = RunFolder(Path(filled.output, filled.experiment), args, resume=filled.resume is not None)
+    folder = open_folder(filled, args)
     facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def open_folder(options: RunOptions, args: Arguments) -> RunFolder:
+    """Opens the folder that the options name, with `args` for its args.yaml; see `RunFolder`."""
+    path = Path(options.output, options.experiment)
+    return RunFolder(path, args, resume=options.resume is not None, verify=options.verify)
 
 
 def make_splits(
@@ -198,15 +212,24 @@ def fill_in(
         "img_size": benchmark.image_size,
         "num_classes": classes,
         "seed": seed_hash(*identity),
-        "experiment": "-".join(
-            [f"{datetime.now():%Y%m%d-%H%M%S}", *map(safe_model_name, (options.dataset, options.model))]
-        ),
+        "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
     }
     open_ = [name for name in having(FILLED_IN) if vars(options)[name] is None]
     filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
+
+
+def run_names(options: RunOptions) -> Iterator[str]:
+    """Yields the names that a run may have: --experiment, or else time, data set and model, and these with numbers."""
+    if options.experiment is not None and "experiment" not in options.filled_in:
+        yield options.experiment
+        return
+    time = f"{datetime.now():%Y%m%d-%H%M%S}"
+    name = options.experiment or "-".join([time, *map(safe_model_name, (options.dataset, options.model))])
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:

@@ -1,23 +1,28 @@
 """The command line of a run, and of one that goes on: which run is meant, and whether anything is left of it to do."""
 
 import argparse
+import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import Arguments, parse_arguments
 from ..cli.options import from_parsed
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CheckpointError
 from ..networks.freeze import FREEZABLE
-from ..protocols.formats import read_arguments, read_repeatable
+from ..protocols.formats import read_repeatable, read_run_arguments
 from ..protocols.options import NOT_IDENTITY, RunOptions, add_run_options
 from ..protocols.run_identity import as_recorded, comparable
 from ..storage.checkpoint import Checkpoints
+from ..storage.outcome import DONE, lost
+from ..storage.ownership import is_owned, start_number
 from ..storage.run_folder import ARGUMENTS
 from .launch import PRECISIONS
 from .optimization import SCHEDULES
 
 AUTO = "auto"
+_logger = logging.getLogger(__name__)
 _UNSAID = NOT_IDENTITY - {"epochs"}
 NAMES = {
     "algorithm": ALGORITHMS,
@@ -51,6 +56,7 @@ def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Run
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
+        read_run_arguments(run / ARGUMENTS, "resume")  # which names an entry that is none, argparse only an option
         args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
         args.output, args.experiment = str(run.parent), run.name
     return from_parsed(RunOptions, vars(args))
@@ -60,7 +66,8 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
     """Finds the run that `--resume` speaks of.
 
     Args:
-        resume: A run folder, or "auto" for `experiment`, and without that for the newest unfinished run.
+        resume: A run folder, or "auto" for `experiment`, and without that for the unfinished run that was begun or
+            resumed last, of those that no process is at.
         output: Folder of all runs.
         experiment: Name of a run in it.
 
@@ -77,33 +84,45 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
     if experiment is not None:
         run = output / experiment
         return run if (run / ARGUMENTS).exists() else None
-    begun = [path.parent for path in output.glob("*/checkpoints") if not (path.parent / "done").exists()]
+    runs = (path.parent for path in output.glob("*/checkpoints"))
+    begun = [run for run in runs if not (run / DONE).exists() and not is_owned(run)]
     if not begun:
         remedy = (
             f"there is no unfinished run below {str(output)!r}; name a folder, or the run to start with --experiment"
         )
         raise ArgumentError.of("resume", resume, remedy)
-    return max(begun, key=lambda run: (run / "checkpoints").stat().st_mtime)
+    return max(begun, key=lambda run: (start_number(run), (run / "checkpoints").stat().st_mtime))
 
 
 def nothing_to_do(options: RunOptions) -> str | None:
     """Says that the run which is to be resumed is finished, and what of the options is ignored therefore.
 
     Returns:
-        One line; None if there is something to do: the run is not finished, or is asked for more steps and can take
-        them.
+        One line; None if there is something to do: the run is not finished, has lost something that checkpoints may
+        bring back, or is asked for more steps and can take them.
+
+    Raises:
+        CheckpointError: The run has lost something for good.
     """
     if options.resume is None or options.experiment is None:
         return None
     run = Path(options.output, options.experiment)
-    if not (run / "done").exists():
+    if not (run / DONE).exists():
         return None
-    recorded = as_recorded(read_arguments(run / ARGUMENTS, "resume"))
+    if options.verify and (missing := lost(run)):
+        if Checkpoints(run / "checkpoints").newest():
+            _logger.warning(f"{run} is finished, but {missing}; what can be is made again")
+            return None
+        remedy = "nothing is left to make it again from; run it again under another --experiment, or see --no-verify"
+        raise CheckpointError(f"resume={str(run)!r}: is finished, but {missing}; {remedy}")
+    recorded = as_recorded(read_run_arguments(run / ARGUMENTS, "resume"))
     steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))
     longer = (options.steps or 0) > steps or (options.epochs or 0) > epochs
     obstacle = _obstacle(run, recorded)
     if longer and not obstacle:
         return None
+    if not can_be_extended(recorded):
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # left by a kill between `done` and their removal
     said = {name: value for name, value in vars(options).items() if value is not None and name not in _UNSAID}
     ignored = [f"{name}={said[name]!r}" for name in said if comparable(said[name]) != comparable(recorded[name])]
     reason = f" ({obstacle})" if longer else ""

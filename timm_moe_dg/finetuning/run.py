@@ -1,11 +1,12 @@
 """A run in progress: where it begins, and what it does besides taking steps: evaluate, record, save, end."""
 
+import logging
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 from accelerate import Accelerator
@@ -21,15 +22,17 @@ from ..protocols import Record, domain_accuracies, out_losses, predict, role_sco
 from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
 from ..storage.checkpoint import RunState, TrainingState
-from ..storage.run_folder import summary_row
+from ..storage.summary_table import summary_row
 from .assembly import Model
 from .loaders import build_loaders, step_sampler
 from .plan import RunPlan, wanted_trackers
 from .progress import StepMeter, Trackers, domain_table, summary
 from .resume import can_be_extended
-from .stopping import Interruption
+from .stopping import Interruption, check_weights
 
+LOST = "the selected one is lost; the same run under another --experiment makes it again"
 _COMMAND = "accelerate launch tools/finetune.py --resume"
+_logger = logging.getLogger(__name__)
 
 
 class Scores(TypedDict):
@@ -125,16 +128,19 @@ class FineTuning:
 
     def save_checkpoint(self, step: int) -> None:
         """Writes what the run can be resumed from, once its first evaluation has shown that it can be recorded."""
+        folder = self.plan.folder
+        if step:  # the first is evaluated without a checkpoint
+            check_weights(self.model.network, step, folder.checkpoints.describe())
         state = self.state.collect()
-        if self.accelerator.is_main_process and self.plan.folder.records:
-            self.plan.folder.checkpoints.save(step, {"step": step, "identity": self.beginning.identity, **state})
+        if self.accelerator.is_main_process and folder.records:
+            folder.save_checkpoint({"step": step, "identity": self.beginning.identity, **state})
 
     def evaluate(self, step: int, stop: Interruption) -> None:
         """Evaluates and records the network of a step, or the average of weights that stands for it."""
         accelerator, plan = self.accelerator, self.plan
         losses, step_time = self.meter.take()
         losses = send_to_device(losses, accelerator.device)  # a checkpoint's are on the CPU
-        average = self.model.averaging.during() if self.model.averaging else None
+        average = self.average()
         steps_per_epoch = min(len(split.inside) for split in plan.splits) / plan.hparams["batch_size"]
         record = Record(
             step=step,
@@ -148,6 +154,10 @@ class FineTuning:
         )
         self._report(record, average or self.model.network)
         self._conclude(record)
+
+    def average(self) -> nn.Module | None:
+        """The average of weights that stands for the network while it is trained, if there is one."""
+        return self.model.averaging.during() if self.model.averaging else None
 
     def evaluate_average(self, stop: Interruption) -> None:
         """Evaluates and records the average that stands for the run at its end, if there is one."""
@@ -172,7 +182,8 @@ class FineTuning:
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         self.trackers.finish()
         self.accelerator.print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
-        self.accelerator.print(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
+        model = f"timm.create_model('local-dir:{folder.path}/best', pretrained=True)"
+        self.accelerator.print(f"model: {LOST if 'best' in folder.missing else model}")
         self.accelerator.print(f"report: python tools/report.py {shlex.quote(str(folder.path))}")
 
     def interrupted(self) -> str:
@@ -257,9 +268,28 @@ def training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> 
 def restore(run: FineTuning, checkpoint: RunState) -> None:
     """Puts everything back to where a checkpoint was written, the records too."""
     folder = run.plan.folder
-    run.state.restore(checkpoint)
-    folder.read_until(checkpoint["step"])
+    folder.read_back(checkpoint)
     run.accelerator.wait_for_everyone()
     if run.accelerator.is_main_process:
         folder.cut_back()
+        make_again(run)
+    run.state.restore(checkpoint)
     run.accelerator.print(f"resumed {folder.path} after step {checkpoint['step']}")
+
+
+def make_again(run: FineTuning) -> None:
+    """Makes the networks that are lost from checkpoints of their steps, and says so, or that there is none.
+
+    The run's state is afterwards that of any checkpoint.
+    """
+    folder = run.plan.folder
+    for name, step in folder.lost_networks().items():
+        checkpoint = cast(RunState | None, folder.checkpoints.at(step))  # what was written
+        if checkpoint is None:
+            _logger.warning(
+                f"{folder.path / name}: the network of step {step} is lost, and no checkpoint of it is left"
+            )
+            continue
+        run.state.restore(checkpoint)
+        folder.put(name, partial(run.model.save, run.average() or run.model.network))
+        _logger.warning(f"{folder.path / name}: was lost or changed; made again from the checkpoint of step {step}")

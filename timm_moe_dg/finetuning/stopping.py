@@ -13,6 +13,9 @@ from torch import Tensor, distributed, nn
 from ..errors import DivergenceError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Two layers in a row multiply their weights and a norm takes the square: beyond this float32 overflows, and a network
+# with such weights, finite as they are, gives nothing but NaN
+LARGEST = torch.finfo(torch.float32).max ** 0.25
 Item = TypeVar("Item")
 
 
@@ -41,7 +44,7 @@ class DivergenceCheck:
         """
         value = total.item()
         if not math.isfinite(value):
-            since = f"at step {step}" if step == self._unchecked else f"in one of the steps {self._unchecked} to {step}"
+            since = f"at step {step}" if step <= self._unchecked else f"in one of the steps {self._unchecked} to {step}"
             raise DivergenceError(
                 f"loss={value}: not finite {since}, on a batch of {', '.join(self._domains)}; lower --lr, warm up, or "
                 f"train without --amp-dtype float16; last good checkpoint: {checkpoint}"
@@ -53,6 +56,25 @@ def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
     """Makes a sum of losses not finite where a weight of the network is not."""
     finite = torch.stack([parameter.detach().isfinite().all() for parameter in network.parameters()]).all()
     return torch.where(finite, total, torch.full_like(total, math.nan))
+
+
+def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
+    """Makes sure that a network is worth keeping: weights above `LARGEST` are finite, and lead to NaN.
+
+    Args:
+        network: The network.
+        step: The step that was just taken.
+        checkpoint: The last good one, for the message.
+
+    Raises:
+        DivergenceError: A weight is too large.
+    """
+    largest = torch.stack([parameter.detach().abs().max() for parameter in network.parameters()]).max().item()
+    if not largest <= LARGEST:
+        raise DivergenceError(
+            f"weights={largest:.1e}: too large after step {step} to go on with; lower --lr, or warm up; last good "
+            f"checkpoint: {checkpoint}"
+        )
 
 
 class Interrupted(Exception):  # noqa: N818 (no mistake of anybody's)

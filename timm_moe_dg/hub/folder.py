@@ -13,6 +13,7 @@ from ..errors import ArgumentError, CheckpointError
 from ..networks.build import DataConfig, save_network
 from ..networks.trained import CONFIG, label_names, load_trained
 from ..protocols import read_records
+from ..storage.outcome import lost, verify_model
 from .config import WEIGHTS, read_config
 from .origin import Origin, origin_of_run, without_local_paths
 
@@ -32,6 +33,7 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
 
     Raises:
         ArgumentError: This is no finished run.
+        CheckpointError: It no longer has what it vouches for.
         RecordError: results.jsonl is damaged.
     """
     needed = [
@@ -40,6 +42,9 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
     if needed:
         remedy = f"is no finished run: it lacks {', '.join(needed)}; give the folder that tools/finetune.py wrote"
         raise ArgumentError.of("run", str(run), remedy)
+    if found := lost(run, "results.jsonl", "best"):
+        raise CheckpointError(f"run={str(run)!r}: {found}; only what a run has written is published; run it again")
+    verify_model(f"local-dir:{run / 'best'}")
     origin = origin_of_run(read_records(run / "results.jsonl"))
     shown = (*sorted(run.glob("*.png")), *run.glob("report.html"))
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *shown):

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from typing import get_type_hints
 
 from ..cli.arguments import (
     Arguments,
@@ -191,6 +192,8 @@ class OutputOptions:
     dry_run: bool = option(False, role=ONCE, help="read the data, build the model, say what would be done, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="resume this folder; auto: --experiment's run, else the newest unfinished")
+    verify: bool = option(True, role=ONCE,
+        help="compare networks, and a finished run's files, with their checksums when resuming (default: on)")
     save_freq: int | None = option(None, role=MEANS, type=positive_int,
         help="steps between checkpoints, beside those at evaluations (default: at evaluations only)")
     log_tensorboard: bool = option(False, role=MEANS, help="write RUN/tensorboard/ (default: off)")
@@ -220,6 +223,8 @@ class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, Outp
 
 _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
+# Of options, and of what is written down beside them, once all is filled in
+TYPES: Mapping[str, object] = {**get_type_hints(RunOptions), "format": int, "versions": Mapping[str, str]}
 # What is written down beside the options
 _BESIDE: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions", "domain_facts"), ONCE),

@@ -4,7 +4,6 @@ A checkpoint is a folder of three files: tensors.safetensors, state.json (everyt
 it, the format's number and versions) and checksums.json. Nothing in it is pickled.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -12,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -22,8 +21,9 @@ from ..cli.arguments import Arguments
 from ..errors import CheckpointError, FormatError
 from ..protocols.formats import check_format, stamp
 from .atomic import replaced
+from .checksums import damage, json_of, write_checksums
 
-TENSORS, STATE, CHECKSUMS = "tensors.safetensors", "state.json", "checksums.json"
+TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2  # if the newest is damaged, there is the one before
 _logger = logging.getLogger(__name__)
 
@@ -56,10 +56,12 @@ class RunState(ProcessStates):
     Attributes:
         step: The last that was taken.
         identity: All that the numbers of the run follow from.
+        records: The evaluations before, as lines of results.jsonl; earlier releases kept no copy.
     """
 
     step: int
     identity: Arguments
+    records: NotRequired[list[str]]
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,13 @@ class Checkpoints:
             StorageError: It cannot be written; those before are then untouched.
             CheckpointError: The state holds something that is neither a tensor, a number, text, nor a nesting of them.
         """
-        target = self.folder / f"step-{step:06d}"
+        target = self.folder / _name(step)
         tensors: dict[str, Tensor] = {}
         skeleton = _pack(state, "state", tensors)
         with replaced(target) as fresh:
             save_file(tensors, fresh / TENSORS)
             (fresh / STATE).write_text(json.dumps({**stamp(), "state": skeleton}))
-            checksums = {name: _checksum(fresh / name) for name in (TENSORS, STATE)}
-            (fresh / CHECKSUMS).write_text(json.dumps(checksums))
+            write_checksums(fresh)
         self.keep(KEPT)
         return target
 
@@ -126,6 +127,13 @@ class Checkpoints:
         """Removes all but the newest."""
         for old in self._paths()[:-number]:
             shutil.rmtree(old)
+
+    def at(self, step: int) -> dict[str, object] | None:
+        """Reads the checkpoint of a step; None if it is not there or damaged."""
+        try:
+            return read_checkpoint(self.folder / _name(step))
+        except CheckpointError:
+            return None
 
     def newest(self) -> dict[str, object] | None:
         """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported.
@@ -149,6 +157,10 @@ class Checkpoints:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
 def read_checkpoint(path: Path) -> dict[str, object]:
     """Reads a checkpoint.
 
@@ -157,10 +169,9 @@ def read_checkpoint(path: Path) -> dict[str, object]:
         FormatError: It is of another format.
     """
     try:
-        for name, checksum in json.loads((path / CHECKSUMS).read_text()).items():
-            if _checksum(path / name) != checksum:
-                raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({name} is not what was written)")
-        stamped = json.loads((path / STATE).read_text())
+        if found := damage(path, (TENSORS, STATE)):
+            raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({found})")
+        stamped = _table(json_of((path / STATE).read_text()))
         check_format(stamped, f"checkpoint={str(path)!r}")
         # Before formats were numbered, the state stood there alone
         return _unpack(stamped["state"] if "format" in stamped else stamped, load_file(path / TENSORS))
@@ -170,9 +181,10 @@ def read_checkpoint(path: Path) -> dict[str, object]:
         raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({type(error).__name__}: {error})") from error
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _table(state: object) -> dict[str, object]:
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} holds no table")
+    return state
 
 
 def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:

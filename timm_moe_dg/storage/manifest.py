@@ -4,7 +4,6 @@ Each file is written beside its place, moved there, and recorded in a journal. W
 recorded file by size and hash and makes anew what is missing or differs, so nothing depends on what a crash left.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, TypedDict
 
 from ..errors import ArgumentError, StorageError
 from .atomic import append_line, write_text
+from .checksums import file_hash
 
 MANIFEST, JOURNAL = "manifest.json", "manifest.unfinished.jsonl"
 
@@ -22,12 +22,6 @@ class Entry(TypedDict):
 
     size: int
     sha256: str
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Manifest:

@@ -1,12 +1,13 @@
 """Runs as processes: several at a time on this machine, each with a log, one failure apart.
 
 A run is finished when its folder has the file `done`. While one is going its log is locked, also against a sweep that
-was started a second time, and also when the sweep that started it has been killed.
+was started a second time, and also when the sweep that started it has been killed: all processes of the job hold that
+lock. A run that was started by hand is known by the lock of its folder.
 """
 
-import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from ..measure.timing import duration
+from ..storage.outcome import DONE
+from ..storage.ownership import is_locked, is_owned, try_lock
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 _ENDED = "sweep: exit status "
+_STATUS = re.compile(rf"{_ENDED}(-?\d+)")
 _POLL = 0.2  # seconds
 
 
@@ -41,18 +45,28 @@ class Job:
     folder: Path
     log: Path
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return (self.folder / DONE).exists()
+
     def state(self) -> str:
-        """Returns the state, one of `STATES`; incomplete runs were interrupted and can go on, failed ones as well."""
-        if (self.folder / "done").exists():
+        """Returns the state, one of `STATES`; incomplete runs were interrupted and can go on, failed ones as well.
+
+        Asking takes no lock that starting needs.
+        """
+        if self.is_finished:
             return "finished"
-        if not self.log.exists():
+        if is_locked(self.log) or is_owned(self.folder):
+            return "running"
+        try:
+            last = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+        except FileNotFoundError:
             return "incomplete" if self.folder.exists() else "missing"
-        with self.log.open() as log:
-            if not _lock(log):
-                return "running"
-            last = log.read().rstrip().rpartition("\n")[2]
-        failed = last.startswith(_ENDED) and int(last.removeprefix(_ENDED)) not in INTERRUPTED
-        return "failed" if failed else "incomplete"
+        if self.is_finished:  # meanwhile
+            return "finished"
+        status = _STATUS.fullmatch(last)
+        return "failed" if status and int(status[1]) not in INTERRUPTED else "incomplete"
 
     def progress(self) -> str:
         """Says how many steps were evaluated of how many, and about how long the others take, as far as is known."""
@@ -73,10 +87,10 @@ class Attempt:
 
     @classmethod
     def start(cls, job: Job, environment: Mapping[str, str] | None = None) -> "Attempt | None":
-        """Starts a job in a process group of its own; None if another process runs it already."""
+        """Starts a job in a process group of its own; None if another process runs it, or has finished it meanwhile."""
         job.log.parent.mkdir(parents=True, exist_ok=True)
         log = job.log.open("a")
-        if not _lock(log):
+        if not try_lock(log.fileno()) or is_owned(job.folder) or job.is_finished:
             log.close()
             return None
         log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
@@ -155,7 +169,7 @@ def run_jobs(
         watch_every: Seconds between its calls.
 
     Yields:
-        The job, its exit status (None: another process runs it already) and the seconds that it took.
+        The job, its exit status (None: another process runs or has finished it) and the seconds that it took.
     """
     waiting, going = list(reversed(jobs)), dict[int, Attempt]()
     watched = time.monotonic()
@@ -190,11 +204,3 @@ def tail(log: Path, lines: int = 5) -> str:
     """Returns the last lines of a log that are not the sweep's own."""
     text = log.read_text(errors="replace").replace("\r", "\n").splitlines()
     return "\n".join([line for line in text if line.strip() and not line.startswith("sweep: ")][-lines:])
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,0 +1,99 @@
+"""Kills a run at each of its file-system events, goes on with it, and compares the folder with that of one left alone.
+
+python -m tests.storage.crash_points             # all of them
+python -m tests.storage.crash_points --every 10
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tests.storage.toy_runs import content, run
+
+EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree")
+
+
+def differences(folder: Path, every: int, *, can_go_on: bool = False, damaged: bool = False) -> tuple[int, list[int]]:
+    """Kills a run before every so manieth event.
+
+    Args:
+        folder: For the runs.
+        every: 1 for all events.
+        can_go_on: Whether the finished run keeps a checkpoint.
+        damaged: Kill it while it goes on, after results.jsonl and best/ were damaged, instead of from its start.
+
+    Returns:
+        How many times it was killed, and the events after which the folder was another.
+    """
+    run(folder / "whole" / "a", can_go_on=can_go_on)
+    expected = _lasting(folder / "whole" / "a", can_go_on)
+    events = _in_a_child(_begun(folder / "counted" / "a", damaged), None, resume=damaged, can_go_on=can_go_on)
+    points = range(1, events + 1, every)
+    differing = []
+    for number in points:
+        path = _begun(folder / str(number) / "a", damaged)
+        _in_a_child(path, number, resume=damaged, can_go_on=can_go_on)
+        if not (path / "done").exists():
+            run(path, resume=True, can_go_on=can_go_on)
+        if _lasting(path, can_go_on) != expected:
+            differing.append(number)
+    return len(points), differing
+
+
+def _begun(path: Path, damaged: bool) -> Path:
+    if damaged:
+        run(path, upto=6)
+        (path / "results.jsonl").write_text("")
+        (path / "best" / "model.safetensors").write_text("x")
+    return path
+
+
+def _lasting(path: Path, can_go_on: bool) -> dict[str, bytes]:
+    """What has to be the same; checkpoints that a kill after `done` leaves are removed when the run is asked for."""
+    return {name: text for name, text in content(path).items() if can_go_on or not name.startswith("checkpoints/")}
+
+
+def _in_a_child(path: Path, number: int | None, **options: Any) -> int:
+    """Runs in another process, which is killed before an event; None counts them. Returns how many there were."""
+    context = get_context("fork")
+    count = context.Value("i", 0, lock=False)
+    child = context.Process(target=_run_until, args=(path, number, count, options))
+    child.start()
+    child.join()
+    if child.exitcode != (0 if number is None else -signal.SIGKILL):
+        raise SystemExit(f"event {number}: ended with {child.exitcode}")
+    return int(count.value)
+
+
+def _run_until(path: Path, number: int | None, count: Any, options: Any) -> None:
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in EVENTS and arguments and str(arguments[0]).startswith(str(path.parent)):
+            count.value += 1
+            if count.value == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    run(path, **options)
+
+
+def main(argv: Iterable[str] | None = None) -> None:
+    """Runs all of it and says how many differed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1)
+    args = parser.parse_args(argv if argv is None else list(argv))
+    os.fsync = lambda _: None  # type: ignore[assignment] # a killed process has written what it has
+    for options in ({}, {"can_go_on": True}, {"damaged": True}):
+        with tempfile.TemporaryDirectory() as folder:
+            kills, differing = differences(Path(folder), args.every, **options)
+        sys.stdout.write(f"{options or 'plain'}: {kills} kills, {len(differing)} differences {differing or ''}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Runs that take the steps of tools/finetune.py with a run folder, without a network."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import tensor
+
+from tests.invented import ARGS, make_record
+from timm_moe_dg.storage import RunFolder
+from timm_moe_dg.storage.ownership import owned
+
+STEPS, EVERY = 7, 2
+ROLES = {0: (0.4, 0.1), 2: (0.2, 0.3), 4: (0.3, 0.2), 6: (0.1, 0.1)}  # worst group and F1-macro on "ood_val"
+
+
+def network(step: int) -> Callable[[Path], None]:
+    """What writes the network of a step."""
+
+    def save(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        save_file({"weight": tensor([float(step)])}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+
+    return save
+
+
+def evaluate(folder: RunFolder, step: int) -> None:
+    """Adds the evaluation of a step; that of step 4 is the best."""
+    worst, f1 = ROLES[step]
+    accuracy = {4: 0.9}.get(step, step / 10)
+    roles = {"ood_val": {"worst_accuracy": worst, "f1_macro": f1}}
+    record = make_record(step=step, out_acc=(accuracy, 0.0, accuracy), roles=roles, args=folder.args)
+    folder.add(record, network(step))
+
+
+def run(path: Path, *, resume: bool = False, can_go_on: bool = False, upto: int = STEPS) -> RunFolder:
+    """Takes steps up to one, as the tool does; to the end it is finished."""
+    with owned(path):
+        folder = RunFolder(path, {**ARGS, "steps": STEPS}, resume=resume)
+        checkpoint: Any = folder.newest_checkpoint() if resume else None
+        last = -1
+        if checkpoint is not None:
+            last = go_on(folder, checkpoint)
+        for step in range(last + 1, upto):
+            evaluated = step % EVERY == 0
+            if folder.records:
+                folder.save_checkpoint({"step": step, "identity": {}, "shared": {}, "own": []})
+            if evaluated:
+                evaluate(folder, step)
+        if upto == STEPS:
+            folder.check()
+            folder.finish(can_go_on=can_go_on)
+    return folder
+
+
+def go_on(folder: RunFolder, checkpoint: Any) -> int:
+    """Puts a folder back to a checkpoint, and does what is left of its step."""
+    folder.read_back(checkpoint)
+    folder.cut_back()
+    for name, step in folder.lost_networks().items():
+        if folder.checkpoints.at(step) is not None:
+            folder.put(name, network(step))
+    last = int(checkpoint["step"])
+    if last % EVERY == 0 and last not in [record.step for record in folder.records]:
+        evaluate(folder, last)
+    return last
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """Every file of a folder, by name."""
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}

@@ -1,0 +1,243 @@
+"""Two runs of one name, folders that vanish, files that are cut, flipped or lost: one line, never a wrong `done`."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState
+from torch import multiprocessing as mp
+
+from tests.load_tool import load_tool
+from tests.tools.test_finetune_resume import during_step
+from timm_moe_dg.algorithms import ERM
+from timm_moe_dg.storage.ownership import owned
+
+pytestmark = pytest.mark.slow  # whole runs
+
+SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2", "patch_size=8"]
+RUN = ["--model", "gmoe_tiny_patch16", *SIZE, "--eval-freq", "2", "-b", "2", "--cpu-threads", "1", "--workers", "0"]
+TRAIN = [*RUN, "--lr", "0.001", "--steps", "5"]
+
+
+@pytest.fixture
+def tool():
+    return load_tool("finetune")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of 5 steps, evaluated after 0, 2 and 4, which keeps its last checkpoint."""
+    output = tmp_path_factory.mktemp("finished")
+    load_tool("finetune").main([*TRAIN, "--output", str(output), "--experiment", "a"])
+    return output / "a"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "a")
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(tool, *words):
+    with pytest.raises(SystemExit) as caught:
+        tool.main([str(word) for word in words])
+    assert isinstance(caught.value.code, str)
+    assert "\n" not in caught.value.code
+    return caught.value.code
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_is_at_is_refused_and_left_as_it_is(run, tool, resume):
+    if resume:
+        (run / "done").unlink()
+    words = ["--resume", run] if resume else [*TRAIN, "--output", run.parent, "--experiment", "fresh"]
+    with owned(run if resume else run.parent / "fresh"):
+        before = files(run.parent)
+        assert f"is in use by process {os.getpid()} on" in refused(tool, *words)
+        assert files(run.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (shutil.rmtree, "was removed while the run was writing to it; start the run again"),
+        (lambda run: shutil.rmtree(run / "best"), "best/.* was removed by something else"),
+        (lambda run: (run / "results.jsonl").unlink(), "results.jsonl was removed by something else"),
+        (lambda run: (run / "results.jsonl").write_text("{}\n"), "results.jsonl was changed by something else"),
+        (lambda run: (run / "best" / "model.safetensors").write_text(""), "best/model.safetensors was changed by"),
+    ],
+    ids=["folder", "best", "results", "results changed", "weights changed"],
+)
+def test_what_vanishes_or_changes_under_a_run_ends_it_in_one_line(tool, tmp_path, lose, said):
+    during_step(tool, 3, lambda: lose(tmp_path / "a"))
+    line = refused(tool, *TRAIN, "--output", tmp_path, "--experiment", "a")
+    assert re.search(rf"StorageError: output='.*a': {said}", line)
+    assert not (tmp_path / "a" / "done").exists()
+
+
+def test_best_that_is_lost_when_the_run_is_finished_is_made_again(finished, run, tool, caplog):
+    selected = json.loads((run / "done").read_text())["files"]
+    (run / "best_oracle" / "model.safetensors").write_bytes(b"0")
+    (run / "results.jsonl").write_text("")
+    tool.main(["--resume", str(run)])
+    assert "is finished, but" in caplog.text
+    assert "best_oracle: was lost or changed; made again from the checkpoint of step 4" in caplog.text
+    assert "evaluations of steps 0, 2 were lost or changed" in caplog.text
+    for name in ("best", "best_oracle"):
+        path = f"{name}/model.safetensors"
+        assert (run / path).read_bytes() == (finished / path).read_bytes()
+        assert json.loads((run / "done").read_text())["files"][path] == selected[path]
+    rows = [
+        [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()] for path in (run, finished)
+    ]
+    assert [row["step"] for row in rows[0]] == [0, 2, 4]
+    assert all(one["env1_out_loss"] == other["env1_out_loss"] for one, other in zip(*rows, strict=True))
+
+
+def test_what_cannot_be_made_again_is_said_and_no_folder_announced_that_is_not_there(run, tool, caplog, capsys):
+    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    table = json.loads((run / "checkpoints" / "step-000004" / "state.json").read_text())
+    assert [entry[0] for entry in table["state"]["dict"]].count("records") == 1
+    before = files(run)
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "best")
+    line = refused(tool, "--resume", run)
+    assert "is finished, but best/" in line
+    assert "nothing is left to make it again from" in line
+    assert len(rows) == 3
+    assert {path: text for path, text in files(run).items() if path in before} == files(run)
+    tool.main(["--resume", str(run), "--no-verify"])
+    assert "is finished: nothing to do" in capsys.readouterr().out
+
+
+def test_checkpoints_that_a_kill_after_done_has_left_are_removed(tool, tmp_path, capsys):
+    words = [*TRAIN, "--sched", "cosine", "--output", str(tmp_path), "--experiment", "a", "--resume", "auto"]
+    tool.main(words)
+    (tmp_path / "a" / "checkpoints" / "step-000004").mkdir(parents=True)
+    tool.main(words)
+    assert "is finished: nothing to do" in capsys.readouterr().out
+    assert not (tmp_path / "a" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00binary", "args.yaml': cannot be read as YAML"),
+        (b"- a\n- b\n", "args.yaml': holds no table of options"),
+        (b"", "args.yaml': holds no table of options"),
+        (b"[" * 20_000, "args.yaml': cannot be read as YAML"),
+        ({"steps": "many"}, "args.yaml': steps='many' is no whole number; restore"),
+        ({"steps": [1]}, r"args.yaml': steps=\[1\] is no whole number"),
+        ({"filled_in": 5}, "args.yaml': filled_in=5 is no list"),
+        ({"versions": [1], "format": 99}, "args.yaml': has format 99"),
+        ({"format": [1]}, r"args.yaml': has format \[1\]"),
+        ({"hparams": "x"}, "args.yaml': hparams='x' is no table"),
+    ],
+)
+@pytest.mark.parametrize("user", ["finetune", "evaluate", "sweep"])
+def test_a_damaged_args_yaml_is_named_by_file_and_field(run, content, said, user):
+    if isinstance(content, dict):
+        content = yaml.safe_dump({**yaml.safe_load((run / "args.yaml").read_text()), **content}).encode()
+    (run / "args.yaml").write_bytes(content)
+    words = {
+        "finetune": ["--resume", run],
+        "evaluate": ["--model", f"local-dir:{run / 'best'}", "--no-verify"],
+        "sweep": ["--status", "--output", run.parent, "--trial-seeds", "0", "--domains", "0"],
+    }
+    if user == "sweep":
+        name = planned_name(run.parent)
+        run.rename(run.parent / name)
+    line = refused(load_tool(user), *words[user])
+    assert re.search(said, line), line
+
+
+def planned_name(output):
+    """What a sweep would call its only run."""
+    sweep = load_tool("sweep")
+    args = sweep.build_parser().parse_args(["--output", str(output), "--trial-seeds", "0", "--domains", "0"])
+    (planned,) = sweep.plan_runs(sweep.read_sweep(args))
+    return planned.name
+
+
+def test_flipped_bytes_of_best_are_refused_by_whoever_uses_it(run, tmp_path):
+    weights = run / "best" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 64
+    weights.write_bytes(data)
+    source = ["--model", f"local-dir:{run / 'best'}"]
+    said = r"is damaged (model.safetensors is not what was written)"
+    assert said in refused(load_tool("evaluate"), *source)
+    assert said in refused(load_tool("predict"), *source, tmp_path)
+    assert said in refused(load_tool("export"), *source)
+    repository = ["--repo-id", "owner/name", "--dry-run", "--output", tmp_path]
+    assert "best/model.safetensors is not what was written" in refused(load_tool("push_to_hub"), run, *repository)
+    load_tool("evaluate").main([*source, "--no-verify", "--workers", "0"])
+
+
+def test_weights_that_are_finite_but_too_large_are_not_kept(tool, tmp_path, monkeypatch):
+    original = ERM.update
+
+    def update(self, training, minibatches):
+        losses = original(self, training, minibatches)
+        if next(steps) == 2:
+            with torch.no_grad():
+                next(training.model.parameters()).fill_(1e25)
+        return losses
+
+    steps = iter(range(100))
+    monkeypatch.setattr(ERM, "update", update)
+    words = [*TRAIN, "--save-freq", "1", "--output", tmp_path, "--experiment", "a"]
+    line = refused(tool, *words)
+    assert "DivergenceError: weights=1.0e+25: too large after step 2 to go on with" in line
+    assert line.endswith("step-000001")
+    assert [path.name for path in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def two_processes(rank, output, port, codes):
+    os.environ |= {"ACCELERATE_USE_CPU": "true", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(SystemExit) as caught:
+        load_tool("finetune").main([*TRAIN, "--output", output, "--experiment", "a"])
+    codes[rank] = str(caught.value.code)
+
+
+def test_of_two_processes_the_main_one_says_that_the_folder_is_taken_and_both_end(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with mp.get_context("spawn").Manager() as manager, owned(tmp_path / "a"):
+        codes = manager.dict()
+        mp.spawn(two_processes, (str(tmp_path), port, codes), nprocs=2)
+        assert "is in use by process" in codes[0]
+        assert codes[1] == "1"
+        assert not (tmp_path / "a").exists()
+
+
+def test_a_killed_run_can_be_resumed_at_once(tmp_path, tool):
+    """The lock goes with the process, though workers that were forked may live for seconds more."""
+    context = mp.get_context("fork")
+    started = context.Event()
+
+    def first():
+        other = load_tool("finetune")
+        during_step(other, 3, lambda: (started.set(), signal.pause()))
+        other.main([*TRAIN, "--output", str(tmp_path), "--experiment", "a"])
+
+    process = context.Process(target=first)
+    process.start()
+    assert started.wait(120)
+    assert "is in use by" in refused(tool, *TRAIN, "--output", tmp_path, "--experiment", "a", "--resume", "auto")
+    process.kill()
+    process.join()
+    load_tool("finetune").main(["--resume", str(tmp_path / "a")])
+    assert (tmp_path / "a" / "done").exists()
