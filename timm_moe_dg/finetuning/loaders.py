@@ -17,8 +17,8 @@ from ..data import (
     training_loader,
     training_transform,
 )
+from ..data.augmentation import with_timm_augmentation
 from ..networks.build import DataConfig
-from .augmentation import with_timm_augmentation
 from .plan import RunPlan
 
 

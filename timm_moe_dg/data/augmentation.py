@@ -12,8 +12,8 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
-from ..data.transforms import Transform
 from ..errors import ArgumentError
+from .transforms import Transform
 
 _POLICIES = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
 
