@@ -29,8 +29,9 @@ from accelerate import Accelerator
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.canvas import optional_picture
 from timm_moe_dg.analysis.plots import plot_confusion
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int, processes
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import csv_cell
 from timm_moe_dg.data import (
     BENCHMARKS,
     Domain,
@@ -83,7 +84,14 @@ def build_parser() -> argparse.ArgumentParser:
     mode = "MoGE: which experts answer (default: as in that run, else routed)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
-    add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
+    add(
+        "-j",
+        "--workers",
+        type=processes,
+        default=2,
+        metavar="N",
+        help="loader processes; 0 for none (default: %(default)s)",
+    )
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
@@ -186,12 +194,14 @@ def write(
     with (folder / "per_domain.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["domain", "test", *Scores._fields])
-        writer.writerows([name, int(i in args.test_domains), *found.domains[i]] for i, name in enumerate(names))
+        writer.writerows(
+            [csv_cell(name), int(i in args.test_domains), *found.domains[i]] for i, name in enumerate(names)
+        )
     matrix = confusion_matrix(answers.predicted, answers.target, len(classes))
     with (folder / "confusion.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["class", *classes])
-        writer.writerows([name, *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
+        writer.writerow(["class", *map(csv_cell, classes)])
+        writer.writerows([csv_cell(name), *counts] for name, counts in zip(classes, matrix.tolist(), strict=True))
     with optional_picture(folder / "confusion.png") as path:
         plot_confusion(matrix, classes, path)
 

@@ -31,8 +31,9 @@ def check_format(stamped: Arguments, source: str) -> None:
         FormatError: It is of another format.
     """
     number = stamped.get("format", 0)
-    if number not in range(FORMAT + 1):
-        by = (stamped.get("versions") or {}).get("timm_moe_dg", "unknown")
+    if not isinstance(number, int) or number not in range(FORMAT + 1):
+        versions = stamped.get("versions")
+        by = versions.get("timm_moe_dg", "unknown") if isinstance(versions, dict) else "unknown"
         raise FormatError(
             f"{source}: has format {number!r}, and this release reads up to {FORMAT}; use the one that wrote it "
             f"(timm_moe_dg {by})"
