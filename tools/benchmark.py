@@ -41,6 +41,7 @@ from timm_moe_dg.cli.arguments import (
     output_file,
     parse_words,
     positive_int,
+    threads,
     usable_device,
 )
 from timm_moe_dg.cli.ending import tool
@@ -78,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="peak memory too, each model in a process of its own (on a CPU: Linux only)",
     )
     add("--glibc-defaults", action="store_true", help="let the C library hand freed memory back, and page faults count")
-    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--threads", type=threads, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--dtype", choices=list(DTYPES), default="float32", help="autocast type; float32 is none (%(default)s)")
     add("--compile", action="store_true", help="torch.compile everything")

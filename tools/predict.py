@@ -11,6 +11,7 @@ any; or path and location for models that know locations by number.
 """
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -25,11 +26,12 @@ import torch
 from tqdm import tqdm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int, processes, usable_device
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import csv_path
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
-from timm_moe_dg.errors import ArgumentError, ImageReadError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
@@ -51,9 +53,16 @@ def build_parser() -> argparse.ArgumentParser:
     skip = "leave out files that cannot be decoded, and name them on stderr (default: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
-    add("-j", "--workers", type=int, default=2, metavar="N", help="loader processes; 0 for none (default: %(default)s)")
+    add(
+        "-j",
+        "--workers",
+        type=processes,
+        default=2,
+        metavar="N",
+        help="loader processes; 0 for none (default: %(default)s)",
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", default=device, help="where the model runs (default here: %(default)s)")
+    add("--device", type=usable_device, default=device, help="where the model runs (default here: %(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--top-k", type=positive_int, default=1, metavar="K", help="classes per image (default: %(default)s)")
     add("--output", metavar="FILE", help="csv file (default: standard output)")
@@ -87,16 +96,20 @@ def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Itera
             continue
         positions, *inputs = batch
         probabilities = network(*(part.to(args.device) for part in inputs)).float().softmax(dim=1)
+        if not probabilities.isfinite().all():
+            bad = images.paths[positions[int((~probabilities.isfinite()).any(dim=1).nonzero()[0])]]
+            raise CheckpointError(f"model={args.model!r}: answers {bad!r} with NaN; give another checkpoint")
         best = probabilities.topk(args.top_k)
         for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
             pairs = zip(classes, values, strict=True)
-            yield [images.paths[position], *(cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))]
+            cells = (cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))
+            yield [images.paths[position], *cells]
 
 
 def write(rows: Sequence[Sequence[Any]], top_k: int, file: Any) -> None:
-    """Writes the table."""
+    """Writes the table; paths that are not UTF-8 have the bytes that the file system has."""
     others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
-    write_rows(file, [["path", "class", "probability", *others], *rows])
+    write_rows(file, [["path", "class", "probability", *others], *([csv_path(path), *cells] for path, *cells in rows)])
 
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:
@@ -133,12 +146,14 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
     if args.output is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape")
         write(predict(args), args.top_k, sys.stdout)
         return
     path = Path(args.output)
     with all_or_nothing(path.parent, [path.name], overwrite=args.force) as folder:
         rows = predict(args)
-        with (folder / path.name).open("w", newline="") as file:
+        with (folder / path.name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             write(rows, args.top_k, file)
 
 

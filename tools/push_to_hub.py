@@ -25,7 +25,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import key_value, parse_words, positive_int
+from timm_moe_dg.cli.arguments import key_value, parse_words, positive_int, seed_number
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
@@ -57,7 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    add("--seed", type=int, default=0, help="of whatever --upcycled draws, such as routers (default: %(default)s)")
+    add(
+        "--seed",
+        type=seed_number,
+        default=0,
+        help="of whatever --upcycled draws, such as routers (default: %(default)s)",
+    )
     add(
         "--license",
         metavar="ID",

@@ -220,6 +220,8 @@ def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) 
 
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Plans, says what is planned, and does what was asked for."""
+    if Path(args.output).exists() and not Path(args.output).is_dir():
+        raise ArgumentError.of("output", args.output, "is a file; give the folder of all runs")
     plan = read_sweep(args)
     runs = plan_runs(plan)
     print(indent(describe_plan(plan), "# " if args.dry_run else ""))

@@ -13,6 +13,9 @@ import yaml
 
 from ..errors import ArgumentError
 
+MOST_CORES = 1024
+MOST_SEED = 2**32 - 1
+DIGITS = 18  # of whole numbers that fit into 64 bits
 Arguments = Mapping[str, Any]  # options by name; a value is whatever its type reads, or JSON and YAML hold
 
 
@@ -139,6 +142,21 @@ def non_negative_int(text: str) -> int:
     return _whole(text, 0, "a whole number of 0 or more")
 
 
+def processes(text: str) -> int:
+    """Reads a number of loader processes, 0 for none; no more than any machine has cores."""
+    return _whole(text, 0, f"a whole number from 0 to {MOST_CORES}", MOST_CORES)
+
+
+def threads(text: str) -> int:
+    """Reads a number of threads; OpenMP's runtime ends a process that asks it for millions."""
+    return _whole(text, 1, f"a whole number from 1 to {MOST_CORES}", MOST_CORES)
+
+
+def seed_number(text: str) -> int:
+    """Reads a seed that every generator takes: numpy's have 32 bits."""
+    return _whole(text, 0, f"a whole number from 0 to {MOST_SEED}", MOST_SEED)
+
+
 def int_from_2(text: str) -> int:
     """Reads a whole number of at least 2, the fewest values that have quartiles."""
     return _whole(text, 2, "a whole number of 2 or more")
@@ -190,8 +208,8 @@ def fraction_to_1(text: str) -> float:
     return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 
 
-def _whole(text: str, least: int, description: str) -> int:
-    if not text.isdecimal() or int(text) < least:
+def _whole(text: str, least: int, description: str, most: float = math.inf) -> int:
+    if not text.isdecimal() or len(text) > DIGITS or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
     return int(text)
 

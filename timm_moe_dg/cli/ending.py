@@ -1,15 +1,17 @@
 """How every tool ends: a mistake in its command line or its data is one line, not a traceback."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from ..errors import MoeDgError
 
 BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
+LONGEST = 4000  # characters of a message
 
 
 class Program(Protocol):
@@ -32,6 +34,7 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> None:
+        _print_any_name(sys.stdout)
         try:
             main(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
@@ -47,9 +50,19 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
     return run
 
 
+def _print_any_name(stream: TextIO) -> None:
+    """Lets a stream take file names that are not UTF-8, rather than raise in the middle of a table."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
 def explain(error: MoeDgError) -> str:
-    """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
+    """Name and message of a mistake, in one line; of what a loader's worker wrapped into its traceback, without that.
+
+    Messages of other libraries have line breaks, and are as long as the file that they complain of.
+    """
     text = str(error)
     if "Original Traceback" in text:
         text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
-    return f"{type(error).__name__}: {text}"
+    text = " ".join(text.split()) if "\n" in text else text
+    return f"{type(error).__name__}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"

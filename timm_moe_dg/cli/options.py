@@ -6,14 +6,14 @@ from dataclasses import Field, dataclass, field, fields
 from enum import Flag
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .arguments import Arguments, int_from_2, key_value, non_negative_int, positive_int
+from .arguments import Arguments, int_from_2, key_value, non_negative_int, positive_int, processes, seed_number, threads
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Declared = TypeVar("Declared", bound="DataclassInstance")
 _DECLARATION = "declaration"
-_WHOLE = (int, int_from_2, non_negative_int, positive_int)
+_WHOLE = (int, int_from_2, non_negative_int, positive_int, processes, seed_number, threads)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class RunLog:
         self.write("")
 
     def write(self, text: str) -> int:
-        """Keeps text."""
-        self._early.append(text)
+        """Keeps text; names that are not UTF-8 are written with their bytes as numbers."""
+        self._early.append(text.encode(errors="backslashreplace").decode())
         if self._folder is not None and not self._hidden:
             self._folder.log("".join(self._early))
             self._early.clear()

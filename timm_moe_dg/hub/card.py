@@ -11,10 +11,10 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import nn
 
+from ..cli import escape
 from ..data import BENCHMARKS
 from ..networks.build import without_origin
 from ..networks.trained import label_names
-from . import escape
 from .config import Config, read_config, write_config
 from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
 from .origin import Origin, training_command

@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from ..networks.trained import CONFIG
+from ..networks import saved_config
+from ..networks.saved_config import CONFIG, Config
 
 WEIGHTS = "model.safetensors"
-Config = dict[str, Any]  # JSON of timm's
 
 
 def read_config(folder: Path) -> Config:
-    """Reads the configuration of the model in a folder."""
-    return json.loads((folder / CONFIG).read_text())
+    """Reads the configuration of the model in a folder.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    return saved_config.read_config(folder / CONFIG)
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +13,8 @@ from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
 from ..networks.build import DataConfig, save_network
-from ..networks.trained import CONFIG, label_names, load_trained
+from ..networks.saved_config import CONFIG
+from ..networks.trained import label_names, load_trained
 from ..protocols import read_records
 from ..storage.outcome import lost, verify_model
 from .config import WEIGHTS, read_config
@@ -32,30 +35,39 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
         Where the weights come from.
 
     Raises:
-        ArgumentError: This is no finished run.
+        ArgumentError: This is no finished run, or what would be published of it is a link.
         CheckpointError: It no longer has what it vouches for.
         RecordError: results.jsonl is damaged.
     """
-    needed = [
-        name for name in ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}") if not (run / name).is_file()
-    ]
-    if needed:
-        remedy = f"is no finished run: it lacks {', '.join(needed)}; give the folder that tools/finetune.py wrote"
+    needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
+    lacking = [name for name in needed if not (run / name).is_file()]
+    if lacking:
+        remedy = f"is no finished run: it lacks {', '.join(lacking)}; give the folder that tools/finetune.py wrote"
         raise ArgumentError.of("run", str(run), remedy)
     if found := lost(run, "results.jsonl", "best"):
         raise CheckpointError(f"run={str(run)!r}: {found}; only what a run has written is published; run it again")
     verify_model(f"local-dir:{run / 'best'}")
     origin = origin_of_run(read_records(run / "results.jsonl"))
     shown = (*sorted(run.glob("*.png")), *run.glob("report.html"))
+    figures = sorted((run / FIGURES).glob("*.png"))
+    _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), shown, figures)
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *shown):
         shutil.copyfile(path, folder / path.name)
-    for path in sorted((run / FIGURES).glob("*.png")):
+    for path in figures:
         (folder / FIGURES).mkdir(exist_ok=True)
         shutil.copyfile(path, folder / FIGURES / path.name)
     rows = map(json.loads, (run / "results.jsonl").read_text().splitlines())
     lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
     (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return origin
+
+
+def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:
+    """A link's target lies anywhere on this machine, and would be published in its place."""
+    links = [str(path.relative_to(run)) for path in chain(*groups) if path.is_symlink()]
+    if links:
+        remedy = f"{', '.join(links)}: is a link, whose target would be published; put the file itself in its place"
+        raise ArgumentError.of("run", str(run), remedy)
 
 
 def fill_from_network(folder: Path, network: nn.Module) -> None:

@@ -5,14 +5,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import timm
 from timm.models import parse_model_name
 
 from ..cli.arguments import Arguments, option_words
+from ..cli.escape import code, markdown
 from ..protocols import Record, training_domain_validation
 from ..protocols.options import DEFAULTS, NOT_IDENTITY
-from .escape import code
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def published_source(model: str, model_kwargs: Arguments | None = None) -> str |
 
 def hub_link(repository: str) -> str:
     """Returns a Markdown link to a Hub repository."""
-    return f"[{repository}](https://huggingface.co/{repository})"
+    return f"[{markdown(repository)}](https://huggingface.co/{quote(repository)})"
 
 
 def training_command(args: Arguments, width: int = 100) -> str:

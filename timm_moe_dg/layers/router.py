@@ -88,7 +88,7 @@ class Router(OwnParameters):
         super().__init__()
         if num_experts < 1:
             raise RouterError.of("num_experts", num_experts, "a router needs at least one expert")
-        if not 1 <= top_k <= num_experts:
+        if not isinstance(top_k, int) or not 1 <= top_k <= num_experts:
             raise RouterError.of("top_k", top_k, f"choose 1 to num_experts={num_experts}")
         if noise_std is not None and noise_std < 0:
             raise RouterError.of("router_noise", noise_std, "give a standard deviation of 0 or more, or None for 1/E")

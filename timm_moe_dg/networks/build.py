@@ -9,15 +9,12 @@ import difflib
 import json
 import logging
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import timm
-from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
 from timm.data.model_config import resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -28,16 +25,15 @@ from timm.models import (
     save_for_hf,
     split_model_name_tag,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 from .reach import hub_or_cache
+from .saved_config import saved_config
 
+CHANNELS = 3  # of every image that a reader opens
 DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
-# A download that breaks off raises its HTTP library's own error
-_HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__bases__[0])
-_LOAD_ERRORS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError, _HTTP_ERROR)
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
 
@@ -98,6 +94,7 @@ def build_network(
     asks_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
         with hub_or_cache() if asks_hub else nullcontext():
+            saved_config(name)  # timm takes it as it is
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
             keeps = loads or num_classes is None
             classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
@@ -112,13 +109,15 @@ def build_network(
         raise
     except TypeError as error:
         raise _not_taken(name, kwargs, error) from error
-    except _LOAD_ERRORS as error:
+    except Exception as error:  # of constructors, which assert and divide, of files, and of the HTTP library
         if not loads:
-            raise ArgumentError.of("model", name, f"cannot be built ({type(error).__name__}: {error})") from error
+            reason = f"cannot be built with {kwargs} ({type(error).__name__}: {error})"
+            raise ArgumentError.of("model", name, f"{reason}; change --model-kwargs") from error
         raise _unusable(name, initial_checkpoint, error) from error
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
+    _check_channels(network)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -245,10 +244,19 @@ def _check_patches(network: nn.Module, img_size: int | None) -> None:
         raise ArgumentError.of("img_size", img_size, remedy)
 
 
+def _check_channels(network: nn.Module) -> None:
+    channels = getattr(network, "in_chans", CHANNELS)
+    if channels != CHANNELS:
+        raise ArgumentError.of("in_chans", channels, f"images are read as RGB, {CHANNELS} channels; leave it out")
+
+
 def _check_kwargs(kwargs: Mapping[str, object]) -> None:
     taken = [key for key in ("num_classes", "pretrained", "pretrained_cfg", "checkpoint_path") if key in kwargs]
     if taken:
         raise ArgumentError.of("model_kwargs", dict(kwargs), f"{', '.join(taken)} are set by options of their own")
+    rate = kwargs["drop_path_rate"]
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ArgumentError.of("drop_path_rate", rate, "give a rate from 0 to below 1")
 
 
 def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> ArgumentError:
@@ -279,10 +287,12 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, ob
     except Exception as error:  # a file of another kind fails anywhere in the readers
         raise _unusable(name, path, error) from error
     weights = weights.get("model_dict", weights)  # the layer that DomainBed's checkpoints add
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise _unusable(name, path, TypeError("holds something else than tensors by name"))
     classifier = resolve_model_input_args(name)["pretrained_cfg"].get("classifier") or ()
     layers = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     heads = (value for layer in layers for key, value in weights.items() if f".{key}".endswith(f".{layer}.weight"))
-    rows = next((len(head) for head in heads), 0)
+    rows = next((head.shape[0] for head in heads if head.ndim), 0)
     return {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}
 
 

@@ -1,22 +1,15 @@
 """Trained networks: a checkpoint with its own classifier, what its classes are called, and what it is given to see."""
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models import parse_model_name
-from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
 from .build import build_network, check_bands, check_name
-from .reach import hub_or_cache
-
-CONFIG = "config.json"
+from .saved_config import saved_config
 
 
 def load_trained(
@@ -41,7 +34,7 @@ def load_trained(
     Raises:
         ArgumentError: See `build_network` and `check_bands`; or nothing says where the weights come from; or a radius
             was given for a model without an index of training coordinates.
-        CheckpointError: The weights cannot be read, do not fit, or lack a classifier.
+        CheckpointError: The weights cannot be read, do not fit, are not finite, or lack a classifier.
     """
     check_name(name)
     pretrained = pretrained or (initial_checkpoint is None and ":" in name)
@@ -54,8 +47,9 @@ def load_trained(
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
     check_bands(network)
+    _check_finite(name, network)
     if hasattr(network, "set_expert_mode"):
-        network.set_expert_mode(_saved_config(name).get("expert_mode", "routed"))
+        network.set_expert_mode(saved_config(name).get("expert_mode") or "routed")
     if coverage_radius is not None:
         set_coverage_radius(network, coverage_radius)
     return network.eval()
@@ -72,14 +66,14 @@ def set_coverage_radius(network: Any, radius: float) -> None:
     network.set_coverage_radius(radius)
 
 
-def _saved_config(name: str) -> dict[str, object]:
-    """Returns config.json of a source that `build_network` has loaded; empty for a model that is no source."""
-    source, place = parse_model_name(name)
-    if source is None:
-        return {}
-    with hub_or_cache() if source == "hf-hub" else nullcontext():
-        path = Path(place, CONFIG) if source == "local-dir" else download_from_hf(place, CONFIG)
-    return json.loads(Path(path).read_text())
+def _check_finite(name: str, network: nn.Module) -> None:
+    """Refuses weights that answer NaN to every image."""
+    broken = [key for key, value in network.named_parameters() if not value.isfinite().all()]
+    if broken:
+        raise CheckpointError(
+            f"model={name!r}: {len(broken)} of its weights are not finite, {broken[0]} among them; its training "
+            "diverged, or the file is damaged: give another checkpoint"
+        )
 
 
 def label_names(network: Any) -> tuple[str, ...] | None:

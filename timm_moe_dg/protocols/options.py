@@ -23,6 +23,9 @@ from ..cli.arguments import (
     position_or_name,
     positive,
     positive_int,
+    processes,
+    seed_number,
+    threads,
 )
 from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
@@ -81,7 +84,7 @@ class DataOptions:
         help="of the images' channels, 0 to 1 (default: the model's)")
     std: Sequence[float] | None = option(None, type=positive, nargs=3, metavar=("R", "G", "B"),
         help="of the images' channels (default: the model's)")
-    workers: int = option(2, "-j", role=MEANS, type=non_negative_int,
+    workers: int = option(2, "-j", role=MEANS, type=processes,
         help="loader processes; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,
         help="images per evaluation batch and process (default: %(default)s)")
@@ -173,9 +176,9 @@ class TrainingOptions:
     grad_checkpointing: bool = option(False,
         help="compute activations again in the backward pass, to save memory (default: off)")
     compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
-    cpu_threads: int | None = option(None, role=MEANS, type=positive_int,
+    cpu_threads: int | None = option(None, role=MEANS, type=threads,
         help="per process, on CPU (default: all cores, shared)")
-    seed: int = option(None, role=DERIVED | FILLED_IN, type=non_negative_int,
+    seed: int = option(None, role=DERIVED | FILLED_IN, type=seed_number,
         help="of the run (default: derived from data set, algorithm, domains, seeds)")
 
 

@@ -67,10 +67,12 @@ class Choice:
         """Reads an entry: a name, or a table that has the axis's own key, perhaps a label, and further options.
 
         Raises:
-            ArgumentError: The table lacks the axis's key.
+            ArgumentError: The entry is no table, or lacks the axis's key.
         """
         if isinstance(entry, str):
             return cls(entry, entry)
+        if not isinstance(entry, Mapping):
+            raise ArgumentError.of(f"{axis}s", entry, f"is neither a name nor a table; give {{{axis}: NAME}}")
         options = dict(entry)
         if axis not in options:
             raise ArgumentError.of(f"{axis}s", options, f"lacks {axis!r}; give {{{axis}: NAME, OPTION: VALUE}}")

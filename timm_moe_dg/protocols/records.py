@@ -9,7 +9,7 @@ DomainBed's own rows, which have no out-losses, are read as well.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
@@ -21,7 +21,7 @@ from .formats import check_format
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
-_ARGS = ("dataset", "algorithm", "test_envs", "trial_seed", "hparams_seed")
+_ROLE_NUMBERS = ("accuracy", "worst_accuracy", "f1_macro")
 
 Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
 
@@ -107,14 +107,14 @@ class Record:
         """Reads a row.
 
         Raises:
-            RecordError: The line is no JSON object, or lacks what a record needs.
+            RecordError: The line is no JSON object, lacks what a record needs, or has a field of another type.
             FormatError: It is of another format.
         """
         try:
             row = json.loads(line)
         except RecursionError as error:
             raise RecordError(f"record={_shortened(line)!r}: is nested too deeply to be a record") from error
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # also of numbers with thousands of digits
             raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
         if not isinstance(row, dict):
             raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
@@ -124,9 +124,11 @@ class Record:
             if not isinstance(row.get(key, {}), dict):
                 raise RecordError(f"{key}={_shortened(repr(row[key]))}: is no JSON object; the row is damaged")
         check_format(row.get("args", {}), f"record={_shortened(line)!r}")
-        missing += [f"args[{key!r}]" for key in _ARGS if key not in row.get("args", {})]
+        missing += [f"args[{key!r}]" for key in _NEEDED if key not in row.get("args", {})]
         if missing:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
+        _check_args(row["args"])
+        _check_roles(row.get("roles", {}))
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
         known["averaged"] = row.pop("averaged", False)
         scores = _pop_scores(row)
@@ -148,6 +150,8 @@ def _iterate(path: Path) -> Iterator[Record]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); make it a readable file") from error
     for number, line in enumerate(lines, start=1):
         try:
             yield Record.from_json(line)
@@ -174,6 +178,50 @@ def _check_numbers(values: Mapping[str, object]) -> None:
     for key, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RecordError(f"{key}={_shortened(repr(value))}: is no number; the row is damaged")
+
+
+def _check_args(args: Arguments) -> None:
+    for key, (fits, wanted) in (_NEEDED | _KNOWN).items():
+        if not fits(args.get(key)) and not (key in _KNOWN and args.get(key) is None):
+            raise RecordError(f"args[{key!r}]={_shortened(repr(args[key]))}: must be {wanted}; the row is damaged")
+
+
+def _check_roles(roles: Mapping[str, object]) -> None:
+    for role, scores in roles.items():
+        if not isinstance(scores, dict):
+            raise RecordError(f"roles[{role!r}]={_shortened(repr(scores))}: is no JSON object; the row is damaged")
+        _check_numbers({key: scores[key] for key in _ROLE_NUMBERS if scores.get(key) is not None})
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_positions(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_whole, value))
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_name, value))
+
+
+Field = tuple[Callable[[object], bool], str]  # whether a value fits, and what it must be
+_NEEDED: dict[str, Field] = {
+    "dataset": (_is_name, "a name"),
+    "algorithm": (_is_name, "a name"),
+    "test_envs": (_are_positions, "a list of domains' positions"),
+    "trial_seed": (_is_whole, "a whole number"),
+    "hparams_seed": (_is_whole, "a whole number"),
+}
+_KNOWN: dict[str, Field] = {
+    "model": (_is_name, "a name"),
+    "averaging": (_is_name, "a name"),
+    "domains": (_are_names, "a list of names"),
+}
 
 
 def _shortened(line: str, length: int = 60) -> str:

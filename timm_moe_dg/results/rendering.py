@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from types import MappingProxyType
 
+from ..cli.escape import markdown, one_line
 from .columns import Cell
 from .tables import Table
 
@@ -37,6 +38,7 @@ def cell_text(cell: Cell, digits: int = 1) -> str:
 
 def text_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
     """Formats cells as aligned text; the first row is the header."""
+    grid = [list(map(one_line, row)) for row in grid]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in grid]
     lines.insert(1, "  ".join("-" * width for width in widths))
@@ -45,9 +47,9 @@ def text_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
 
 def markdown_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
     """Formats cells as a Markdown table; the first row is the header."""
-    lines = ["| " + " | ".join(word.replace("|", "\\|") for word in row) + " |" for row in grid]
+    lines = ["| " + " | ".join(map(markdown, row)) + " |" for row in grid]
     lines.insert(1, "|" + "---|" * len(grid[0]))
-    return "\n".join([f"**{title}**", "", *lines, *_notes(notes, "- ")])
+    return "\n".join([f"**{markdown(title)}**", "", *lines, *_notes(list(map(markdown, notes)), "- ")])
 
 
 def latex_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
@@ -64,11 +66,15 @@ def _notes(missing: Sequence[str], bullet: str) -> list[str]:
 
 
 def _latex(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, f"\\{character}")
-    return text.replace("±", r"$\pm$")
+    return one_line(text).translate(_LATEX)
 
 
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
+    }
+)
 RENDERERS: Mapping[str, Callable[[str, Grid, Sequence[str]], str]] = MappingProxyType(
     {"text": text_grid, "markdown": markdown_grid, "latex": latex_grid}
 )

@@ -11,6 +11,7 @@ from ..errors import RecordError
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable, settings
 
+RESULTS = "results.jsonl"
 NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
 
 
@@ -88,19 +89,29 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
         The finished runs, and the folders of those that have records but are not finished.
 
     Raises:
-        RecordError: There is no such folder, or a finished run's records cannot be read.
+        RecordError: There is no such folder, one below it cannot be listed, or a finished run's records cannot be read.
     """
     runs, unfinished = [], []
     for folder in folders:
         if not Path(folder).is_dir():
             raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
-        for path in sorted(Path(folder).rglob("results.jsonl")):
+        for path in _results_below(Path(folder)):
             if (path.parent / "done").exists() and (records := read_records(path)):
                 runs.append(FinishedRun(path.parent, records))
             else:
                 unfinished.append(path.parent)
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
+
+
+def _results_below(folder: Path) -> list[Path]:
+    """Lists records to any depth; links to folders are not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise RecordError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable")
+
+    found = [Path(parent, RESULTS) for parent, _, names in os.walk(folder, onerror=refuse) if RESULTS in names]
+    return sorted(path for path in found if path.is_file())
 
 
 def domain_names(records: Sequence[Record]) -> list[str]:

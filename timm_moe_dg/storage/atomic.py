@@ -99,12 +99,15 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
         overwrite: Whether files with these names may be replaced.
 
     Raises:
-        ArgumentError: Such a file exists already, or there can be no such folder.
+        ArgumentError: Such a file exists already, or a folder of its name, or there can be no such folder.
     """
     target = Path(folder)
     present = [name for name in names if (target / name).exists()]
     if present and not overwrite:
         raise ArgumentError.of("output", str(target), f"holds {', '.join(present)} already; choose another, or --force")
+    folders = [name for name in present if (target / name).is_dir()]
+    if folders:
+        raise ArgumentError.of("output", str(target), f"holds a folder called {', '.join(folders)}; choose another")
     created = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -5,21 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-_OBEYED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet takes for a formula
-
-
-def plain_cell(value: object) -> object:
-    """Puts an apostrophe in front of a text that a spreadsheet would compute; numbers stay numbers.
-
-    >>> plain_cell("=1+1"), plain_cell("cat"), plain_cell(-1)
-    ("'=1+1", 'cat', -1)
-    """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_OBEYED) else value
+from ..cli.escape import csv_cell
 
 
 def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
-    """Writes rows, the header among them, into an open file."""
-    csv.writer(file, lineterminator="\n").writerows(map(plain_cell, row) for row in rows)
+    """Writes rows, the header among them, into an open file; texts as `csv_cell` has them."""
+    csv.writer(file, lineterminator="\n").writerows(
+        [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:

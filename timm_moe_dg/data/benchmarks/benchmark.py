@@ -1,7 +1,6 @@
 """What a benchmark is: where its images lie, what should be found there, and how it is trained by default."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from ...errors import ArgumentError, DataError
 from ..domains import DataDir, Domain
+from ..readers.images import subfolders
 
 Hparams = Mapping[str, float | int]
 
@@ -102,7 +102,7 @@ class Benchmark:
         return next((folder for folder in candidates if self._holds_a_domain(folder)), root)
 
     def _holds_a_domain(self, folder: Path) -> bool:
-        names = {plain(entry.name) for entry in os.scandir(folder) if entry.is_dir()} if folder.is_dir() else set()
+        names = set(map(plain, subfolders(folder))) if folder.is_dir() else set()
         return not names.isdisjoint(map(plain, self.domains))
 
     def _compare_domains(self, found: Sequence[str]) -> None:

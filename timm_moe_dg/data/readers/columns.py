@@ -13,6 +13,7 @@ from ...errors import DataError
 
 CsvRow = dict[str, str]
 SHOWN = 5
+LONGEST = 200  # characters of a field in a message
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Value = TypeVar("Value")
@@ -61,7 +62,7 @@ def parsed(path: Path, rows: Sequence[CsvRow], column: str, parse: Callable[[str
         except (ValueError, KeyError):
             wrong.append(line)
     if wrong:
-        fields = [rows[line - 2][column] for line in wrong[:SHOWN]]
+        fields = [_shortened(rows[line - 2][column]) for line in wrong[:SHOWN]]
         raise DataError(f"{str(path)!r}: column {column!r} is {fields} in {_lines(wrong)}; every row needs {wanted}")
     return values
 
@@ -124,6 +125,10 @@ def _within(limit: float, text: str) -> float:
     if not math.isnan(value) and abs(value) > limit:
         raise ValueError(text)
     return value
+
+
+def _shortened(field: str | None) -> str | None:
+    return f"{field[:LONGEST]}..." if field and len(field) > LONGEST else field
 
 
 def _lines(numbers: Sequence[int]) -> str:

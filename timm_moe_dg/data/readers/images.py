@@ -46,14 +46,19 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     """Lists the names of a folder's folders, sorted; links to folders are among them.
 
     Raises:
-        DataError: The folder cannot be listed.
+        DataError: The folder cannot be listed, or holds a folder whose name is not UTF-8: it would be the name of a
+            domain or a class.
     """
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
         _not_listed(error)
         raise
+    for name in names:
+        if not _is_utf_8(name):
+            raise DataError(f"folder={os.path.join(folder, name)!r}: its name is not UTF-8; rename it")
+    return names
 
 
 def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
@@ -116,6 +121,15 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB")
+
+
+def _is_utf_8(name: str) -> bool:
+    """Whether a name has no bytes that Python had to put surrogates in the place of."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _not_listed(error: OSError) -> None:

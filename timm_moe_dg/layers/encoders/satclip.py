@@ -115,15 +115,19 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise _refusal(path, f"is not a file of weights alone ({str(error).splitlines()[0]})") from error
-    if not isinstance(checkpoint, Mapping) or not {"state_dict", "hyper_parameters"} <= set(checkpoint):
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise _refusal(path, f"is not a file of weights alone ({reason})") from error
+    table = checkpoint if isinstance(checkpoint, Mapping) else {}
+    stored, hyper_parameters = table.get("state_dict"), table.get("hyper_parameters")
+    if not isinstance(stored, Mapping) or not isinstance(hyper_parameters, Mapping):
         raise _refusal(path, "holds no state_dict with hyper_parameters; give a released SatCLIP checkpoint")
     weights = {}
     for source, name in _LAYERS.items():
         for kind in ("weight", "bias"):
-            if f"{_PREFIX}{source}.{kind}" in checkpoint["state_dict"]:
-                weights[f"{name}.{kind}"] = checkpoint["state_dict"][f"{_PREFIX}{source}.{kind}"]
-    return _sizes(path, checkpoint["hyper_parameters"]), weights
+            value = stored.get(f"{_PREFIX}{source}.{kind}")
+            if isinstance(value, Tensor):
+                weights[f"{name}.{kind}"] = value
+    return _sizes(path, hyper_parameters), weights
 
 
 def _sizes(path: Path, hyper_parameters: Mapping[str, Any]) -> dict[str, int]:

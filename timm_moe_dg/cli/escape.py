@@ -1,10 +1,16 @@
-"""Names that people gave, as text that a card shows and never obeys: no markup, no images, no line breaks."""
+"""Names that people gave, as text that a page or a spreadsheet shows and never obeys.
 
+Markdown has no markup, images or line breaks of theirs, and CSV no formulas; HTML is escaped by jinja2, YAML by PyYAML.
+"""
+
+import os
 import re
 
 # Underscores inside a word are plain to every renderer; "://" and "www." would become links
 _ACTIVE = re.compile(r"[\\`*\[\]{}<>&|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|:(?=//)|(?<=www)\.", re.ASCII)
 _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?%?")
 
 
 def one_line(text: object) -> str:
@@ -25,3 +31,25 @@ def code(text: object) -> str:
     """Writes a name in the type of code; between backticks where nothing in it would end them, or a table's cell."""
     plain = one_line(text)
     return f"<code>{markdown(plain)}</code>" if re.search(r"[`|<>&]", plain) else f"`{plain}`"
+
+
+def csv_cell(name: str) -> str:
+    """Puts an apostrophe before a name that a spreadsheet would take for a formula; numbers such as +90% are none.
+
+    >>> csv_cell("=1+2"), csv_cell("-90%")
+    ("'=1+2", '-90%')
+    """
+    return f"'{name}" if _is_formula(name) else name
+
+
+def csv_path(path: str) -> str:
+    """Writes the path of a file likewise, so that it still leads to the file.
+
+    >>> csv_path("=1+2.png")
+    './=1+2.png'
+    """
+    return os.path.join(os.curdir, path) if _is_formula(path) else path
+
+
+def _is_formula(text: str) -> bool:
+    return text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)

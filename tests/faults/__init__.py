@@ -1,0 +1,1 @@
+"""An attack on the code, kept: a new finding is one row of a table."""
