@@ -35,10 +35,10 @@ ELSEWHERE = {
     "report/model_pictures.py": "tests/report/test_pages.py",
     "finetuning/log.py": "tests/tools/test_finetune_extend.py",  # what a run says, in its folder
     "finetuning/summary.py": "tests/finetuning/test_plan.py",  # it says what is planned
-    "models/_metadata.py": "tests/models/test_moge_coverage.py",
     "models/gmoe_backbone.py": "tests/models/test_upcycling.py",
     "models/moge_backbone.py": "tests/models/test_geo_upcycling.py",
     "models/_backbone.py": "tests/models/test_upcycling.py",  # and the one above
+    "networks/saved_config.py": "tests/hub/test_config.py",
     "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
 }
 

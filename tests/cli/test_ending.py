@@ -12,4 +12,4 @@ timm_moe_dg.errors.ImageReadError: image='a/b.png': cannot be decoded (ImageRead
 """
     expected = "ImageReadError: image='a/b.png': cannot be decoded (ImageReadError: odd); repair it"
     assert explain(ImageReadError(wrapped)) == expected
-    assert explain(CheckpointError("two\nlines")) == "CheckpointError: two\nlines"
+    assert explain(CheckpointError("two\nlines")) == "CheckpointError: two lines"

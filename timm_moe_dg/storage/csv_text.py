@@ -11,7 +11,8 @@ from ..cli.escape import csv_cell
 def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
     """Writes rows, the header among them, into an open file; texts as `csv_cell` has them."""
     csv.writer(file, lineterminator="\n").writerows(
-        [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+        [csv_cell(cell).replace("\r", "\n") if isinstance(cell, str) else cell for cell in row]  # \r is not quoted
+        for row in rows
     )
 
 
