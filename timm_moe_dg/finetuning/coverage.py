@@ -1,7 +1,7 @@
 """What a MoGE model is told about the coordinates that it is trained on, and how far from them it routes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from ..errors import ArgumentError
 from ..layers import MetadataEncoder
 from ..layers.encoders.coverage import distances
 from ..layers.encoders.location import CoordinateEncoder
+from ..models._geo_vit import GeoMoeVisionTransformer
 from ..networks.trained import takes_metadata
 from .plan import RunPlan
 
 
-def cover_training_coordinates(network: Any, plan: RunPlan) -> None:
+def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     """Gives a network that reads coordinates an index of those of its training images, and the run's radius.
 
     "auto" is the smallest radius that leaves every answer of training-domain validation as it is: the distance to the
@@ -33,23 +34,24 @@ def cover_training_coordinates(network: Any, plan: RunPlan) -> None:
     """
     radius = plan.options.coverage_radius
     indexed = reads_coordinates(network) and takes_metadata(network, plan.domains)
-    if radius is not None and not (indexed and network.expert_mode == "routed"):
+    if radius is not None and not (indexed and getattr(network, "expert_mode", None) == "routed"):
         remedy = f"{plan.options.model} does not route by coordinates here; leave it out"
         raise ArgumentError.of("coverage_radius", radius, remedy)
-    if not indexed:
+    if not reads_coordinates(network) or not indexed:
         return
-    network.set_coverage(coordinates(plan.domains, plan.training, [split.inside for split in plan.splits]))
+    coverage = network.set_coverage(coordinates(plan.domains, plan.training, [split.inside for split in plan.splits]))
     if radius == "auto":
         validation = coordinates(plan.domains, plan.training, [split.outside for split in plan.splits])
-        radius = validated_radius(distances(network.metadata_encoder.coverage, validation))
+        radius = validated_radius(distances(coverage, validation))
     network.set_coverage_radius(radius)
 
 
-def reads_coordinates(network: nn.Module) -> bool:
+def reads_coordinates(network: nn.Module) -> TypeGuard[GeoMoeVisionTransformer]:
     """Whether a network is a MoGE model whose metadata are longitude and latitude."""
-    encoder = getattr(network, "metadata_encoder", None)
-    coordinates = isinstance(encoder, MetadataEncoder) and isinstance(encoder.encoder, CoordinateEncoder)
-    return coordinates and hasattr(network, "set_coverage")
+    if not isinstance(network, GeoMoeVisionTransformer):
+        return False
+    encoder = network.metadata_encoder
+    return isinstance(encoder, MetadataEncoder) and isinstance(encoder.encoder, CoordinateEncoder)
 
 
 def coordinates(domains: Sequence[Domain], chosen: Sequence[int], positions: Sequence[np.ndarray]) -> Tensor:

@@ -142,7 +142,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         self.expert_mode = mode
 
     @torch.jit.ignore
-    def set_coverage(self, lonlat: Tensor) -> None:
+    def set_coverage(self, lonlat: Tensor) -> Coverage:
         """Keeps an index of the coordinates that the model is trained on, which is saved with its weights.
 
         Args:
@@ -153,6 +153,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         """
         coverage = index_coordinates(self.metadata_encoder, lonlat)
         self._record(coverage_points=len(coverage.points), coverage_radius=None)
+        return coverage
 
     @torch.jit.ignore
     def set_coverage_radius(self, radius: float | None) -> None:
