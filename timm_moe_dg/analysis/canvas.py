@@ -13,6 +13,7 @@ from ..errors import MissingDependencyError
 from .palette import CATEGORIES, category_color
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -23,6 +24,8 @@ Layout: TypeAlias = Literal["constrained", "compressed"]
 
 DPI = 150
 NARROW, LEGIBLE = 400, 8  # pixels: of a narrow picture, and of text in it
+Style: TypeAlias = dict[str, Any]  # matplotlib's keyword arguments
+
 STYLE: Any = {  # keys as matplotlib lists them, with values of many types
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "axes.titlesize": "medium",
@@ -39,7 +42,7 @@ STYLE: Any = {  # keys as matplotlib lists them, with values of many types
     "errorbar.capsize": 2,
     "text.parse_math": False,  # names are shown as they are, dollar signs too
 }
-LEGEND_BELOW: Any = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1.0}  # of a whole figure
+LEGEND_BELOW: Style = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1.0}  # of a whole figure
 _logger = logging.getLogger(__name__)
 
 
@@ -104,7 +107,7 @@ def line_handle(label: str, **style: Any) -> "Line2D":
     return Line2D([], [], color="#555555", label=label, **style)
 
 
-def legend_below(axes: "Axes", handles: Sequence[Any], columns: int = 2) -> None:
+def legend_below(axes: "Axes", handles: Sequence["Artist"], columns: int = 2) -> None:
     """Puts a legend below a panel."""
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=columns, columnspacing=1.0)
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocols import Record, reported_accuracy, training_domain_validation, validation_accuracy
-from .canvas import optional_picture, picture
+from .canvas import Style, optional_picture, picture
 from .drawing import fitted
 from .palette import CATEGORIES, category_color
 
@@ -137,7 +137,7 @@ def loss_lines(records: Sequence[Record]) -> list[Line]:
 def _draw(axes: "Axes", steps: Sequence[int], lines: Sequence[Line]) -> None:
     marker = "o" if len(steps) <= MARKED else None
     for label, values, dashes, color, width in lines:
-        style: Any = {"linestyle": dashes, "color": color, "linewidth": width, "marker": marker}
+        style: Style = {"linestyle": dashes, "color": color, "linewidth": width, "marker": marker}
         axes.plot(steps, values, label=fitted(label, 30) if label else None, **style)
 
 

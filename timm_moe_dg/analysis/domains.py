@@ -1,6 +1,6 @@
 """The domains that a MoGE model discovered: for every place, the routed expert with the largest weight."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
 from ..layers.encoders.coverage import distances
 from ..losses import discovered_domains
+from ..networks.build import Network
 
 
 class DomainMap(NamedTuple):
@@ -50,7 +51,7 @@ def geo_blocks(model: nn.Module) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def domains_at(model: Any, metadata: Tensor) -> Tensor:
+def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.
 
     Args:
@@ -75,7 +76,7 @@ def domains_at(model: Any, metadata: Tensor) -> Tensor:
         model.train(training)
 
 
-def domain_map(model: Any, step: float = 2.0) -> DomainMap:
+def domain_map(model: Network, step: float = 2.0) -> DomainMap:
     """Discovered domains of the whole globe.
 
     Args:

@@ -1,19 +1,19 @@
 """Pictures of what a MoGE model's experts do: how often each is chosen, and how good each is where it is forced."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from .canvas import LEGEND_BELOW, picture, swatch
+from .canvas import LEGEND_BELOW, Style, picture, swatch
 from .experts import ExpertMatrix, ExpertUsage
 from .palette import expert_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EVEN: Any = {"color": "black", "linestyle": ":", "linewidth": 1}
+EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
 SELECTED = 0.4  # opacity of the bars that say how often an expert is selected
 
 

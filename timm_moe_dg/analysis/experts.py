@@ -6,12 +6,13 @@ Axes: L mixture layers, E routed experts.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..metrics import group_accuracy
+from ..networks.build import Network
 from .domains import domains_at, geo_blocks, geo_layers
 
 Batches = Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -52,7 +53,7 @@ class ExpertMatrix(NamedTuple):
 
 
 @torch.no_grad()
-def expert_usage(model: Any, metadata: Tensor) -> ExpertUsage:
+def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
     """Counts which experts a set of places is routed to; no image is needed.
 
     Args:
@@ -77,7 +78,7 @@ def expert_usage(model: Any, metadata: Tensor) -> ExpertUsage:
 
 
 @torch.no_grad()
-def forced_expert_matrix(model: Any, batches: Batches) -> ExpertMatrix:
+def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:
     """Measures every expert on the samples of every discovered domain.
 
     Args:

@@ -12,11 +12,12 @@ from ..protocols.run_identity import settings
 from ..results.columns import Cell
 from ..results.runs import RowKey
 from ..results.tables import Table
-from .canvas import line_handle, picture, swatch, text_size
+from .canvas import Style, line_handle, picture, swatch, text_size
 from .drawing import LETTER, fitted
 from .palette import category_color, model_colors
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 MARKERS = "os^Dvpx*"
@@ -54,7 +55,7 @@ def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         fixed = _cost_panel(left, compared, "num_experts", "batch_size", colors)
         fixed |= _cost_panel(right, compared, "batch_size", "num_experts", colors)
         left.set_ylabel("time over the dense model's")
-        handles: list[Any] = [swatch(colors[pair], f"{pair[0]} / {pair[1]}") for pair in pairs]
+        handles: list[Artist] = [swatch(colors[pair], f"{pair[0]} / {pair[1]}") for pair in pairs]
         modes = [mode for mode in DASHES if any(row["mode"] == mode for row in compared)]
         handles += [line_handle(mode, linestyle=DASHES[mode]) for mode in modes]
         handles += [line_handle(label, marker=marker, linestyle="none") for label, marker in fixed.items()]
@@ -80,7 +81,7 @@ def _cost_panel(
     for (model, against, mode, value), points in lines.items():
         at, ratios = zip(*sorted(points), strict=True)
         low, middle, high = np.array(ratios).T
-        style: Any = {"color": colors[model, against], "linestyle": DASHES[mode], "marker": markers.get(value, "o")}
+        style: Style = {"color": colors[model, against], "linestyle": DASHES[mode], "marker": markers.get(value, "o")}
         panel.errorbar(at, middle, [middle - low, high - middle], **style)
     ticks = sorted({at for points in lines.values() for at, _ in points})
     panel.set(xlabel=quantity.replace("_", " "), xscale="log")

@@ -13,7 +13,7 @@ from ..data.loaders import seeded_torch
 from ..data.transforms import Transform
 from ..errors import ArgumentError
 from ..layers.router import Router
-from ..networks.build import data_config
+from ..networks.build import Network, data_config
 from ..networks.trained import load_trained, takes_metadata
 from ..storage.outcome import verify_model
 from ..storage.run_folder import run_arguments
@@ -37,7 +37,7 @@ class RunView:
 
     folder: Path
     args: dict[str, Any]
-    model: Any
+    model: Network
     size: tuple[int, int]
     transform: Transform
     device: str

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,15 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..errors import ArgumentError, DataError
 from ..losses import force_tokens
-from ..networks.build import DataConfig, build_network, check_bands, checkpoint_activations, data_config, save_network
+from ..networks.build import (
+    DataConfig,
+    Network,
+    build_network,
+    check_bands,
+    checkpoint_activations,
+    data_config,
+    save_network,
+)
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import RunOptions
@@ -166,11 +173,11 @@ def class_weights(plan: RunPlan) -> Tensor:
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
-def set_expert_mode(network: Any, options: RunOptions, routes: bool) -> None:
+def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None:
     """Sets which experts of a MoGE model answer; without metadata the shared expert alone, and it is saved as such.
 
     Args:
-        network: Any model; of the others, no mode may be asked for.
+        network: Network model; of the others, no mode may be asked for.
         options: Of the run.
         routes: Whether the network is given the metadata by which it routes.
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, cast
 
 import timm
 from timm.data.model_config import resolve_input_data_config
@@ -36,6 +36,7 @@ DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
+Network: TypeAlias = Any  # timm's classes have attributes and methods that torch.nn.Module does not declare
 
 
 class DataConfig(TypedDict):
@@ -160,7 +161,7 @@ def without_origin(config: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
-def checkpoint_activations(network: Any) -> None:
+def checkpoint_activations(network: Network) -> None:
     """Lets a network compute activations again in the backward pass instead of keeping them.
 
     Raises:

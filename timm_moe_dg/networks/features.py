@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from .build import Network
 
 
 @contextmanager
-def classifier_inputs(network: Any) -> Iterator[list[Tensor]]:
+def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
     """Collects the inputs of a network's classifier, (B, D) with each forward; whoever reads them takes them out.
 
     Args:
-        network: Any network of timm's.
+        network: Network network of timm's.
 
     Raises:
         ArgumentError: It has no single classifier.

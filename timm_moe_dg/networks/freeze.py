@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from timm.layers import DropPath
 from torch import nn
@@ -11,11 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ArgumentError
 from ..layers.router import Router
+from .build import Network
 
 _logger = logging.getLogger(__name__)
 
 
-def freeze_backbone(network: Any) -> nn.Module:
+def freeze_backbone(network: Network) -> nn.Module:
     """Draws a new classifier and freezes everything else, such as a MoGE model's shared path (MoGE, section 2.2, i).
 
     Dropout and stochastic depth are switched off: they would blur features that cannot adapt to them.

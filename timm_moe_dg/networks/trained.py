@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
-from .build import build_network, check_bands, check_name
+from .build import Network, build_network, check_bands, check_name
 from .saved_config import saved_config
 
 
@@ -19,7 +19,7 @@ def load_trained(
     initial_checkpoint: str | None = None,
     coverage_radius: float | None = None,
     **kwargs: Any,
-) -> Any:
+) -> Network:
     """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
 
     A MoGE model of which the shared expert alone was trained answers with that.
@@ -41,7 +41,7 @@ def load_trained(
     if not pretrained and initial_checkpoint is None:
         remedy = "comes without weights; add --pretrained or --initial-checkpoint FILE, or give local-dir:FOLDER"
         raise ArgumentError.of("model", name, remedy)
-    network: Any = build_network(
+    network: Network = build_network(
         name, None, pretrained=pretrained, initial_checkpoint=initial_checkpoint, drop_path=None, **kwargs
     )
     if not network.num_classes:
@@ -55,7 +55,7 @@ def load_trained(
     return network.eval()
 
 
-def set_coverage_radius(network: Any, radius: float) -> None:
+def set_coverage_radius(network: Network, radius: float) -> None:
     """Sets how far from its training coordinates a MoGE model routes, in km; see `GeoMoeVisionTransformer`.
 
     Raises:
@@ -76,7 +76,7 @@ def _check_finite(name: str, network: nn.Module) -> None:
         )
 
 
-def label_names(network: Any) -> tuple[str, ...] | None:
+def label_names(network: Network) -> tuple[str, ...] | None:
     """Returns the names of a network's classes in the order of its logits, or None where the checkpoint has none."""
     names = network.pretrained_cfg.get("label_names")
     if not names or len(names) != network.num_classes:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...networks.build import Network
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def class_attention(model: Any, images: Tensor, metadata: Tensor | None = None) -> Tensor:
+def class_attention(model: Network, images: Tensor, metadata: Tensor | None = None) -> Tensor:
     """The last block's attention from the class token to the patches.
 
     Args:
@@ -59,7 +60,7 @@ def class_attention(model: Any, images: Tensor, metadata: Tensor | None = None) 
     return weights[-1][:, :, 0, model.num_prefix_tokens :].unflatten(-1, grid).float().cpu()
 
 
-def _last_attention(model: Any) -> Any:
+def _last_attention(model: Network) -> Any:
     name = type(model).__name__
     if getattr(model, "cls_token", None) is None:
         raise ArgumentError.of("model", name, "has no class token, whose attention could be drawn; give a ViT with one")

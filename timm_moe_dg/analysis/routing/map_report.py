@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...networks.build import Network
 from ...storage.json_text import json_text
 from ..run_view import RunView
 from .attention import class_attention, head_similarity, mass_mask
@@ -45,7 +45,7 @@ def draw_experts(
     found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     num_experts = 0
 
-    def ask(model: Any, batch: Tensor, metadata: Tensor | None) -> Tensor:
+    def ask(model: Network, batch: Tensor, metadata: Tensor | None) -> Tensor:
         nonlocal num_experts
         maps = routing_maps(model, batch, metadata)
         num_experts = maps[block].num_experts

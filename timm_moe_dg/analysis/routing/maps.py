@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...errors import ArgumentError
 from ...layers import GeoMoeMlp, RoutedMlp
 from ...layers.router import RouterOutput
+from ...networks.build import Network
 
 
 class RoutingMap(NamedTuple):
@@ -30,7 +31,7 @@ class RoutingMap(NamedTuple):
     num_experts: int
 
 
-def mixture_blocks(model: Any) -> dict[int, RoutedMlp]:
+def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
     """The mixture layers of a vision transformer by the index of their block.
 
     Raises:
@@ -48,7 +49,7 @@ def is_mixture(block: nn.Module) -> bool:
     return isinstance(getattr(block, "mlp", None), RoutedMlp)
 
 
-def routes_patches(model: Any) -> bool:
+def routes_patches(model: Network) -> bool:
     """Whether a mixture model routes patches one by one, rather than whole images by their metadata.
 
     Raises:
@@ -71,7 +72,7 @@ def recording(layers: Iterable[RoutedMlp]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def routing_maps(model: Any, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
+def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
     """Routes a batch of images and returns what every mixture block decided, on CPU.
 
     Args:
@@ -93,7 +94,7 @@ def routing_maps(model: Any, images: Tensor, metadata: Tensor | None = None) -> 
         model.train(training)
 
 
-def routing_maps_of(model: Any, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
+def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """`routing_maps` of many images: batches of (images,) or (images, metadata), put together."""
     parts = [routing_maps(model, *batch) for batch in batches]
     return {index: _joined([part[index] for part in parts]) for index in parts[0]}
@@ -110,7 +111,7 @@ def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
     return max(maps) if block is None else block
 
 
-def _map(model: Any, layer: RoutedMlp, images: Tensor) -> RoutingMap:
+def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
     routing: Any = layer.routing
     first, entropy = routing.expert_indices[:, 0], torch.special.entr(routing.probabilities).sum(-1)
     if isinstance(layer, GeoMoeMlp):
