@@ -10,6 +10,7 @@ Axes: D features, H hidden features, E experts.
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
