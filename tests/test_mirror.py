@@ -32,7 +32,6 @@ ELSEWHERE = {
     "finetuning/log.py": "tests/tools/test_finetune_extend.py",  # what a run says, in its folder
     "finetuning/summary.py": "tests/finetuning/test_plan.py",  # it says what is planned
     "models/gmoe_backbone.py": "tests/models/test_upcycling.py",
-    "finetuning/loaders.py": "tests/data/test_loaders.py",  # it only hands over the options of a run
     "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
 }
 
