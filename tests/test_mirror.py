@@ -38,7 +38,6 @@ ELSEWHERE = {
     "models/gmoe_backbone.py": "tests/models/test_upcycling.py",
     "models/moge_backbone.py": "tests/models/test_geo_upcycling.py",
     "models/_backbone.py": "tests/models/test_upcycling.py",  # and the one above
-    "networks/saved_config.py": "tests/hub/test_config.py",
     "finetuning/run.py": "tests/tools/test_finetune.py",  # whole runs, and test_finetune_resume.py
 }
 

@@ -1,6 +1,8 @@
 """How every tool ends."""
 
-from timm_moe_dg.cli.ending import explain
+import pytest
+
+from timm_moe_dg.cli.ending import LONGEST, explain, tool
 from timm_moe_dg.errors import CheckpointError, ImageReadError
 
 
@@ -12,4 +14,23 @@ timm_moe_dg.errors.ImageReadError: image='a/b.png': cannot be decoded (ImageRead
 """
     expected = "ImageReadError: image='a/b.png': cannot be decoded (ImageReadError: odd); repair it"
     assert explain(ImageReadError(wrapped)) == expected
-    assert explain(CheckpointError("two\nlines")) == "CheckpointError: two lines"
+    assert explain(CheckpointError("two\nlines")) == "CheckpointError: two\nlines"
+
+
+@pytest.mark.parametrize("message", ["two\nlines", "x" * 10 * LONGEST])
+def test_an_ending_is_one_line_of_bearable_length(message):
+    def main(argv):
+        raise CheckpointError(message)
+
+    with pytest.raises(SystemExit) as caught:
+        tool(main)([])
+    assert caught.value.code.startswith("test_ending.py: CheckpointError: ")
+    assert "\n" not in caught.value.code
+    assert len(caught.value.code) < LONGEST + 10
+
+
+def test_names_that_are_not_utf_8_are_printed(tmp_path, monkeypatch):
+    with (tmp_path / "out").open("w", encoding="utf-8") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        tool(lambda argv: stream.write("caf\udce9\n"))([])
+    assert (tmp_path / "out").read_text() == "caf\\udce9\n"

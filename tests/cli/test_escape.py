@@ -10,7 +10,7 @@ from markdown import markdown as rendered
 from tests.hub.published import CARDS, fine_tuned, write_run
 from tests.hub.test_card import card_of_run
 from tests.hub_repository import card_mistakes
-from timm_moe_dg.cli.escape import code, markdown, one_line
+from timm_moe_dg.cli.escape import code, csv_cell, csv_path, markdown, one_line
 from timm_moe_dg.hub import fill_from_run, load_folder, write_card
 
 HOSTILE = (
@@ -57,6 +57,17 @@ def test_ordinary_names_stay_readable_and_every_name_has_one_line():
     assert code("dense_a.safetensors") == "`dense_a.safetensors`"
     assert one_line("a\r\n---\nb\u2028c\x00d") == "a --- b c d"
     assert html.unescape(markdown("a|b\n\nc")) == "a|b c"
+
+
+@pytest.mark.parametrize("name", ["=1+2", "+x", "-x", "@SUM(A1)", "\tx", "-2+3", "=cmd|' /C calc'!A0"])
+def test_a_spreadsheet_makes_no_formula_of_a_name(name):
+    assert csv_cell(name) == f"'{name}"
+    assert csv_path(name) == f"./{name}"
+
+
+@pytest.mark.parametrize("name", ["+90%", "-90%", "-1", "+0.5", "a=b", "cat", "", "/x/=1.png"])
+def test_numbers_and_ordinary_names_stay_as_they_are(name):
+    assert (csv_cell(name), csv_path(name)) == (name, name)
 
 
 def test_a_card_whose_names_are_hostile_has_no_markup_of_theirs(tmp_path):

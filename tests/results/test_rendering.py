@@ -22,3 +22,15 @@ def test_formats(format_, expected):
     text = render(replace(table, title="50% & more_so"), format_)
     for line in expected:
         assert line in text
+
+
+def test_names_are_text_in_every_format():
+    name = "a|b <img src=x> \\input{x} \x1b[31m\nc"
+    (table,) = make_tables([run_of((0,), model=name)], ["oracle"])
+    text, markdown, latex = (render(table, format_) for format_ in ("text", "markdown", "latex"))
+    assert "a|b <img src=x> \\input{x} [31m c" in text
+    assert "a&#124;b &#60;img src=x&#62;" in markdown
+    assert "<" not in markdown
+    assert r"\textbackslash{}input\{x\}" in latex
+    assert r"\input" not in "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
+    assert "\x1b" not in text + markdown + latex

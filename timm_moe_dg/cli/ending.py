@@ -39,7 +39,7 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
             main(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
         except MoeDgError as error:
-            raise SystemExit(f"{name}: {explain(error)}") from error
+            raise SystemExit(_line(f"{name}: {explain(error)}")) from error
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
             raise SystemExit(BROKEN_PIPE) from None
@@ -57,12 +57,14 @@ def _print_any_name(stream: TextIO) -> None:
 
 
 def explain(error: MoeDgError) -> str:
-    """Name and message of a mistake, in one line; of what a loader's worker wrapped into its traceback, without that.
-
-    Messages of other libraries have line breaks, and are as long as the file that they complain of.
-    """
+    """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
     text = str(error)
     if "Original Traceback" in text:
         text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
+    return f"{type(error).__name__}: {text}"
+
+
+def _line(text: str) -> str:
+    """One line of bearable length: messages of other libraries quote whole files, line breaks included."""
     text = " ".join(text.split()) if "\n" in text else text
-    return f"{type(error).__name__}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -62,7 +62,7 @@ def latex_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
 
 
 def _notes(missing: Sequence[str], bullet: str) -> list[str]:
-    return ["", "Missing runs:", "", *(f"{bullet}{phrase}" for phrase in missing)] if missing else []
+    return ["", "Missing runs:", "", *(f"{bullet}{one_line(phrase)}" for phrase in missing)] if missing else []
 
 
 def _latex(text: str) -> str:

@@ -1,6 +1,7 @@
 """Hub data sets, from local folders of parquet files that go through the same `datasets.load_dataset`."""
 
 import pickle
+import shutil
 import sys
 
 import datasets
@@ -87,6 +88,27 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     art = get_benchmark(write(tmp_path / "set", image=image)).read(None)[0]
     with pytest.raises(ImageReadError, match=r"image='kitten\.png': cannot be decoded"):
         art.image(2)
+
+
+def test_a_row_that_names_a_file_of_this_machine_does_not_read_it(tmp_path, monkeypatch):
+    Image.new("RGB", (5, 4)).save(tmp_path / "own.png")
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / "own.png"), "own.png", str(tmp_path / "set" / ".." / "own.png")):
+        image = (datasets.Image(), [{"bytes": None, "path": path}] * ROWS)
+        art = get_benchmark(write(tmp_path / "set", image=image)).read(None)[0]
+        with pytest.raises(ImageReadError, match="is a file of this machine and none of the data set"):
+            art.image(2)
+        shutil.rmtree(tmp_path / "set")
+
+
+def test_a_folder_of_image_files_is_read(tmp_path):
+    for number, name in enumerate(("a.png", "b.png")):
+        (tmp_path / "set" / "train").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (5, 4), (number, 0, 0)).save(tmp_path / "set" / "train" / name)
+    rows = ["file_name,domain,label", "a.png,photo,cat", "b.png,photo,dog"]
+    (tmp_path / "set" / "train" / "metadata.csv").write_text("\n".join(rows))
+    (photo,) = get_benchmark(f"hub:{tmp_path / 'set'}").read(None)
+    assert numbers(photo) == [0, 1]
 
 
 def test_a_lacking_column_is_named(tmp_path):

@@ -7,13 +7,15 @@ Anything that `datasets.load_dataset` takes by one name will do, a local folder 
 """
 
 import io
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError, MissingDependencyError
+from ...errors import DataError, ImageReadError, MissingDependencyError
 from ..domains import Domain
 from .images import read_image
 
@@ -30,20 +32,27 @@ class HubDomain(Domain[int]):
 
     Attributes:
         table: The column of images of the whole data set; they are read from it when asked for.
+        roots: Absolute folders below which files lie that rows may name; where a row holds its image there is none.
     """
 
     table: "Dataset" = field(kw_only=True, repr=False)
+    roots: tuple[str, ...] = field(kw_only=True, repr=False)
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as RGB.
 
         Raises:
-            ImageReadError: The image cannot be decoded.
+            ImageReadError: The image cannot be decoded, or is a file that is none of the data set's.
         """
         row = self.images[index]
-        stored = self.table[row]["image"]
+        stored = self.table[row]["image"] or {"path": None, "bytes": b""}
         name = stored["path"] or f"row {row} of domain {self.name}"
-        return read_image(name, io.BytesIO(stored["bytes"]) if stored["bytes"] is not None else None)
+        if stored["bytes"] is not None:
+            return read_image(name, io.BytesIO(stored["bytes"]))
+        if not any(Path(os.path.abspath(name)).is_relative_to(root) for root in self.roots):
+            remedy = "give a data set that holds its images, or --skip-unreadable"
+            raise ImageReadError(f"image={name!r}: is a file of this machine and none of the data set's; {remedy}")
+        return read_image(name)
 
 
 def read_hub(path: str) -> list[HubDomain]:
@@ -62,10 +71,10 @@ def read_hub(path: str) -> list[HubDomain]:
         raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(lacking)}; has {table.column_names}")
     names, domains = _named(path, table, "domain")
     classes, targets = _named(path, table, "label")
-    images = _undecoded(path, table)
+    images, roots = _undecoded(path, table), _roots(path)
     members = {name: np.flatnonzero(domains == index) for index, name in enumerate(names)}
     return [
-        HubDomain(name, classes, targets[rows].tolist(), rows.tolist(), table=images)
+        HubDomain(name, classes, targets[rows].tolist(), rows.tolist(), table=images, roots=roots)
         for name, rows in sorted(members.items())
         if len(rows)
     ]
@@ -98,6 +107,15 @@ def _named(path: str, table: "Dataset", column: str) -> tuple[tuple[str, ...], n
         raise DataError(f"dataset='{HUB}{path}': column {column!r} must hold names or numbers, one in every row")
     found = sorted(set(values))
     return tuple(map(str, found)), np.searchsorted(found, values)
+
+
+def _roots(path: str) -> tuple[str, ...]:
+    """Folders that a data set's own files lie in: the caches, and itself where it is a folder of this machine."""
+    import datasets
+    from huggingface_hub import constants
+
+    caches = (datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return tuple(os.path.abspath(root) for root in (*caches, *([path] if os.path.isdir(path) else [])))
 
 
 def _undecoded(path: str, table: "Dataset") -> "Dataset":

@@ -1,0 +1,48 @@
+"""A small data folder and a small trained network, to be asked for impossible things."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Three domains, two classes, four images of each."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for domain in ("a", "b", "c"):
+        for label in ("cat", "dog"):
+            (root / domain / label).mkdir(parents=True)
+            for number in range(4):
+                pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def best(tmp_path_factory):
+    """The folder best/ of a run."""
+    folder = tmp_path_factory.mktemp("run")
+    saved_run(folder, "gmoe_tiny_patch16", ("cat", "dog"))
+    return folder / "best"
+
+
+@pytest.fixture
+def ending(tmp_path, monkeypatch, capsys):
+    """Runs a tool in an empty folder and returns the one line with which it ends."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(tool: str, *words: object) -> str:
+        with pytest.raises(SystemExit) as caught:
+            load_tool(tool).main([*map(str, words)])
+        code = caught.value.code
+        if isinstance(code, str):
+            assert code.startswith(f"{tool}.py: ")
+            assert "\n" not in code
+            return code
+        assert code == 2  # argparse's, which prints its usage before the line
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run

@@ -1,0 +1,133 @@
+"""Odd command lines: each ends with one line that names the option, its value and what to do; nothing is written."""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from tests.load_tool import TOOLS, load_tool
+
+SIZES = {"patch_size": "8", "depth": "2", "embed_dim": "48", "num_heads": "3", "moe_layers": "(1,)"}
+FINETUNE = ["--dataset", "folder", "--model", "gmoe_tiny_patch16", "--img-size", "32", "--steps", "1", "--workers", "0"]
+
+# Model arguments -> what the line says
+MODEL_KWARGS = [
+    ({"num_heads": "5"}, r"cannot be built with .*'num_heads': 5.*divisible by num_heads.*change --model-kwargs"),
+    ({"num_heads": "0"}, r"cannot be built with .*'num_heads': 0.*ZeroDivisionError"),
+    ({"patch_size": "0"}, r"cannot be built with .*'patch_size': 0.*ZeroDivisionError"),
+    ({"patch_size": "(8,)"}, r"cannot be built with .*'patch_size': \(8,\)"),
+    ({"embed_dim": "0"}, r"cannot be built with .*'embed_dim': 0"),
+    ({"pos_embed": "x"}, r"cannot be built with .*'pos_embed': 'x'"),
+    ({"class_token": "False"}, r"cannot be built with .*'class_token': False.*needs the class token"),
+    ({"global_pool": "x"}, r"cannot be built with .*'global_pool': 'x'"),
+    ({"in_chans": "1"}, r"in_chans=1: images are read as RGB, 3 channels; leave it out"),
+    ({"top_k": "1.5"}, r"top_k=1\.5: choose 1 to num_experts=6"),
+    ({"drop_path_rate": "2"}, r"drop_path_rate=2: give a rate from 0 to below 1"),
+    ({"drop_path_rate": "x"}, r"drop_path_rate='x': give a rate"),
+    ({"num_experts": "2.5"}, r"model_kwargs=.*'num_experts': 2\.5"),
+]
+
+# Tool, words -> what the line says; {best} and {data} are folders, {file} is a file
+ROWS = [
+    ("predict", "--model local-dir:{best} {data} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 1024"),
+    ("predict", "--model local-dir:{best} {data} -j 9999999", r"'9999999' is not a whole number from 0 to 1024"),
+    ("predict", "--model local-dir:{best} {data} --device tpu9", r"'tpu9' is not a device that torch can use here"),
+    ("predict", "--model local-dir:{best} {data} --output out --force", r"holds a folder called out; choose another"),
+    ("predict", "--model local-dir:{best} {file}/x.csv", r"no such file, or no image below or matching it"),
+    ("evaluate", "--model local-dir:{best} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 1024"),
+    ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),
+    ("finetune", "--cpu-threads 99999999", r"--cpu-threads: '99999999' is not a whole number from 1 to 1024"),
+    ("finetune", "-j 99999999", r"--workers.*: '99999999' is not a whole number from 0 to 1024"),
+    (
+        "finetune",
+        "--steps 9999999999999999999999",
+        r"--steps: '9999999999999999999999' is not a whole number above zero",
+    ),
+    ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
+    ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
+    ("sweep", "-c {file} --dry-run", r"config='.*': cannot be read as YAML"),
+    ("sweep", "--recipe {file} --dry-run", r"recipe='.*': cannot be read as YAML"),
+    ("sweep", "--datasets folder --data-dir {data} --output {file}", r"output='.*': is a file; give the folder of all"),
+    ("sweep", "--datasets folder --data-dir {data} --output {file} --status", r"output='.*': is a file"),
+    ("sweep", "--models {{1,2}} --dry-run", r"models=\{1, 2\}: is neither a name nor a table"),
+    ("push_to_hub", "--upcycled gmoe_tiny_patch16 --repo-id a/b --seed 99999999999", r"--seed: '99999999999' is not a"),
+    ("export", "--model gmoe_tiny_patch16 --threads 99999999", r"--threads: '99999999' is not a whole number from 1"),
+]
+
+
+@pytest.fixture
+def before(tmp_path, data):
+    """What lies in the working folder beforehand."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("kept")
+    shutil.copy(data / "a" / "cat" / "0.png", tmp_path / "file")
+
+
+@pytest.mark.parametrize(("changed", "message"), MODEL_KWARGS, ids=lambda value: str(value)[:40])
+def test_model_arguments_that_no_network_has(ending, data, changed, message, tmp_path):
+    words = [f"{name}={value}" for name, value in (SIZES | changed).items()]
+    line = ending("finetune", *FINETUNE, "--data-dir", data, "--model-kwargs", *words)
+    assert re.search(message, line), line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("tool", "words", "message"), ROWS, ids=lambda value: str(value)[:60])
+def test_a_line_names_the_option_and_nothing_is_written(ending, before, data, best, tool, words, message, tmp_path):
+    places = {"data": data, "best": best, "file": tmp_path / "file"}
+    line = ending(tool, *(word.format(**places) for word in words.split()))
+    assert re.search(message, line), line
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept", "out"]
+
+
+def test_weights_that_answer_nan_are_refused(ending, best, data, tmp_path):
+    shutil.copytree(best, tmp_path / "best")
+    weights = load_file(tmp_path / "best" / "model.safetensors")
+    weights["norm.weight"][0] = float("nan")
+    save_file(weights, tmp_path / "best" / "model.safetensors")
+    line = ending("predict", "--model", f"local-dir:{tmp_path / 'best'}", data, "-j", 0, "--output", "out.csv")
+    assert "1 of its weights are not finite, norm.weight among them" in line
+    weights["norm.weight"][:] = torch.finfo(torch.float32).max  # finite, but not what they make of an image
+    save_file(weights, tmp_path / "best" / "model.safetensors")
+    line = ending("predict", "--model", f"local-dir:{tmp_path / 'best'}", data, "-j", 0, "--output", "out.csv")
+    assert re.search(r"answers '.*/a/cat/0\.png' with NaN; give another checkpoint", line)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_file_names_that_are_not_utf_8_keep_their_bytes(best, data, tmp_path):
+    images = os.fsencode(tmp_path / "raw")
+    os.mkdir(images)
+    shutil.copy(data / "a" / "cat" / "0.png", images + b"/\xff\xe9.png")
+    words = ["--model", f"local-dir:{best}", str(tmp_path / "raw"), "-j", "0", "--output", str(tmp_path / "out.csv")]
+    load_tool("predict").main(words)
+    assert images + b"/\xff\xe9.png," in (tmp_path / "out.csv").read_bytes()
+
+
+def test_names_are_no_formulas_in_predictions(best, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("=1+2.png")
+    load_tool("predict").main(["--model", f"local-dir:{best}", "=1+2.png", "-j", "0", "--output", "out.csv"])
+    with open("out.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["path"] == "./=1+2.png"
+    assert os.path.samefile(row["path"], "=1+2.png")
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_traceback(data, tmp_path):
+    sweep = f"{sys.executable} {TOOLS / 'sweep.py'} --datasets folder --data-dir {data} --output {tmp_path / 'runs'}"
+    command = f"{sweep} --trial-seeds $(seq -s ' ' 0 400) --dry-run | head -n 1"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env=with_package())
+    assert "Traceback" not in found.stderr
+    assert found.stdout.startswith("# folder: ")
+
+
+def with_package() -> dict[str, str]:
+    """The environment, in which this package is found whichever is installed."""
+    return {**os.environ, "PYTHONPATH": str(TOOLS.parent)}

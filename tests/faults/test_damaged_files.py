@@ -1,0 +1,222 @@
+"""Files that somebody else may have written: each kind of damage ends with one line that names file and field."""
+
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.hub.published import invented_records, write_run
+from timm_moe_dg.data import read_folder
+from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, FormatError, RecordError
+from timm_moe_dg.hub import fill_from_run
+from timm_moe_dg.layers import load_satclip
+from timm_moe_dg.networks import build_network
+from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.protocols import Record
+from timm_moe_dg.results.runs import find_runs
+
+CONFIGS = [
+    ({"architecture": 5}, r"architecture=5: must be a model's name"),
+    ({"architecture": None}, r"architecture=None: must be a model's name"),
+    ({"architecture": ["x"]}, r"architecture=\['x'\]: must be a model's name"),
+    ({"model_args": [1, 2]}, r"model_args=\[1, 2\]: must be a table"),
+    ({"model_args": None}, r"model_args=None: must be a table"),
+    ({"pretrained_cfg": None}, r"pretrained_cfg=None: must be a table"),
+    ({"num_classes": "2"}, r"num_classes='2': must be a whole number"),
+    ({"label_names": "cd"}, r"label_names='cd': must be a list of class names"),
+    ({"label_names": 5}, r"label_names=5: must be a list of class names"),
+    ({"label_names": [["a"], ["b"]]}, r"label_names=.*: must be a list of class names"),
+    ({"label_names": {"a": "x", "b": "y"}}, r"label_names=.*: must be a list of class names, or a table"),
+    ({"expert_mode": 5}, r"expert_mode=5: must be 'routed' or 'shared'"),
+    ({"pretrained_cfg": {"std": [0, 0, 0]}}, r"std=\[0, 0, 0\]: must be one number above 0 for each channel"),
+    ({"pretrained_cfg": {"std": "x"}}, r"std='x': must be one number above 0"),
+    ({"pretrained_cfg": {"mean": [float("nan")] * 3}}, r"mean=\[nan, nan, nan\]: must be one finite number"),
+    ({"pretrained_cfg": {"input_size": [3]}}, r"input_size=\[3\]: must be channels, height and width"),
+    ({"pretrained_cfg": {"crop_pct": "x"}}, r"crop_pct='x': must be a number above 0"),
+    ({"pretrained_cfg": {"first_conv": 5}}, r"first_conv=5: must be a layer's name"),
+]
+TEXTS = [
+    (b"", "cannot be read as JSON"),
+    (b"[]", "holds no JSON object"),
+    (b"null", "holds no JSON object"),
+    (bytes(range(256)), "cannot be read as JSON .*utf-8"),
+    (b"[" * 100_000, "cannot be read as JSON .*recursion"),
+]
+
+
+@pytest.fixture
+def copy(best, tmp_path):
+    """A checkpoint's folder to damage."""
+    return shutil.copytree(best, tmp_path / "best")
+
+
+@pytest.mark.parametrize(("changed", "message"), CONFIGS)
+def test_fields_of_a_configuration_have_their_types(copy, changed, message):
+    config = json.loads((copy / "config.json").read_text())
+    for name, value in changed.items():
+        config[name] = config[name] | value if name == "pretrained_cfg" and value else value
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"best/config\.json': {message}"):
+        load_trained(f"local-dir:{copy}")
+
+
+@pytest.mark.parametrize(("content", "message"), TEXTS)
+def test_a_configuration_is_a_json_object(copy, content, message):
+    (copy / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"best/config\.json': {message}"):
+        load_trained(f"local-dir:{copy}")
+
+
+CHECKPOINTS = [
+    {"head.weight": 5},
+    {"model_dict": [1]},
+    {"model_dict": None},
+    {"state_dict": None},
+    {"head.weight": "x", "patch_embed.proj.weight": "y"},
+    {"head.weight": torch.tensor(5.0)},
+    {1: torch.zeros(2)},
+    [1, 2],
+    None,
+    torch.zeros(3),
+]
+
+
+@pytest.mark.parametrize("content", [*CHECKPOINTS, b"", b"hello " * 50, b'{"head.weight": 5}'], ids=str)
+def test_a_checkpoint_holds_tensors_by_name(tmp_path, content):
+    path = tmp_path / "weights.pt"
+    path.write_bytes(content if isinstance(content, bytes) else saved(content))
+    with pytest.raises(CheckpointError, match=r"cannot start gmoe_tiny_patch16|cannot load this checkpoint"):
+        build_network("gmoe_tiny_patch16", 2, initial_checkpoint=path, model_kwargs={"depth": 2, "moe_layers": (1,)})
+
+
+LAYERS = [f"model.location.nnet.{name}" for name in ("layers.0", "layers.1", "last_layer")]
+SIZES = {"legendre_polys": 2, "capacity": 8, "embed_dim": 4}
+SATCLIP = [
+    (b"", "is not a file of weights alone"),
+    (b"hello " * 50, "is not a file of weights alone"),
+    (b"PK\x03\x04" + bytes(100), "is not a file of weights alone"),
+    ({"state_dict": [1], "hyper_parameters": 5}, "holds no state_dict with hyper_parameters"),
+    ({"state_dict": {}, "hyper_parameters": SIZES}, r"first\.weight is missing"),
+    ({"state_dict": {f"{at}.weight": 5 for at in LAYERS}, "hyper_parameters": SIZES}, r"first\.weight is missing"),
+    ([1], "holds no state_dict with hyper_parameters"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), SATCLIP, ids=lambda value: str(value)[:40])
+def test_what_is_no_satclip_checkpoint_is_named(tmp_path, content, message):
+    path = tmp_path / "encoder.ckpt"
+    path.write_bytes(content if isinstance(content, bytes) else saved(content))
+    with pytest.raises(CheckpointError, match=rf"encoder\.ckpt': cannot be loaded as SatCLIP: .*{message}"):
+        load_satclip(path)
+
+
+RECORDS = [
+    ({"args": None}, r"args=None: is no JSON object"),
+    ({"env0_in_acc": None}, r"env0_in_acc=None: is no number"),
+    ({"env0_in_acc": True}, r"env0_in_acc=True: is no number"),
+    ({"env999999999_in_acc": 0.5}, r"expected env0_in_acc, env0_out_acc"),
+    ({"hparams": None}, r"hparams=None: is no JSON object"),
+    ({"loss": [1]}, r"loss=\[1\]: is no number"),
+    ({"roles": {"ood": 5}}, r"roles\['ood'\]=5: is no JSON object"),
+    ({"roles": {"ood": {"accuracy": "x"}}}, r"accuracy='x': is no number"),
+    ({"args.dataset": ["x"]}, r"args\['dataset'\]=\['x'\]: must be a name"),
+    ({"args.algorithm": None}, r"args\['algorithm'\]=None: must be a name"),
+    ({"args.model": ["x"]}, r"args\['model'\]=\['x'\]: must be a name"),
+    ({"args.test_envs": None}, r"args\['test_envs'\]=None: must be a list of domains' positions"),
+    ({"args.test_envs": [[0]]}, r"args\['test_envs'\]=\[\[0\]\]: must be a list"),
+    ({"args.trial_seed": [1]}, r"args\['trial_seed'\]=\[1\]: must be a whole number"),
+    ({"args.domains": 5}, r"args\['domains'\]=5: must be a list of names"),
+    ({"args.domains": [[1]]}, r"args\['domains'\]=\[\[1\]\]: must be a list of names"),
+]
+ROWS = [
+    (bytes(range(256)), "is not UTF-8 text"),
+    (b"[" * 200_000, "line 1: .*nested too deeply"),
+    (b'{"a":' * 50_000, "line 1: .*nested too deeply"),
+    (b'{"step": ' + b"9" * 5000 + b"}", "line 1: .*is not JSON"),
+    (b"5", "line 1: .*is not a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), RECORDS)
+def test_fields_of_a_record_have_their_types(tmp_path, changed, message):
+    row = json.loads(invented_records()[0].to_json())
+    for name, value in changed.items():
+        place, _, key = name.rpartition(".")
+        (row[place] if place else row)[key] = value
+    with pytest.raises(RecordError, match=rf"results\.jsonl, line 1: .*{message}"):
+        find_runs([finished(tmp_path, json.dumps(row).encode())])
+
+
+@pytest.mark.parametrize(("content", "message"), ROWS, ids=lambda value: str(value)[:30])
+def test_a_damaged_line_is_named(tmp_path, content, message):
+    with pytest.raises(RecordError, match=rf"results\.jsonl.*{message}"):
+        find_runs([finished(tmp_path, content)])
+
+
+def test_the_versions_of_another_format_may_be_anything():
+    row = json.loads(invented_records()[0].to_json())
+    row["args"] |= {"format": 99, "versions": "x"}
+    with pytest.raises(FormatError, match=r"has format 99.*timm_moe_dg unknown"):
+        Record.from_json(json.dumps(row))
+
+
+def test_records_that_are_no_files_are_no_runs(tmp_path):
+    (tmp_path / "folder" / "results.jsonl").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "results.jsonl")  # to open it would wait for a writer
+    for name in ("folder", "pipe"):
+        (tmp_path / name / "done").touch()
+    assert find_runs([tmp_path]) == ([], [])
+
+
+def test_a_folder_of_runs_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(RecordError, match=r"cannot be listed \(Permission denied\); make it readable"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize("place", ["learning_curves.png", "figures/map.png", "report.html", "best/config.json", "best"])
+def test_what_a_link_leads_to_is_not_published(tmp_path, place):
+    run, secret = write_run(tmp_path / "run"), tmp_path / "secret"
+    linked = run / place
+    linked.parent.mkdir(exist_ok=True)
+    if linked.exists():
+        linked.rename(secret)
+    else:
+        secret.write_text("secret")
+    linked.symlink_to(secret)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ArgumentError, match=rf"{re.escape(place)}: is a link, whose target would be published"):
+        fill_from_run(tmp_path / "folder", run)
+    assert not list((tmp_path / "folder").iterdir())
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"caf\xe9"])
+def test_domains_have_names_in_utf_8(data, tmp_path, name):
+    copied = shutil.copytree(data, tmp_path / "data")
+    os.rename(os.fsencode(copied / "c"), os.path.join(os.fsencode(copied), name))
+    with pytest.raises(DataError, match="its name is not UTF-8; rename it"):
+        read_folder(copied)
+
+
+def finished(folder: Path, content: bytes) -> Path:
+    """A folder of one run that is done."""
+    (folder / "run").mkdir()
+    (folder / "run" / "done").touch()
+    (folder / "run" / "results.jsonl").write_bytes(content + b"\n")
+    return folder
+
+
+def saved(content: object) -> bytes:
+    """What torch.save writes."""
+    stored = io.BytesIO()
+    torch.save(content, stored)
+    return stored.getvalue()
