@@ -185,7 +185,7 @@ def _train_shard(rank: int, folder: str, case: Case, adam: bool, threads: int) -
 
 @pytest.mark.parametrize(
     ("case", "adam"),
-    # Not MoGE with Adam: sums in another order differ in gradients that are rounding alone, and Adam divides by their size
+    # Not MoGE with Adam: sums in another order differ in gradients that are rounding alone; Adam divides by their size
     [(GMOE, False), (MOGE, False), (GMOE, True), (GATED, True)],
     ids=lambda given: getattr(given, "name", "AdamW" if given else "SGD"),
 )
