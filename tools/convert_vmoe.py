@@ -4,7 +4,7 @@
     python tools/finetune.py --model local-dir:output/vmoe_b16 --pretrained --dataset PACS --data-dir DATA
 
 The first argument is a prefix: beside it lie PREFIX.index and PREFIX.data-00000-of-00008 and so on, as
-google-research/vmoe's README lists them. Reading them needs `pip install msgpack`, and no jax.
+google-research/vmoe's README lists them. Reading them needs `pip install 'timm_moe_dg[vmoe]'`, and no jax.
 
 Networks before fine-tuning have a layer in front of their classifier that timm's vision transformers do not have; both
 are left out. V-MoE drops tokens over an expert's capacity in evaluation too; the converted network drops none.

@@ -6,12 +6,9 @@ import timm
 import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.vmoe_files import MOE, answer, made_arrays
 from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, vmoe_options
 from timm_moe_dg.errors import CheckpointError
-
-pytest.importorskip("msgpack")
-
-from tests.vmoe_files import MOE, answer, made_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:top_k=")
 

@@ -5,12 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.vmoe_files import Arrays, made_arrays, write_vmoe
 from timm_moe_dg.conversion.vmoe_shards import read_vmoe_shards
 from timm_moe_dg.errors import CheckpointError
-
-pytest.importorskip("msgpack")
-
-from tests.vmoe_files import Arrays, made_arrays, write_vmoe
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ import timm
 import torch
 
 from tests.load_tool import load_tool
-
-pytest.importorskip("msgpack")
-
 from tests.vmoe_files import MOE, answer, made_arrays, write_vmoe
 
 convert = load_tool("convert_vmoe")
@@ -45,5 +42,5 @@ def test_mistakes_are_one_line(tmp_path):
 
 def test_without_msgpack_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "msgpack", None)
-    with pytest.raises(SystemExit, match=r"CheckpointError: .*pip install msgpack"):
+    with pytest.raises(SystemExit, match=r"MissingDependencyError: .*msgpack.*timm_moe_dg\[vmoe\]"):
         convert.main([str(tmp_path / "vmoe"), "--output", str(tmp_path / "folder")])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingDependencyError
 
 _ARRAY, _SCALAR, _SLICE, _REGION, _LEAF = 1, 3, 5, 6, 8  # their numbers of the extension types
 
@@ -44,6 +44,7 @@ def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
         Name ('Encoder/encoderblock_0/LayerNorm_0/scale') -> array as it was saved.
 
     Raises:
+        MissingDependencyError: msgpack is not installed.
         CheckpointError: A file is missing, is no such file, or does not hold what the index says.
     """
     index = _read(Path(f"{prefix}.index"))
@@ -59,7 +60,7 @@ def _read(path: Path) -> Any:
     try:
         import msgpack
     except ImportError as error:
-        raise CheckpointError("V-MoE's checkpoints are MessagePack files: pip install msgpack") from error
+        raise MissingDependencyError.of("V-MoE's MessagePack files", "msgpack", "vmoe") from error
     try:
         return msgpack.unpackb(path.read_bytes(), ext_hook=_extension)
     except OSError as error:
