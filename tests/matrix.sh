@@ -88,6 +88,7 @@ extras() {
     extra plots python tools/benchmark.py --model gmoe_tiny_patch16 --img-size 32 --rounds 2 --plot "$work/cost.png"
     extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
     extra hub-data python -m pytest tests/data/readers/test_hub_data.py
+    extra vmoe python -m pytest tests/conversion
     extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
     extra train,slurm python -m pytest tests/tools/test_sweep.py -k slurm
     exit "$failed"
