@@ -18,11 +18,11 @@ from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from .dispatch import sort_assignments
+from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
-from .sorted_experts import Operands, sorted_experts
+from .sorted_experts import Operands, combine, known_weights, linear_into, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -202,6 +202,8 @@ class StackedExperts(nn.Module):
     def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """Any activation and normalization: one sort, each expert on its own rows, one sum. As `forward`."""
         assignments = sort_assignments(expert_indices, self.num_experts)
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
+            return self._infer_grouped(x, assignments, combine_weights)
         layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
         outputs = []
         for rows, first, second in zip(
@@ -213,6 +215,19 @@ class StackedExperts(nn.Module):
         weights = combine_weights.flatten().index_select(0, assignments.positions).to(rows.dtype)
         weighted = (rows * weights.view([-1] + [1] * (x.dim() - 1))).to(x.dtype)
         return torch.zeros_like(x).index_add(0, assignments.items, weighted)
+
+    @torch.jit.unused
+    def _infer_grouped(self, x: Tensor, assignments: SortedAssignments, combine_weights: Tensor) -> Tensor:
+        """The same without a graph: each output is written where it is summed up from."""
+        layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
+        outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
+        outputs[-1] = 0
+        for items, own, first, second in zip(
+            assignments.items.split(assignments.counts), outputs[:-1].split(assignments.counts), *layers, strict=True
+        ):
+            hidden = self.norm(self.drop(self.act(F.linear(x.index_select(0, items), *first))))
+            linear_into(hidden.flatten(0, -2), second[0].mT, second[1], own.flatten(0, -2))
+        return combine(outputs, assignments, known_weights(assignments, combine_weights.to(x.dtype))).view(x.shape)
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""

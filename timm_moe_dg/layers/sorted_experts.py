@@ -84,10 +84,8 @@ def sorted_experts(
     Returns:
         (T, N, D); zeros for an item that went nowhere. Supports double backward, but not batched gradients.
     """
-    x, combine_weights = operands.x, operands.combine_weights
-    if len(assignments.items) < combine_weights.numel():
-        nowhere = assignments.ranks == len(assignments.items)  # where a weight may be NaN, which times zero is NaN
-        operands = operands._replace(combine_weights=combine_weights.masked_fill(nowhere, 0))
+    x = operands.x
+    operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
     keep, scale = None, 1.0
     if drop > 0:
         keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight1.shape[1]), drop, x.device)
@@ -97,6 +95,13 @@ def sorted_experts(
     else:
         sums = _forward(plan, keep, operands, pre_activation=None)[0]
     return sums.view(x.shape)
+
+
+def known_weights(assignments: SortedAssignments, weights: Tensor) -> Tensor:
+    """(T, K), 0 for assignments that go nowhere, where a weight may be NaN, which times zero is NaN."""
+    if len(assignments.items) == weights.numel():
+        return weights
+    return weights.masked_fill(assignments.ranks == len(assignments.items), 0)
 
 
 def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> tuple[Tensor, float]:
@@ -143,7 +148,7 @@ def _part_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ..
     return (None,) * len(sizes) if tensor is None else tensor.unbind()
 
 
-def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | None) -> Tensor:
+def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | None) -> Tensor:
     """(A + 1, N, D), zeros at the end -> (T, N * D): each item's (weighted) sum.
 
     Unlike adding the outputs to their items, this has one order of summands on every device.
@@ -175,15 +180,15 @@ def _forward(
     ):
         hidden = buffer[: len(own_rows)]
         before_gelu = hidden if own_pre_activation is None else own_pre_activation  # in place if nothing is kept
-        _linear(own_rows, w1, b1, before_gelu)
+        linear_into(own_rows, w1, b1, before_gelu)
         aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
         if own_keep is not None:
             hidden *= own_keep
-        _linear(hidden, w2, b2, own_outputs, scale)
-    return _combine(outputs, assignments, combine_weights), rows, outputs
+        linear_into(hidden, w2, b2, own_outputs, scale)
+    return combine(outputs, assignments, combine_weights), rows, outputs
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: float = 1.0) -> None:
+def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: float = 1.0) -> None:
     """Writes scale * x @ weight + bias."""
     if bias is None:
         torch.addmm(out, x, weight, beta=0, alpha=scale, out=out)
@@ -243,7 +248,7 @@ def _backward(
     grad_x = None
     if grad_rows is not None:
         grad_rows[-1] = 0
-        grad_x = _combine(grad_rows, plan.assignments, None).view(x.shape)
+        grad_x = combine(grad_rows, plan.assignments, None).view(x.shape)
     return grad_x, grad_combine, grad_weight1, grad_bias1, grad_weight2, grad_bias2
 
 
