@@ -13,9 +13,8 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch, tmp_path):
     """Draws a picture and returns its figure."""
     figures = []
-    new_figure = expert_plots.new_figure
-    for module in (canvas, expert_plots):  # where the style is set, and the map's own
-        monkeypatch.setattr(module, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    new_figure = canvas.new_figure
+    monkeypatch.setattr(canvas, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
 
     def draw(plot, found):
         plot(found, tmp_path / "a.png")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from timm_moe_dg.analysis import canvas
 from timm_moe_dg.analysis.drawing import fitted
 from timm_moe_dg.analysis.palette import expert_color
-from timm_moe_dg.analysis.routing import map_plots
 from timm_moe_dg.analysis.routing.association_plots import plot_association, plot_nulls
 from timm_moe_dg.analysis.routing.map_plots import (
     Photograph,
@@ -39,8 +39,8 @@ def test_maps_of_any_number_of_experts(num_experts, tmp_path):
 
 
 def drawn(rows, num_experts, monkeypatch, tmp_path):
-    kept = []
-    monkeypatch.setattr(map_plots, "write_figure", lambda figure, path: kept.append(figure))
+    kept, new_figure = [], canvas.new_figure
+    monkeypatch.setattr(canvas, "new_figure", lambda *size: kept.append(new_figure(*size)) or kept[-1])
     plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
     return kept[0]
 
