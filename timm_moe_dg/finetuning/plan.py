@@ -1,5 +1,6 @@
 """All about a run that is decided, and checked, before there is a model."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -200,7 +201,7 @@ def fill_in(
         "num_classes": classes,
         "seed": seed_hash(*identity),
         "experiment": "-".join(
-            [f"{datetime.now():%Y%m%d-%H%M%S}", *map(safe_model_name, (options.dataset, options.model))]
+            [f"{datetime.now():%Y%m%d-%H%M%S}", _folder_name(options.dataset), safe_model_name(options.model)]
         ),
     }
     open_ = [name for name in having(FILLED_IN) if vars(options)[name] is None]
@@ -208,6 +209,11 @@ def fill_in(
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
+
+
+def _folder_name(dataset: str) -> str:
+    """A data set's name as part of a folder's: those of the Hub have a colon and a slash."""
+    return re.sub(r"[^\w.+-]+", "_", dataset)
 
 
 def domain_positions(given: Sequence[int | str], names: Sequence[str]) -> list[int]:
