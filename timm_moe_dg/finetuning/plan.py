@@ -1,6 +1,7 @@
 """All about a run that is decided, and checked, before there is a model."""
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -227,7 +228,7 @@ def run_names(options: RunOptions) -> Iterator[str]:
         yield options.experiment
         return
     time = f"{datetime.now():%Y%m%d-%H%M%S}"
-    name = options.experiment or "-".join([time, *map(safe_model_name, (options.dataset, options.model))])
+    name = options.experiment or "-".join([time, _folder_name(options.dataset), safe_model_name(options.model)])
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
@@ -282,3 +283,8 @@ def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
 def _follows_swad(options: RunOptions) -> bool:
     """Whether weights are averaged as SWAD does, for which the benchmarks have settings of their own."""
     return (options.averaging or "").startswith("swad")
+
+
+def _folder_name(dataset: str) -> str:
+    """A data set's name as part of a folder's: those of the Hub have a colon and a slash."""
+    return re.sub(r"[^\w.+-]+", "_", dataset)

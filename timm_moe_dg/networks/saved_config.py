@@ -61,7 +61,7 @@ def saved_config(name: str) -> Config:
         return read_config(Path(place, CONFIG) if source == "local-dir" else Path(download_from_hf(place, CONFIG)))
 
 
-def _check(path: Path, table: Config, fields: Mapping[str, tuple[Callable[[Any], bool], str]]) -> None:
+def _check(path: Path, table: Config, fields: Mapping[str, tuple[Callable[[object], bool], str]]) -> None:
     for name, (fits, wanted) in fields.items():
         value = table.get(name)
         if value is not None and not fits(value):
@@ -79,6 +79,18 @@ def _shown(value: object) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and value > 0
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _are_deviations(value: object) -> bool:
+    return isinstance(value, list) and _are_numbers(value) and min(value) > 0
 
 
 def _are_numbers(value: object) -> bool:
@@ -102,7 +114,7 @@ def _are_layers(value: object) -> bool:
 _NAMES = (_are_names, "a list of class names, or a table of them by position")
 _FIELDS = MappingProxyType(
     {
-        "num_classes": (lambda value: isinstance(value, int) and value >= 0, "a whole number of 0 or more"),
+        "num_classes": (_is_count, "a whole number of 0 or more"),
         "label_names": _NAMES,
         "expert_mode": (lambda value: value in ("routed", "shared"), "'routed' or 'shared'"),
     }
@@ -110,9 +122,9 @@ _FIELDS = MappingProxyType(
 _IMAGES = MappingProxyType(
     {
         "mean": (_are_numbers, "one finite number for each channel"),
-        "std": (lambda value: _are_numbers(value) and min(value) > 0, "one number above 0 for each channel"),
+        "std": (_are_deviations, "one number above 0 for each channel"),
         "input_size": (_are_sizes, "channels, height and width, whole numbers above 0"),
-        "crop_pct": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+        "crop_pct": (_is_above_zero, "a number above 0"),
         "interpolation": (lambda value: isinstance(value, str), "a name"),
         "label_names": _NAMES,
         "first_conv": (_are_layers, "a layer's name, or a list of them"),
