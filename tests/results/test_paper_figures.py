@@ -11,7 +11,7 @@ from tests.invented import FIVE
 from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.layers import SatClipEncoder
-from timm_moe_dg.models import _geo_vit
+from timm_moe_dg.models import _metadata
 from timm_moe_dg.results.columns import AVERAGE, OFFICIAL_SCORES
 from timm_moe_dg.results.paper_figures import FIGURES, figures_for, read_figures, with_tag
 from timm_moe_dg.results.tables import NEEDED
@@ -150,7 +150,7 @@ def test_every_model_is_one_of_timms_and_takes_the_arguments_that_tell_figures_a
     small = {"img_size": 32, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 2}
     changed = [figure for figure in FIGURES if figure.model_kwargs]
     assert changed
-    monkeypatch.setattr(_geo_vit, "load_satclip", lambda source: SatClipEncoder(10, 8, 8))  # which comes from the Hub
+    monkeypatch.setattr(_metadata, "load_satclip", lambda source: SatClipEncoder(10, 8, 8))  # which comes from the Hub
     for model, kwargs in {(figure.model, tuple(figure.model_kwargs.items())) for figure in changed}:
         timm.create_model(model, **small, **dict(kwargs))
 

@@ -166,7 +166,7 @@ def test_what_changes_the_training_has_a_part_in_it_and_survives_reloading(tmp_p
     ("words", "message"),
     [
         (["num_expertz=4"], "model_kwargs=.*gmoe_tiny_patch16 does not take them"),
-        (["in_chans=5"], r"in_chans=5: is no number of bands that images are read with here: three"),
+        (["in_chans=5"], "in_chans=5: images are read as RGB, 3 channels; leave it out"),
         (["moe_layers=(7,)"], "moe_layers=.*7"),
         (["moe_layers=(1,)", "--aa", "nope"], "aa='nope': is no policy of timm's"),
     ],

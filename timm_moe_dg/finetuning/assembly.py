@@ -19,7 +19,6 @@ from ..networks.build import (
     DataConfig,
     Network,
     build_network,
-    check_bands,
     checkpoint_activations,
     data_config,
     save_network,
@@ -125,7 +124,6 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **options.model_kwargs,
         },
     )
-    check_bands(network)
     takes_metadata(network, plan.domains, options.metadata_columns)  # refuses other columns than the network's
     if options.freeze:
         FREEZABLE[options.freeze](network)

@@ -223,18 +223,6 @@ def check_name(name: str) -> None:
         raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
-def check_bands(network: nn.Module) -> None:
-    """Refuses a network that does not look at images as they are read here, with three bands.
-
-    Raises:
-        ArgumentError: It takes another number.
-    """
-    bands = data_config(network)["input_size"][0]
-    if bands != 3:
-        remedy = "is no number of bands that images are read with here: three (RGB); give a model of three bands"
-        raise ArgumentError.of("in_chans", bands, remedy)
-
-
 def _check_patches(network: nn.Module, img_size: int | None) -> None:
     """Refuses a size whose last pixels no patch would hold."""
     embedding = getattr(network, "patch_embed", None)
@@ -246,7 +234,7 @@ def _check_patches(network: nn.Module, img_size: int | None) -> None:
 
 
 def _check_channels(network: nn.Module) -> None:
-    channels = getattr(network, "in_chans", CHANNELS)
+    channels = getattr(network, "in_chans", data_config(network)["input_size"][0])
     if channels != CHANNELS:
         raise ArgumentError.of("in_chans", channels, f"images are read as RGB, {CHANNELS} channels; leave it out")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
-from .build import Network, build_network, check_bands, check_name
+from .build import Network, build_network, check_name
 from .saved_config import saved_config
 
 
@@ -32,7 +32,7 @@ def load_trained(
         **kwargs: Of `build_network`.
 
     Raises:
-        ArgumentError: See `build_network` and `check_bands`; or nothing says where the weights come from; or a radius
+        ArgumentError: See `build_network`; or nothing says where the weights come from; or a radius
             was given for a model without an index of training coordinates.
         CheckpointError: The weights cannot be read, do not fit, are not finite, or lack a classifier.
     """
@@ -46,7 +46,6 @@ def load_trained(
     )
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
-    check_bands(network)
     _check_finite(name, network)
     if hasattr(network, "set_expert_mode"):
         network.set_expert_mode(saved_config(name).get("expert_mode") or "routed")
