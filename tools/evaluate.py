@@ -34,7 +34,12 @@ from timm_moe_dg.analysis.evaluation.evaluated import Evaluated
 from timm_moe_dg.analysis.evaluation.files import FILES, save_features, write_files
 from timm_moe_dg.analysis.evaluation.projection import METHODS, check_projection
 from timm_moe_dg.analysis.evaluation.table import score_table
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, position_or_name, positive_int, processes
+from timm_moe_dg.cli.arguments import (
+    add_loader_options,
+    add_model_options,
+    parse_arguments,
+    position_or_name,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
     BENCHMARKS,
@@ -94,15 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     mode = "MoGE: which experts answer (default: as in that run, else routed)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
-    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
-    add(
-        "-j",
-        "--workers",
-        type=processes,
-        default=2,
-        metavar="N",
-        help="loader processes; 0 for none (default: %(default)s)",
-    )
+    add_loader_options(group)
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
     add("--save-features", type=Path, metavar="FILE", help="write what the classifier sees of each image, as npz")

@@ -26,7 +26,13 @@ import torch
 from tqdm import tqdm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int, processes, usable_device
+from timm_moe_dg.cli.arguments import (
+    add_loader_options,
+    add_model_options,
+    parse_arguments,
+    positive_int,
+    usable_device,
+)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import csv_path
 from timm_moe_dg.data import evaluation_transform
@@ -48,19 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth), patterns")
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
     add_model_options(parser)
-    add = parser.add_argument_group("images").add_argument
+    group = parser.add_argument_group("images")
+    add = group.add_argument
     add("--metadata", metavar="CSV", help="where images were taken; paths in it start from its folder")
     skip = "leave out files that cannot be decoded, and name them on stderr (default: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
-    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
-    add(
-        "-j",
-        "--workers",
-        type=processes,
-        default=2,
-        metavar="N",
-        help="loader processes; 0 for none (default: %(default)s)",
-    )
+    add_loader_options(group)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", type=usable_device, default=device, help="where the model runs (default here: %(default)s)")
     add = parser.add_argument_group("output").add_argument

@@ -267,3 +267,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--coverage-radius", type=kilometers, metavar="KM", help=f"{reach} (default: the model's)")
     verify = "compare the files of a local-dir: model with the checksums that a run wrote (default: on)"
     add("--verify", action=argparse.BooleanOptionalAction, default=True, help=verify)
+
+
+def add_loader_options(group: argparse._ArgumentGroup) -> None:
+    """Adds how images are loaded to a group: how many at a time, and by how many processes."""
+    batch, workers = "images (default: %(default)s)", "loader processes; 0 for none (default: %(default)s)"
+    group.add_argument("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=batch)
+    group.add_argument("-j", "--workers", type=processes, default=2, metavar="N", help=workers)

@@ -124,10 +124,10 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **options.model_kwargs,
         },
     )
-    takes_metadata(network, plan.domains, options.metadata_columns)  # refuses other columns than the network's
+    routes = takes_metadata(network, plan.domains, options.metadata_columns)
     if options.freeze:
         FREEZABLE[options.freeze](network)
-    set_expert_mode(network, options, routes=takes_metadata(network, plan.domains, options.metadata_columns))
+    set_expert_mode(network, options, routes)
     force_tokens(network, options.cka_tokens if options.cka_coef else 0)
     if options.grad_checkpointing:
         checkpoint_activations(network)
@@ -175,7 +175,7 @@ def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None
     """Sets which experts of a MoGE model answer; without metadata the shared expert alone, and it is saved as such.
 
     Args:
-        network: Network model; of the others, no mode may be asked for.
+        network: Any model; of the others, no mode may be asked for.
         options: Of the run.
         routes: Whether the network is given the metadata by which it routes.
 

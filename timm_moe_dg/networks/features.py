@@ -14,7 +14,7 @@ def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
     """Collects the inputs of a network's classifier, (B, D) with each forward; whoever reads them takes them out.
 
     Args:
-        network: Network network of timm's.
+        network: Any network of timm's.
 
     Raises:
         ArgumentError: It has no single classifier.
