@@ -12,16 +12,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_moe_dg.layers.dispatch import sort_assignments
 from timm_moe_dg.layers.experts import StackedExperts, dispatch_info
+from timm_moe_dg.layers.feed_forwards import GatedActivation
+from timm_moe_dg.layers.sorted_activations import sorted_activation
 from timm_moe_dg.layers.sorted_experts import Operands, sorted_experts
 
 ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere
 
 
-def operands(bias1=True, bias2=True):
+MODULES = {
+    "gelu": nn.GELU(),
+    "tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+    "swiglu": GatedActivation(nn.SiLU()),
+    "geglu": GatedActivation(nn.GELU()),
+    "gate_last": GatedActivation(nn.GELU(approximate="tanh"), gate_last=True),
+}
+every_activation = pytest.mark.parametrize("act", MODULES.values(), ids=MODULES)
+
+
+def operands(bias1=True, bias2=True, act=MODULES["gelu"]):
     generator = torch.Generator().manual_seed(0)
+    before = HIDDEN * (1 + isinstance(act, GatedActivation))
     shapes = [(ITEMS, TOKENS, WIDTH), (ITEMS, TOP_K)]
-    shapes += [(EXPERTS, HIDDEN, WIDTH), (EXPERTS, HIDDEN), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, WIDTH)]
+    shapes += [(EXPERTS, before, WIDTH), (EXPERTS, before), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, WIDTH)]
     there = [True, True, True, bias1, True, bias2]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return Operands(*(tensor.requires_grad_() if has else None for tensor, has in zip(tensors, there, strict=True)))
@@ -31,7 +45,7 @@ def assignments():
     return sort_assignments(INDICES, EXPERTS)
 
 
-def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, approximate="none"):
+def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, act=MODULES["gelu"]):
     """Item by item and choice by choice."""
     rows = []
     for item in range(ITEMS):
@@ -39,41 +53,43 @@ def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, approximate="
         for choice, expert in enumerate(INDICES[item].tolist()):
             if expert < EXPERTS:
                 before = F.linear(x[item], weight1[expert], None if bias1 is None else bias1[expert])
-                hidden = F.gelu(before, approximate=approximate)
-                output = F.linear(hidden, weight2[expert], None if bias2 is None else bias2[expert])
+                output = F.linear(act(before), weight2[expert], None if bias2 is None else bias2[expert])
                 total = total + combine_weights[item, choice] * output
         rows.append(total)
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@every_activation
 @pytest.mark.parametrize(("bias1", "bias2"), list(itertools.product([True, False], repeat=2)))
-def test_output_and_gradients_equal_those_item_by_item(approximate, bias1, bias2):
-    inputs = operands(bias1, bias2)
+def test_output_and_gradients_equal_those_item_by_item(act, bias1, bias2):
+    inputs = operands(bias1, bias2, act)
     given = [tensor for tensor in inputs if tensor is not None]
-    actual, expected = sorted_experts(inputs, assignments(), approximate), one_by_one(*inputs, approximate)
+    actual, expected = sorted_experts(inputs, assignments(), sorted_activation(act)), one_by_one(*inputs, act)
     torch.testing.assert_close(actual, expected)
     probe = torch.linspace(-1, 1, actual.numel(), dtype=actual.dtype).view_as(actual)
     for got, want in zip(*(torch.autograd.grad((y * probe).sum(), given) for y in (actual, expected)), strict=True):
         torch.testing.assert_close(got, want)
 
 
-def test_without_gradients_the_output_is_the_same_bit_by_bit():
-    recorded = sorted_experts(operands(), assignments())
+@every_activation
+def test_without_gradients_the_output_is_the_same_bit_by_bit(act):
+    call = (operands(act=act), assignments(), sorted_activation(act))
+    recorded = sorted_experts(*call)
     with torch.no_grad():
-        assert torch.equal(sorted_experts(operands(), assignments()), recorded)
+        assert torch.equal(sorted_experts(*call), recorded)
     with torch.inference_mode():
-        assert torch.equal(sorted_experts(operands(), assignments()), recorded)
-    frozen = Operands(*(tensor.detach() for tensor in operands()))
-    assert torch.equal(sorted_experts(frozen, assignments()), recorded)
+        assert torch.equal(sorted_experts(*call), recorded)
+    frozen = Operands(*(tensor.detach() for tensor in call[0]))
+    assert torch.equal(sorted_experts(frozen, *call[1:]), recorded)
 
 
-def test_nothing_is_read_before_it_is_written():
-    expected = sorted_experts(operands(), assignments())
-    wanted = operands()
+@every_activation
+def test_nothing_is_read_before_it_is_written(act):
+    expected = sorted_experts(operands(act=act), assignments(), sorted_activation(act))
+    wanted = operands(act=act)
     torch.use_deterministic_algorithms(True)  # fills fresh tensors with NaN
     try:
-        actual = sorted_experts(wanted, assignments())
+        actual = sorted_experts(wanted, assignments(), sorted_activation(act))
         actual.square().sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
@@ -81,12 +97,13 @@ def test_nothing_is_read_before_it_is_written():
     assert all(tensor.grad.isfinite().all() for tensor in wanted)
 
 
+@pytest.mark.parametrize("act", [MODULES["gelu"], MODULES["swiglu"]], ids=["gelu", "swiglu"])
 @pytest.mark.parametrize("frozen", ["x", "combine_weights", "weight1", "bias1", "weight2", "bias2"])
-def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen):
-    full, part = operands(), operands()
+def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen, act):
+    full, part = operands(act=act), operands(act=act)
     getattr(part, frozen).requires_grad_(False)
     for inputs in (full, part):
-        sorted_experts(inputs, assignments()).square().sum().backward()
+        sorted_experts(inputs, assignments(), sorted_activation(act)).square().sum().backward()
     for name in Operands._fields:
         if name == frozen:
             assert getattr(part, name).grad is None
@@ -95,15 +112,16 @@ def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.4])
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gradients_to_be_differentiated_equal_the_others_even_where_operands_depend_on_each_other(drop, approximate):
+@every_activation
+def test_gradients_to_be_differentiated_equal_the_others_even_where_operands_depend_on_each_other(drop, act):
     found = []
+    activation = sorted_activation(act)
     for create_graph in (False, True):
-        inputs = operands()
+        inputs = operands(act=act)
         torch.manual_seed(3)
-        once = sorted_experts(inputs, assignments(), approximate, drop)
+        once = sorted_experts(inputs, assignments(), activation, drop)
         again = inputs._replace(x=once, combine_weights=once.mean(1)[:, :TOP_K])
-        loss = sorted_experts(again, assignments(), approximate, drop).square().sum()
+        loss = sorted_experts(again, assignments(), activation, drop).square().sum()
         found.append(torch.autograd.grad(loss, tuple(inputs), create_graph=create_graph))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
@@ -302,9 +320,16 @@ def test_torch_func_differentiates_through_the_loop():
         torch.testing.assert_close(got, want)
 
 
+class Half(nn.SiLU):
+    """A subclass may compute anything."""
+
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
 def test_other_activations_and_normalized_hidden_features_are_computed_group_by_group():
     torch.manual_seed(0)
-    for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}):
+    for options in ({"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}, {"act_layer": Half}):
         experts = StackedExperts(1, 8, 16, **options)
         x = torch.randn(5, 8)
         hidden = experts.norm(experts.act(F.linear(x, experts.fc1.weight[0], experts.fc1.bias[0])))

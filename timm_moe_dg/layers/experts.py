@@ -22,6 +22,7 @@ from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
 from .own_parameters import OwnParameters
 from .precision import portable_path, values_hidden
+from .sorted_activations import sorted_activation
 from .sorted_experts import Operands, combine, known_weights, linear_into, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
@@ -47,11 +48,11 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
         model: Any module that holds `StackedExperts`.
 
     Returns:
-        Name of the experts' module -> 'sorted' (all experts as one function of autograd), 'grouped' (sorted too, each
-        expert by itself: other activations than GELU, gates, normalized hidden features), 'loop' (each expert looks for
-        its items: devices and types without tests), or None before the first eager forward. Exported, traced and
-        compiled programs always hold the loop, and torch.func takes it; on the meta device and inside of torch.vmap
-        every expert answers for every item, and what is not wanted is masked.
+        Name of the experts' module -> 'sorted' (all experts as one function of autograd: GELU, SiLU, and these as
+        gates), 'grouped' (sorted too, each expert by itself: other activations, normalized hidden features), 'loop'
+        (each expert looks for its items: devices and types without tests), or None before the first eager forward.
+        Exported, traced and compiled programs always hold the loop, and torch.func takes it; on the meta device and
+        inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
@@ -266,12 +267,14 @@ class StackedExperts(nn.Module):
     def _eager_path(self, x: Tensor) -> str:
         if not _sorted_path_is_tested(x.device.type, x.dtype):
             return "loop"
-        return "sorted" if type(self.act) is nn.GELU and isinstance(self.norm, nn.Identity) else "grouped"
+        known = isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
+        return "sorted" if known else "grouped"
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """The fast path, for GELU without normalization: one sort, two matrix products per expert; as `forward`."""
-        assert isinstance(self.act, nn.GELU)
+        """The fast path, without normalization: one sort, two matrix products per expert; as `forward`."""
+        activation = sorted_activation(self.act)
+        assert activation is not None
         device = x.device.type
         autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
@@ -279,6 +282,6 @@ class StackedExperts(nn.Module):
         return sorted_experts(
             Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype)),
             sort_assignments(expert_indices, self.num_experts),
-            self.act.approximate,
+            activation,
             self.drop.p if self.training else 0.0,
         ).view(x.shape)

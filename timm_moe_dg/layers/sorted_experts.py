@@ -1,10 +1,11 @@
 """All experts of a layer as one function of autograd: assignments sorted by expert, two matrix products for each.
 
-Left to autograd, stacked weights would cost a copy of every expert's gradient into the stack, and GELU's output would
-be kept beside its input. Here each result is written where it belongs, one expert's hidden features take the place of
-another's, and GELU is computed again in the backward pass.
+Left to autograd, stacked weights would cost a copy of every expert's gradient into the stack, and the activation's
+output would be kept beside its input. Here each result is written where it belongs, one expert's hidden features take
+the place of another's, and the activation is computed again in the backward pass.
 
-Axes: T items of N tokens each, A assignments, K experts per item, D features, H hidden features, E experts.
+Axes: T items of N tokens each, A assignments, K experts per item, D features, H hidden features, G of them before the
+activation (H, or 2 H where that is gated), E experts.
 """
 
 from typing import Any, NamedTuple
@@ -14,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import SortedAssignments
-
-aten = torch.ops.aten  # GELU into a given tensor has no other name
+from .sorted_activations import SortedActivation
 
 
 class Operands(NamedTuple):
@@ -24,8 +24,8 @@ class Operands(NamedTuple):
     Attributes:
         x: (T, N, D) items.
         combine_weights: (T, K).
-        weight1: (E, H, D).
-        bias1: (E, H), or None.
+        weight1: (E, G, D).
+        bias1: (E, G), or None.
         weight2: (E, D, H).
         bias2: (E, D), or None.
     """
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 
     Attributes:
         rows: (A * N, D) tokens in the experts' order.
-        pre_activation: (A * N, H) hidden features before GELU.
+        pre_activation: (A * N, G) hidden features before the activation.
         outputs: (A + 1, N, D) the experts' outputs, zeros at the end.
     """
 
@@ -57,12 +57,12 @@ class Plan(NamedTuple):
 
     Attributes:
         assignments: Which item goes to which expert.
-        approximate: GELU's form, 'none' or 'tanh'.
-        scale: Factor of the hidden features that dropout leaves.
+        activation: Of the hidden features.
+        scale: Factor of those that dropout leaves.
     """
 
     assignments: SortedAssignments
-    approximate: str
+    activation: SortedActivation
     scale: float
 
     def sizes(self, num_tokens: int) -> list[int]:
@@ -71,14 +71,17 @@ class Plan(NamedTuple):
 
 
 def sorted_experts(
-    operands: Operands, assignments: SortedAssignments, approximate: str = "none", drop: float = 0.0
+    operands: Operands,
+    assignments: SortedAssignments,
+    activation: SortedActivation = SortedActivation(),  # noqa: B008 (it cannot change)
+    drop: float = 0.0,
 ) -> Tensor:
-    """Sum over an item's experts of w * (W2 dropout(GELU(W1 x + b1)) + b2) (GMoE, equation 2).
+    """Sum over an item's experts of w * (W2 dropout(act(W1 x + b1)) + b2) (GMoE, equation 2).
 
     Args:
         operands: Items, weights of the outputs, and the experts' parameters.
         assignments: Which item goes to which expert.
-        approximate: GELU's form, 'none' or 'tanh'.
+        activation: Of the hidden features.
         drop: Dropout rate of the hidden features, in steps of 2^-16; 0 outside of training.
 
     Returns:
@@ -88,8 +91,8 @@ def sorted_experts(
     operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
     keep, scale = None, 1.0
     if drop > 0:
-        keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight1.shape[1]), drop, x.device)
-    plan = Plan(assignments, approximate, scale)
+        keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
+    plan = Plan(assignments, activation, scale)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
     else:
@@ -161,12 +164,14 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums (T, N * D), rows (A * N, D), the experts' outputs (A + 1, N, D); fills `pre_activation` if that is given."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
-    assignments, approximate, scale = plan
+    assignments, activation, scale = plan
     sizes = plan.sizes(x.shape[1])
     rows = x.index_select(0, assignments.items).flatten(0, 1)
     outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
     outputs[-1] = 0
-    buffer = x.new_empty(max(sizes), weight1.shape[1])
+    # In place if nothing is kept
+    width = weight2.shape[2] if pre_activation is not None else weight1.shape[1]
+    buffer = x.new_empty(max(sizes), width)
     for own_rows, own_pre_activation, own_keep, own_outputs, w1, b1, w2, b2 in zip(
         rows.split(sizes),
         _rows_of(pre_activation, sizes),
@@ -179,9 +184,10 @@ def _forward(
         strict=True,
     ):
         hidden = buffer[: len(own_rows)]
-        before_gelu = hidden if own_pre_activation is None else own_pre_activation  # in place if nothing is kept
-        linear_into(own_rows, w1, b1, before_gelu)
-        aten.gelu.out(before_gelu, approximate=approximate, out=hidden)
+        if own_pre_activation is None:
+            own_pre_activation, (hidden, _) = hidden, activation.halves(hidden)
+        linear_into(own_rows, w1, b1, own_pre_activation)
+        activation.into(own_pre_activation, hidden)
         if own_keep is not None:
             hidden *= own_keep
         linear_into(hidden, w2, b2, own_outputs, scale)
@@ -228,7 +234,8 @@ def _backward(
     grad_weight1 = torch.empty_like(weight1) if needs_weight1 else None
     grad_weight2 = torch.empty_like(weight2) if needs_weight2 else None
     grad_bias1, grad_bias2 = (None if bias is None else torch.empty_like(bias) for bias in (bias1, bias2))
-    buffers = [x.new_empty(max(sizes), weight1.shape[1]) for _ in range(2)]
+    widths = (weight2.shape[2], weight2.shape[2], weight1.shape[1])
+    buffers = [x.new_empty(max(sizes), width) for width in widths[: 2 if plan.activation.gate is None else 3]]
     for views in map(
         _ExpertViews,
         grad_outputs.flatten(0, 1).split(sizes),
@@ -243,8 +250,7 @@ def _backward(
         _part_of(grad_weight2, sizes),
         _part_of(grad_bias2, sizes),
     ):
-        hidden, grad_hidden = (buffer[: len(views.rows)] for buffer in buffers)
-        _expert_backward(plan, views, hidden, grad_hidden)
+        _expert_backward(plan, views, *(buffer[: len(views.rows)] for buffer in buffers))
     grad_x = None
     if grad_rows is not None:
         grad_rows[-1] = 0
@@ -261,8 +267,13 @@ def _grad_combine(
     return grad_combine.view(combine_weights.shape)
 
 
-def _expert_backward(plan: Plan, views: _ExpertViews, hidden: Tensor, grad_hidden: Tensor) -> None:
-    """Writes one expert's gradients into its views; `grad_outputs` and the two buffers (rows, H) are used up."""
+def _expert_backward(
+    plan: Plan, views: _ExpertViews, hidden: Tensor, grad_hidden: Tensor, grad_before: Tensor | None = None
+) -> None:
+    """Writes one expert's gradients into its views; `grad_outputs` and the buffers are used up.
+
+    The buffers are (rows, H), (rows, H) and, where the activation is gated, (rows, G).
+    """
     grad_outputs, rows, pre_activation, keep, weight1, weight2, *grads = views
     grad_x, grad_weight1, grad_bias1, grad_weight2, grad_bias2 = grads
     if grad_bias2 is not None:
@@ -272,18 +283,19 @@ def _expert_backward(plan: Plan, views: _ExpertViews, hidden: Tensor, grad_hidde
     torch.mm(grad_outputs, weight2, out=grad_hidden)
     if keep is not None:
         grad_hidden *= keep
+    if grad_before is None:
+        grad_before = grad_hidden
+    plan.activation.backward_into(pre_activation, grad_hidden, hidden, grad_before, grad_weight2 is not None)
     if grad_weight2 is not None:
-        aten.gelu.out(pre_activation, approximate=plan.approximate, out=hidden)
         if keep is not None:
             hidden *= keep
         torch.mm(grad_outputs.t(), hidden, out=grad_weight2)
-    aten.gelu_backward.grad_input(grad_hidden, pre_activation, approximate=plan.approximate, grad_input=grad_hidden)
     if grad_bias1 is not None:
-        torch.sum(grad_hidden, 0, out=grad_bias1)
+        torch.sum(grad_before, 0, out=grad_bias1)
     if grad_weight1 is not None:
-        torch.mm(grad_hidden.t(), rows, out=grad_weight1)
+        torch.mm(grad_before.t(), rows, out=grad_weight1)
     if grad_x is not None:
-        torch.mm(grad_hidden, weight1, out=grad_x)
+        torch.mm(grad_before, weight1, out=grad_x)
 
 
 def _differentiable_backward(
@@ -313,7 +325,7 @@ def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
         _part_of(bias2, sizes),
         strict=True,
     ):
-        hidden = F.gelu(F.linear(own_rows, w1, b1), approximate=plan.approximate)
+        hidden = plan.activation(F.linear(own_rows, w1, b1))
         if own_keep is not None:
             hidden = hidden * own_keep * plan.scale
         outputs.append(F.linear(hidden, w2, b2))
