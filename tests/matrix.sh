@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package with different sets of versions, each in a fresh virtual environment that is removed afterwards,
-# trains for a moment, and runs the fast tests.
+# trains for a moment, and runs the fast tests. Packages are chosen by uv, since pip takes a quarter of an hour to find
+# that the oldest ones go together.
 #
 #   bash tests/matrix.sh                 # everything: oldest pinned newest extras
 #   bash tests/matrix.sh oldest extras   # some of it
@@ -8,12 +9,12 @@
 #
 # oldest: every lower bound that pyproject.toml names; pinned: torch 2.14.1 with torchvision 0.29.1; newest: whatever pip
 # takes; extras: each extra alone, doing what it promises. One line per step with its seconds; the status is the number of
-# steps that failed. An environment takes 5 GB below $TMPDIR, one at a time.
+# steps that failed. An environment takes 5 GB below $TMPDIR, one at a time, and uv keeps what it has fetched.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 unset PYTHONPATH
-export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 GOMP_SPINCOUNT=1000 MPLBACKEND=Agg
+export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 GOMP_SPINCOUNT=1000 MPLBACKEND=Agg UV_LINK_MODE=copy
 
 sets=() tests=(-m "not slow")
 while (($#)); do
@@ -28,6 +29,8 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/uv" && "$work/uv/bin/pip" install -q uv || exit 2
+uv=$work/uv/bin/uv
 failed=0
 train=(tools/finetune.py --dataset rotated_digits --model gmoe_tiny_patch16 --img-size 32 --model-kwargs patch_size=8
   embed_dim=96 depth=4 "moe_layers=(2,3)" --steps 20 --checkpoint-freq 10 --batch-size 8)
@@ -46,16 +49,16 @@ step() { # step NAME COMMAND...: one line, and the end of the log where it faile
 }
 
 fresh() { # fresh NAME REQUIREMENTS...: a new environment, active
-  rm -rf "$work/venv" "$work/run"
-  python3 -m venv "$work/venv"
+  rm -rf "$work/run"
+  "$uv" venv -q --clear --seed --python python3 "$work/venv"
   # shellcheck disable=SC1091
   source "$work/venv/bin/activate"
-  step "$1: install" pip install -q "${@:2}"
+  step "$1: install" "$uv" pip install -q "${@:2}"
 }
 
 whole() { # whole NAME REQUIREMENTS...: install, train, test
   fresh "$@" || return
-  pip list --format=freeze | grep -iE '^(torch|torchvision|timm|huggingface.hub|numpy|pillow|accelerate)=' | xargs
+  "$uv" pip list --format=freeze | grep -iE '^(torch|torchvision|timm|huggingface.hub|numpy|pillow|accelerate)=' | xargs
   step "$1: fine-tune" python "${train[@]}" --output "$work/run"
   step "$1: tests" python -m pytest --durations=20 "${tests[@]}"
 }
@@ -70,30 +73,23 @@ print(*(re.sub(">=", "==", one) for one in listed if ">=" in one), sep="\n")
 PYTHON
 }
 
-extra() { # extra NAME COMMAND...: on top of the bare package, it does what it is for; then it is taken away again
-  pip freeze >"$work/before.txt"
-  step "[$1]: install" pip install -q "$root[$1]" pytest && step "[$1]: used" "${@:2}"
-  pip freeze | grep -vxFf "$work/before.txt" | xargs -r pip uninstall -q -y
-  pip install -q -r "$work/before.txt" # what an extra moved to another version
+extra() { # extra NAME COMMAND...: alone in an environment, it does what it is for
+  fresh "[$1]" "$root[$1]" pytest hypothesis && step "[$1]: used" "${@:2}"
 }
 
 extras() {
-  fresh extras "$root" || return
-  python -c "from PIL import Image; Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).convert('RGB').save('$work/a.png')"
   cp -r tests tools "$work" # the installed package is used, not this folder's
-  (
-    cd "$work" && failed=0 || exit
-    extra train bash -c "python ${train[*]@Q} --output $work/run && python tools/evaluate.py --model \
-      local-dir:\$(dirname $work/run/*/best)/best --dataset rotated_digits --output $work/evaluated && ls $work/evaluated/*.png"
-    extra plots python tools/benchmark.py --model gmoe_tiny_patch16 --img-size 32 --rounds 2 --plot "$work/cost.png"
-    extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
-    extra hub-data python -m pytest tests/data/readers/test_hub_data.py
-    extra vmoe python -m pytest tests/conversion
-    extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
-    extra train,slurm python -m pytest tests/tools/test_sweep.py -k slurm
-    exit "$failed"
-  )
-  failed=$((failed + $?))
+  cd "$work" || exit
+  extra train bash -c "python ${train[*]@Q} --output $work/run && python tools/evaluate.py --model \
+    local-dir:\$(dirname $work/run/*/best)/best --dataset rotated_digits --output $work/evaluated && ls $work/evaluated/*.png"
+  extra plots python tools/benchmark.py --model gmoe_tiny_patch16 --img-size 32 --rounds 2 --plot "$work/cost.png"
+  python -c "from PIL import Image; Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).convert('RGB').save('$work/a.png')"
+  extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
+  extra hub-data python -m pytest tests/data/readers/test_hub_data.py
+  extra vmoe python -m pytest tests/conversion
+  extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
+  extra train,slurm python -m pytest tests/tools/test_sweep.py -k slurm
+  cd "$root" || exit
 }
 
 for set in "${sets[@]}"; do
