@@ -18,10 +18,11 @@ from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
+from .compiled_experts import compiled_experts
 from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
 from .own_parameters import OwnParameters
-from .precision import portable_path, values_hidden
+from .precision import compiled_path, portable_path, values_hidden
 from .sorted_activations import sorted_activation
 from .sorted_experts import Operands, combine, known_weights, linear_into, sorted_experts
 
@@ -51,8 +52,8 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
         Name of the experts' module -> 'sorted' (all experts as one function of autograd: GELU, SiLU, and these as
         gates), 'grouped' (sorted too, each expert by itself: other activations, normalized hidden features), 'loop'
         (each expert looks for its items: devices and types without tests), or None before the first eager forward.
-        Exported, traced and compiled programs always hold the loop, and torch.func takes it; on the meta device and
-        inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
+        Compiled programs are 'sorted' or hold the loop; exported and traced ones always do, and torch.func takes it; on
+        the meta device and inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
@@ -191,7 +192,10 @@ class StackedExperts(nn.Module):
         if not torch.jit.is_scripting():
             if values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
-            elif not portable_path():  # noqa: RET505 (likewise)
+            elif compiled_path():  # noqa: RET505 (likewise)
+                if self._is_sorted(x):
+                    return self.forward_sorted(x, expert_indices, combine_weights)
+            elif not portable_path():
                 self.path = self._eager_path(x)
                 if self.path == "sorted":
                     return self.forward_sorted(x, expert_indices, combine_weights)
@@ -264,11 +268,16 @@ class StackedExperts(nn.Module):
         return _linear_all(hidden, *self.fc2(x.dtype))
 
     @torch.jit.unused
+    def _is_sorted(self, x: Tensor) -> bool:
+        """Whether the fast path knows what is computed here, and is tested."""
+        known = isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
+        return known and x.device.type in SORTED_PATH_DEVICES and x.dtype in SORTED_PATH_DTYPES
+
+    @torch.jit.unused
     def _eager_path(self, x: Tensor) -> str:
         if not _sorted_path_is_tested(x.device.type, x.dtype):
             return "loop"
-        known = isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
-        return "sorted" if known else "grouped"
+        return "sorted" if self._is_sorted(x) else "grouped"
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
@@ -279,9 +288,9 @@ class StackedExperts(nn.Module):
         autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
-        return sorted_experts(
-            Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype)),
-            sort_assignments(expert_indices, self.num_experts),
-            activation,
-            self.drop.p if self.training else 0.0,
-        ).view(x.shape)
+        operands = Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
+        drop = self.drop.p if self.training else 0.0
+        if compiled_path():
+            return compiled_experts(operands, expert_indices, activation, drop).view(x.shape)
+        assignments = sort_assignments(expert_indices, self.num_experts)
+        return sorted_experts(operands, assignments, activation, drop).view(x.shape)

@@ -38,6 +38,12 @@ def portable_path() -> bool:
     return recorded or torch._C._are_functorch_transforms_active()
 
 
+def compiled_path() -> bool:
+    """True under torch.compile, whose programs may hold this package's operators; export counts as compiling too."""
+    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() and not exported and not torch._C._are_functorch_transforms_active()
+
+
 def values_hidden(x: Tensor) -> bool:
     """Whether Python cannot look into tensors: on the meta device, and inside of torch.vmap."""
     return x.is_meta or (torch._C._are_functorch_transforms_active() and _inside_vmap())

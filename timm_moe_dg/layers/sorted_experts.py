@@ -43,13 +43,21 @@ class Kept(NamedTuple):
 
     Attributes:
         rows: (A * N, D) tokens in the experts' order.
-        pre_activation: (A * N, G) hidden features before the activation.
+        pre_activation: (A * N, G) hidden features before the activation; None if no backward pass follows.
         outputs: (A + 1, N, D) the experts' outputs, zeros at the end.
     """
 
     rows: Tensor
-    pre_activation: Tensor
+    pre_activation: Tensor | None
     outputs: Tensor
+
+    @classmethod
+    def of(cls, assignments: SortedAssignments, operands: "Operands", with_backward: bool) -> "Kept":
+        """The rows, and room for the rest."""
+        x, num_assignments = operands.x, len(assignments.items)
+        rows = x.index_select(0, assignments.items).flatten(0, 1)
+        pre_activation = x.new_empty(len(rows), operands.weight1.shape[1]) if with_backward else None
+        return cls(rows, pre_activation, x.new_empty(num_assignments + 1, *x.shape[1:]))
 
 
 class Plan(NamedTuple):
@@ -96,7 +104,7 @@ def sorted_experts(
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
     else:
-        sums = _forward(plan, keep, operands, pre_activation=None)[0]
+        sums = forward_into(plan, keep, operands, Kept.of(assignments, operands, with_backward=False))
     return sums.view(x.shape)
 
 
@@ -124,10 +132,10 @@ class _SortedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, keep: Tensor | None, *tensors: Any) -> Tensor:
         operands = Operands(*tensors)
-        pre_activation = operands.x.new_empty(sum(plan.sizes(operands.x.shape[1])), operands.weight1.shape[1])
-        sums, rows, outputs = _forward(plan, keep, operands, pre_activation)
+        kept = Kept.of(plan.assignments, operands, with_backward=True)
+        sums = forward_into(plan, keep, operands, kept)
         ctx.plan = plan
-        ctx.save_for_backward(keep, *operands, rows, pre_activation, outputs)
+        ctx.save_for_backward(keep, *operands, *kept)
         return sums
 
     @staticmethod
@@ -138,7 +146,7 @@ class _SortedExperts(torch.autograd.Function):
         with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
                 return None, None, *_differentiable_backward(ctx.plan, keep, operands, grad, needed)
-            return None, None, *_backward(ctx.plan, keep, operands, kept, grad, needed)
+            return None, None, *backward_of(ctx.plan, keep, operands, kept, grad, needed)
 
 
 def _rows_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
@@ -159,15 +167,12 @@ def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | N
     return F.embedding_bag(assignments.ranks, outputs.flatten(1), mode="sum", per_sample_weights=weights)
 
 
-def _forward(
-    plan: Plan, keep: Tensor | None, operands: Operands, pre_activation: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums (T, N * D), rows (A * N, D), the experts' outputs (A + 1, N, D); fills `pre_activation` if that is given."""
+def forward_into(plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept) -> Tensor:
+    """Sums (T, N * D); fills what is kept."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     assignments, activation, scale = plan
+    rows, pre_activation, outputs = kept
     sizes = plan.sizes(x.shape[1])
-    rows = x.index_select(0, assignments.items).flatten(0, 1)
-    outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
     outputs[-1] = 0
     # In place if nothing is kept
     width = weight2.shape[2] if pre_activation is not None else weight1.shape[1]
@@ -191,7 +196,7 @@ def _forward(
         if own_keep is not None:
             hidden *= own_keep
         linear_into(hidden, w2, b2, own_outputs, scale)
-    return combine(outputs, assignments, combine_weights), rows, outputs
+    return combine(outputs, assignments, combine_weights)
 
 
 def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: float = 1.0) -> None:
@@ -218,7 +223,7 @@ class _ExpertViews(NamedTuple):
     grad_bias2: Tensor | None
 
 
-def _backward(
+def backward_of(
     plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept, grad: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients in the operands' order, given that of the sums; None where not needed (small ones may be there)."""
@@ -229,6 +234,7 @@ def _backward(
         _grad_combine(plan.assignments, grad_outputs, kept.outputs, combine_weights) if needs_combine else None
     )
     grad_outputs *= combine_weights.flatten().index_select(0, plan.assignments.positions).view(-1, 1, 1)
+    assert kept.pre_activation is not None
     sizes = plan.sizes(x.shape[1])
     grad_rows = torch.empty_like(kept.outputs) if needs_x else None
     grad_weight1 = torch.empty_like(weight1) if needs_weight1 else None

@@ -42,8 +42,8 @@ def test_a_file_of_five_bands_is_refused_with_what_helps(tmp_path, photometric):
         images.read_image(str(tmp_path / "a.tif"))
 
 
-def test_what_pillow_reads_of_five_bands_by_itself_are_three(tmp_path):
-    """The reason for the refusal: two bands would be gone without a word."""
+def test_pillow_reads_fewer_than_five_bands_by_itself(tmp_path):
+    """The reason for the refusal: the others would be gone without a word."""
     five_bands(tmp_path / "a.tif", 2)
     with Image.open(tmp_path / "a.tif") as image:
-        assert image.getbands() == ("R", "G", "B")
+        assert len(image.getbands()) < 5

@@ -134,8 +134,11 @@ def test_without_network_the_error_says_what_to_do(monkeypatch):
 
 
 def test_an_error_of_the_transport_says_what_to_do(monkeypatch):
+    class ConnectError(Exception):
+        """The clients have different ones."""
+
     def refuse(path):
-        raise huggingface_hub.utils.httpx.ConnectError("no route")
+        raise ConnectError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(DataError, match=r"cannot be loaded \(ConnectError: no route\); check the name and the network"):

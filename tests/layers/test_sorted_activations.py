@@ -1,0 +1,64 @@
+"""Activations written into given tensors: values and derivatives against autograd's, in every form."""
+
+import pytest
+import torch
+from torch import nn
+
+from timm_moe_dg.layers.feed_forwards import GatedActivation
+from timm_moe_dg.layers.sorted_activations import SortedActivation, sorted_activation
+
+FORMS = {
+    "gelu": nn.GELU(),
+    "tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+    "swiglu": GatedActivation(nn.SiLU()),
+    "gate_last": GatedActivation(nn.GELU(approximate="tanh"), gate_last=True),
+}
+ROWS, HIDDEN = 5, 3
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return FORMS[request.param]
+
+
+def features(form):
+    torch.manual_seed(0)
+    return torch.randn(ROWS, HIDDEN * (1 + isinstance(form, GatedActivation)), dtype=torch.float64, requires_grad=True)
+
+
+def test_values_are_the_modules_in_place_too(form):
+    before, activation = features(form).detach(), sorted_activation(form)
+    expected, out = form(before), torch.full((ROWS, HIDDEN), torch.nan, dtype=torch.float64)
+    torch.testing.assert_close(activation(before), expected)
+    activation.into(before, out)
+    torch.testing.assert_close(out, expected)
+    place = activation.halves(before)[0]
+    activation.into(before, place)
+    torch.testing.assert_close(place, expected)
+
+
+@pytest.mark.parametrize("wants_hidden", [True, False])
+def test_gradients_are_autograds(form, wants_hidden):
+    before, activation = features(form), sorted_activation(form)
+    after = form(before)
+    grad = torch.linspace(-1, 2, after.numel(), dtype=torch.float64).view_as(after)
+    (expected,) = torch.autograd.grad(after, before, grad)
+    hidden = torch.full_like(after, torch.nan)
+    found = grad.clone() if activation.gate is None else torch.full_like(before, torch.nan)
+    activation.backward_into(before.detach(), found if activation.gate is None else grad, hidden, found, wants_hidden)
+    torch.testing.assert_close(found, expected)
+    if wants_hidden:
+        torch.testing.assert_close(hidden, after.detach())
+
+
+def test_which_modules_are_known():
+    assert sorted_activation(nn.GELU(approximate="tanh")) == SortedActivation("gelu", "tanh")
+    assert sorted_activation(GatedActivation(nn.SiLU(), gate_last=True)) == SortedActivation("silu", gate=1)
+
+    class Scaled(nn.GELU):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    for unknown in (nn.ReLU(), Scaled(), GatedActivation(nn.ReLU()), GatedActivation(GatedActivation(nn.GELU()))):
+        assert sorted_activation(unknown) is None

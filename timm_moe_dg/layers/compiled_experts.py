@@ -1,0 +1,146 @@
+"""The sorted experts as two operators that torch.compile calls as they are: no program can be traced from counts.
+
+Only compiled programs hold them; exported ones need no package and hold the portable loop.
+
+Axes: as in sorted_experts.py; all T * K assignments have a place, those that go nowhere the last ones.
+"""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .dispatch import sort_assignments
+from .precision import without_autocast
+from .sorted_activations import SortedActivation
+from .sorted_experts import Kept, Operands, Plan, backward_of, forward_into, known_weights
+
+# What a CUDA graph cannot hold: the counts come to the host
+_TAGS = (torch.Tag.cudagraph_unsafe,)
+
+
+def compiled_experts(operands: Operands, expert_indices: Tensor, activation: SortedActivation, drop: float) -> Tensor:
+    """As `sorted_experts`, within torch.compile, and differentiable once.
+
+    Args:
+        operands: Items, weights of the outputs, and the experts' parameters.
+        expert_indices: (T, K); the value E marks an assignment that goes nowhere.
+        activation: Of the hidden features.
+        drop: Dropout rate of the hidden features; 0 outside of training.
+
+    Returns:
+        (T, N, D); zeros for an item that went nowhere.
+    """
+    x, keep, scale = operands.x, None, 1.0
+    if drop > 0:
+        shape = (expert_indices.numel() * x.shape[1], operands.weight2.shape[2])
+        keep = torch.rand(shape, device=x.device) >= drop
+        scale = 1 / (1 - drop) if drop < 1 else 0.0
+    sums, _, _ = _sorted_experts(*operands, expert_indices, keep, scale, *activation)
+    return sums.view(x.shape)
+
+
+def _plan_of(
+    operands: Operands, expert_indices: Tensor, keep: Tensor | None, scale: float, activation: SortedActivation
+) -> tuple[Plan, Operands, Tensor | None]:
+    assignments = sort_assignments(expert_indices, len(operands.weight1))
+    plan = Plan(assignments, activation, scale)
+    known = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
+    return plan, known, None if keep is None else keep[: sum(plan.sizes(operands.x.shape[1]))]
+
+
+def _kept_shapes(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """Of the features before the activation, and of the experts' outputs."""
+    places = expert_indices.numel()
+    return (places * x.shape[1], weight1.shape[1]), (places + 1, x.shape[1], x.shape[2])
+
+
+# Optional, not |: the operators' schemas are read from the annotations
+@torch.library.custom_op("timm_moe_dg::sorted_experts", mutates_args=(), tags=_TAGS)
+def _sorted_experts(
+    x: Tensor,
+    combine_weights: Tensor,
+    weight1: Tensor,
+    bias1: Optional[Tensor],  # noqa: UP045
+    weight2: Tensor,
+    bias2: Optional[Tensor],  # noqa: UP045
+    expert_indices: Tensor,
+    keep: Optional[Tensor],  # noqa: UP045
+    scale: float,
+    function: str,
+    approximate: str,
+    gate: Optional[int],  # noqa: UP045
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums (T, N * D), features before the activation (T * K * N, G), outputs (T * K + 1, N, D)."""
+    with without_autocast(x.device.type):
+        operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
+        activation = SortedActivation(function, approximate, gate)
+        plan, operands, keep = _plan_of(operands, expert_indices, keep, scale, activation)
+        pre_activation, outputs = (x.new_empty(shape) for shape in _kept_shapes(x, weight1, expert_indices))
+        rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
+        kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
+        return forward_into(plan, keep, operands, kept), pre_activation, outputs
+
+
+@_sorted_experts.register_fake
+def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    pre_activation, outputs = (x.new_empty(shape) for shape in _kept_shapes(x, weight1, rest[3]))
+    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), pre_activation, outputs
+
+
+@torch.library.custom_op("timm_moe_dg::sorted_experts_backward", mutates_args=(), tags=_TAGS)
+def _sorted_experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    combine_weights: Tensor,
+    weight1: Tensor,
+    bias1: Optional[Tensor],  # noqa: UP045
+    weight2: Tensor,
+    bias2: Optional[Tensor],  # noqa: UP045
+    expert_indices: Tensor,
+    keep: Optional[Tensor],  # noqa: UP045
+    pre_activation: Tensor,
+    outputs: Tensor,
+    scale: float,
+    function: str,
+    approximate: str,
+    gate: Optional[int],  # noqa: UP045
+    needed: list[bool],
+) -> list[Tensor]:
+    """Gradients in the operands' order; without elements where none is needed."""
+    with without_autocast(x.device.type):
+        operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
+        activation = SortedActivation(function, approximate, gate)
+        plan, known, keep = _plan_of(operands, expert_indices, keep, scale, activation)
+        rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
+        kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
+        found = backward_of(plan, keep, known, kept, grad, tuple(needed))
+    return [
+        grad.new_empty(0) if one is None or not need else one.contiguous()
+        for one, need in zip(found, needed, strict=True)
+    ]
+
+
+@_sorted_experts_backward.register_fake
+def _(grad: Tensor, *rest: Any) -> list[Tensor]:
+    operands, needed = rest[:6], rest[-1]
+    return [
+        torch.empty_like(one, memory_format=torch.contiguous_format) if need else grad.new_empty(0)
+        for one, need in zip(operands, needed, strict=True)
+    ]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, scale, function, approximate, gate = inputs
+    ctx.plan = (scale, function, approximate, gate)
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
+    needed = list(ctx.needs_input_grad[:6])
+    found = _sorted_experts_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.plan, needed)
+    return *(one if need else None for one, need in zip(found, needed, strict=True)), *[None] * 6
+
+
+_sorted_experts.register_autograd(_gradients, setup_context=_save)
