@@ -18,13 +18,19 @@ from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from .compiled_experts import compiled_experts
 from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
 from .own_parameters import OwnParameters
 from .precision import compiled_path, portable_path, values_hidden
-from .sorted_activations import sorted_activation
-from .sorted_experts import Operands, combine, known_weights, linear_into, sorted_experts
+from .sorted_path import (
+    Operands,
+    combine,
+    compiled_experts,
+    known_weights,
+    linear_into,
+    sorted_activation,
+    sorted_experts,
+)
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

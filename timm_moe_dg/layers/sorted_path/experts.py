@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import SortedAssignments
-from .sorted_activations import SortedActivation
+from ..dispatch import SortedAssignments
+from .activations import SortedActivation
 
 
 class Operands(NamedTuple):
@@ -43,7 +43,8 @@ class Kept(NamedTuple):
 
     Attributes:
         rows: (A * N, D) tokens in the experts' order.
-        pre_activation: (A * N, G) hidden features before the activation; None if no backward pass follows.
+        pre_activation: (A * N, G) hidden features before the activation, those that dropout loses far below zero; None
+            if no backward pass follows.
         outputs: (A + 1, N, D) the experts' outputs, zeros at the end.
     """
 
@@ -97,14 +98,14 @@ def sorted_experts(
     """
     x = operands.x
     operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
-    keep, scale = None, 1.0
+    lost, scale = None, 1.0
     if drop > 0:
-        keep, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
+        lost, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
     plan = Plan(assignments, activation, scale)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
-        sums: Tensor = _SortedExperts.apply(plan, keep, *operands)
+        sums: Tensor = _SortedExperts.apply(plan, lost, *operands)
     else:
-        sums = forward_into(plan, keep, operands, Kept.of(assignments, operands, with_backward=False))
+        sums = forward_into(plan, lost, operands, Kept.of(assignments, operands, with_backward=False))
     return sums.view(x.shape)
 
 
@@ -116,37 +117,36 @@ def known_weights(assignments: SortedAssignments, weights: Tensor) -> Tensor:
 
 
 def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> tuple[Tensor, float]:
-    """A mask, False with probability `drop`, and the factor of what it keeps.
+    """A mask, true with probability `drop`, and the factor of what is left.
 
     Four features share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
     """
     steps = max(1, round(drop * 2**16))
     size = shape[0] * shape[1]
     draws = torch.empty(-(-size // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
-    keep = draws.view(torch.int16)[:size].view(shape) > steps - 2**15 - 1
-    return keep, 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
+    lost = draws.view(torch.int16)[:size].view(shape) <= steps - 2**15 - 1
+    return lost, 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
 
 
 class _SortedExperts(torch.autograd.Function):
     # `ctx` is Any: torch's own class does not declare what it carries
     @staticmethod
-    def forward(ctx: Any, plan: Plan, keep: Tensor | None, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, plan: Plan, lost: Tensor | None, *tensors: Any) -> Tensor:
         operands = Operands(*tensors)
         kept = Kept.of(plan.assignments, operands, with_backward=True)
-        sums = forward_into(plan, keep, operands, kept)
+        sums = forward_into(plan, lost, operands, kept)
         ctx.plan = plan
-        ctx.save_for_backward(keep, *operands, *kept)
+        ctx.save_for_backward(*operands, *kept)
         return sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        keep, *saved = ctx.saved_tensors
-        operands, kept = Operands(*saved[:6]), Kept(*saved[6:])
+        operands, kept = Operands(*ctx.saved_tensors[:6]), Kept(*ctx.saved_tensors[6:])
         needed = ctx.needs_input_grad[2:]
         with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
-                return None, None, *_differentiable_backward(ctx.plan, keep, operands, grad, needed)
-            return None, None, *backward_of(ctx.plan, keep, operands, kept, grad, needed)
+                return None, None, *_differentiable_backward(ctx.plan, operands, kept, grad, needed)
+            return None, None, *backward_of(ctx.plan, operands, kept, grad, needed)
 
 
 def _rows_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
@@ -167,8 +167,8 @@ def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | N
     return F.embedding_bag(assignments.ranks, outputs.flatten(1), mode="sum", per_sample_weights=weights)
 
 
-def forward_into(plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept) -> Tensor:
-    """Sums (T, N * D); fills what is kept."""
+def forward_into(plan: Plan, lost: Tensor | None, operands: Operands, kept: Kept) -> Tensor:
+    """Sums (T, N * D); fills what is kept. What dropout loses is true in `lost`, (A * N, H)."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     assignments, activation, scale = plan
     rows, pre_activation, outputs = kept
@@ -177,10 +177,10 @@ def forward_into(plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept
     # In place if nothing is kept
     width = weight2.shape[2] if pre_activation is not None else weight1.shape[1]
     buffer = x.new_empty(max(sizes), width)
-    for own_rows, own_pre_activation, own_keep, own_outputs, w1, b1, w2, b2 in zip(
+    for own_rows, own_pre_activation, own_lost, own_outputs, w1, b1, w2, b2 in zip(
         rows.split(sizes),
         _rows_of(pre_activation, sizes),
-        _rows_of(keep, sizes),
+        _rows_of(lost, sizes),
         outputs[:-1].flatten(0, 1).split(sizes),
         weight1.mT,
         _part_of(bias1, sizes),
@@ -192,9 +192,9 @@ def forward_into(plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept
         if own_pre_activation is None:
             own_pre_activation, (hidden, _) = hidden, activation.halves(hidden)
         linear_into(own_rows, w1, b1, own_pre_activation)
+        if own_lost is not None:
+            activation.lose(own_pre_activation, own_lost)
         activation.into(own_pre_activation, hidden)
-        if own_keep is not None:
-            hidden *= own_keep
         linear_into(hidden, w2, b2, own_outputs, scale)
     return combine(outputs, assignments, combine_weights)
 
@@ -213,7 +213,6 @@ class _ExpertViews(NamedTuple):
     grad_outputs: Tensor
     rows: Tensor
     pre_activation: Tensor
-    keep: Tensor | None
     weight1: Tensor
     weight2: Tensor
     grad_x: Tensor | None
@@ -224,7 +223,7 @@ class _ExpertViews(NamedTuple):
 
 
 def backward_of(
-    plan: Plan, keep: Tensor | None, operands: Operands, kept: Kept, grad: Tensor, needed: tuple[bool, ...]
+    plan: Plan, operands: Operands, kept: Kept, grad: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients in the operands' order, given that of the sums; None where not needed (small ones may be there)."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
@@ -247,7 +246,6 @@ def backward_of(
         grad_outputs.flatten(0, 1).split(sizes),
         kept.rows.split(sizes),
         kept.pre_activation.split(sizes),
-        _rows_of(keep, sizes),
         weight1.unbind(),
         weight2.unbind(),
         _rows_of(None if grad_rows is None else grad_rows[:-1].flatten(0, 1), sizes),
@@ -280,21 +278,17 @@ def _expert_backward(
 
     The buffers are (rows, H), (rows, H) and, where the activation is gated, (rows, G).
     """
-    grad_outputs, rows, pre_activation, keep, weight1, weight2, *grads = views
+    grad_outputs, rows, pre_activation, weight1, weight2, *grads = views
     grad_x, grad_weight1, grad_bias1, grad_weight2, grad_bias2 = grads
     if grad_bias2 is not None:
         torch.sum(grad_outputs, 0, out=grad_bias2)
     if plan.scale != 1:
         grad_outputs *= plan.scale
     torch.mm(grad_outputs, weight2, out=grad_hidden)
-    if keep is not None:
-        grad_hidden *= keep
     if grad_before is None:
         grad_before = grad_hidden
     plan.activation.backward_into(pre_activation, grad_hidden, hidden, grad_before, grad_weight2 is not None)
     if grad_weight2 is not None:
-        if keep is not None:
-            hidden *= keep
         torch.mm(grad_outputs.t(), hidden, out=grad_weight2)
     if grad_bias1 is not None:
         torch.sum(grad_before, 0, out=grad_bias1)
@@ -305,26 +299,26 @@ def _expert_backward(
 
 
 def _differentiable_backward(
-    plan: Plan, keep: Tensor | None, operands: Operands, grad: Tensor, needed: tuple[bool, ...]
+    plan: Plan, operands: Operands, kept: Kept, grad: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """The same gradients, with a graph of their own."""
     # Views, since one operand may be computed from another: autograd is to stop at each of them
     views = Operands._make(None if operand is None else operand.view_as(operand) for operand in operands)
     wanted = [view for view, need in zip(views, needed, strict=True) if view is not None and need]
-    sums = _by_autograd(plan, keep, views)
+    sums = _by_autograd(plan, views, kept)
     found = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
     return tuple(next(found) if need else None for need in needed)
 
 
-def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
+def _by_autograd(plan: Plan, operands: Operands, kept: Kept) -> Tensor:
     """The same sums in steps that autograd knows, for second derivatives."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
     sizes = plan.sizes(x.shape[1])
     rows = x.index_select(0, plan.assignments.items).flatten(0, 1).split(sizes)
     outputs = []
-    for own_rows, own_keep, w1, b1, w2, b2 in zip(
+    for own_rows, pre_activation, w1, b1, w2, b2 in zip(
         rows,
-        _rows_of(keep, sizes),
+        _rows_of(kept.pre_activation, sizes),
         weight1,
         _part_of(bias1, sizes),
         weight2,
@@ -332,8 +326,8 @@ def _by_autograd(plan: Plan, keep: Tensor | None, operands: Operands) -> Tensor:
         strict=True,
     ):
         hidden = plan.activation(F.linear(own_rows, w1, b1))
-        if own_keep is not None:
-            hidden = hidden * own_keep * plan.scale
+        if plan.scale != 1:
+            hidden = hidden.masked_fill(plan.activation.lost(pre_activation), 0) * plan.scale
         outputs.append(F.linear(hidden, w2, b2))
     outputs.append(x.new_zeros(x.shape[1:]))
     chosen = torch.cat(outputs).view(-1, *x.shape[1:])[plan.assignments.ranks]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from timm_moe_dg.layers.feed_forwards import GatedActivation
-from timm_moe_dg.layers.sorted_activations import SortedActivation, sorted_activation
+from timm_moe_dg.layers.sorted_path.activations import SortedActivation, sorted_activation
 
 FORMS = {
     "gelu": nn.GELU(),
@@ -50,6 +50,23 @@ def test_gradients_are_autograds(form, wants_hidden):
     torch.testing.assert_close(found, expected)
     if wants_hidden:
         torch.testing.assert_close(hidden, after.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_lost_is_zero_with_its_derivatives(form, dtype):
+    activation, before = sorted_activation(form), features(form).detach().to(dtype)
+    mask = torch.arange(ROWS * HIDDEN).view(ROWS, HIDDEN) % 3 == 0
+    expected = form(before).masked_fill(mask, 0)
+    activation.lose(before, mask)
+    assert torch.equal(activation.lost(before), mask)
+    hidden = torch.empty_like(expected)
+    activation.into(before, hidden)
+    assert torch.equal(hidden, expected)
+    grad, found = torch.ones_like(expected), torch.empty_like(before)
+    activation.backward_into(before, grad, hidden, found, wants_hidden=True)
+    for half in found.split(HIDDEN, dim=-1):
+        assert half[mask].eq(0).all()
+        assert half[~mask].ne(0).all()
 
 
 def test_which_modules_are_known():

@@ -2,7 +2,7 @@
 
 Only compiled programs hold them; exported ones need no package and hold the portable loop.
 
-Axes: as in sorted_experts.py; all T * K assignments have a place, those that go nowhere the last ones.
+Axes: as in experts.py; all T * K assignments have a place, those that go nowhere the last ones.
 """
 
 from typing import Any, Optional
@@ -10,10 +10,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .dispatch import sort_assignments
-from .precision import without_autocast
-from .sorted_activations import SortedActivation
-from .sorted_experts import Kept, Operands, Plan, backward_of, forward_into, known_weights
+from ..dispatch import sort_assignments
+from ..precision import without_autocast
+from .activations import SortedActivation
+from .experts import Kept, Operands, Plan, backward_of, forward_into, known_weights
 
 # What a CUDA graph cannot hold: the counts come to the host
 _TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -31,22 +31,21 @@ def compiled_experts(operands: Operands, expert_indices: Tensor, activation: Sor
     Returns:
         (T, N, D); zeros for an item that went nowhere.
     """
-    x, keep, scale = operands.x, None, 1.0
+    x, lost, scale = operands.x, None, 1.0
     if drop > 0:
         shape = (expert_indices.numel() * x.shape[1], operands.weight2.shape[2])
-        keep = torch.rand(shape, device=x.device) >= drop
+        lost = torch.rand(shape, device=x.device) < drop
         scale = 1 / (1 - drop) if drop < 1 else 0.0
-    sums, _, _ = _sorted_experts(*operands, expert_indices, keep, scale, *activation)
+    sums, _, _ = _sorted_experts(*operands, expert_indices, lost, scale, *activation)
     return sums.view(x.shape)
 
 
 def _plan_of(
-    operands: Operands, expert_indices: Tensor, keep: Tensor | None, scale: float, activation: SortedActivation
-) -> tuple[Plan, Operands, Tensor | None]:
+    operands: Operands, expert_indices: Tensor, scale: float, activation: SortedActivation
+) -> tuple[Plan, Operands]:
     assignments = sort_assignments(expert_indices, len(operands.weight1))
     plan = Plan(assignments, activation, scale)
-    known = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
-    return plan, known, None if keep is None else keep[: sum(plan.sizes(operands.x.shape[1]))]
+    return plan, operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
 
 
 def _kept_shapes(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
@@ -65,7 +64,7 @@ def _sorted_experts(
     weight2: Tensor,
     bias2: Optional[Tensor],  # noqa: UP045
     expert_indices: Tensor,
-    keep: Optional[Tensor],  # noqa: UP045
+    lost: Optional[Tensor],  # noqa: UP045
     scale: float,
     function: str,
     approximate: str,
@@ -75,11 +74,12 @@ def _sorted_experts(
     with without_autocast(x.device.type):
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        plan, operands, keep = _plan_of(operands, expert_indices, keep, scale, activation)
+        plan, operands = _plan_of(operands, expert_indices, scale, activation)
         pre_activation, outputs = (x.new_empty(shape) for shape in _kept_shapes(x, weight1, expert_indices))
         rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
         kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
-        return forward_into(plan, keep, operands, kept), pre_activation, outputs
+        lost = None if lost is None else lost[: len(rows)]
+        return forward_into(plan, lost, operands, kept), pre_activation, outputs
 
 
 @_sorted_experts.register_fake
@@ -98,7 +98,6 @@ def _sorted_experts_backward(
     weight2: Tensor,
     bias2: Optional[Tensor],  # noqa: UP045
     expert_indices: Tensor,
-    keep: Optional[Tensor],  # noqa: UP045
     pre_activation: Tensor,
     outputs: Tensor,
     scale: float,
@@ -111,10 +110,10 @@ def _sorted_experts_backward(
     with without_autocast(x.device.type):
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        plan, known, keep = _plan_of(operands, expert_indices, keep, scale, activation)
+        plan, known = _plan_of(operands, expert_indices, scale, activation)
         rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
         kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
-        found = backward_of(plan, keep, known, kept, grad, tuple(needed))
+        found = backward_of(plan, known, kept, grad, tuple(needed))
     return [
         grad.new_empty(0) if one is None or not need else one.contiguous()
         for one, need in zip(found, needed, strict=True)
@@ -131,7 +130,7 @@ def _(grad: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, scale, function, approximate, gate = inputs
+    *tensors, _, scale, function, approximate, gate = inputs
     ctx.plan = (scale, function, approximate, gate)
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)

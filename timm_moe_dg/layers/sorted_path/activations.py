@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .feed_forwards import GatedActivation
+from ..feed_forwards import GatedActivation
 
 aten = torch.ops.aten  # these functions have no other name for writing into a given tensor
+
+# Both functions and their derivatives are zero there in every type: what dropout loses is put there, and no mask has to
+# be kept or applied in the backward pass
+LOST = -(2.0**13)
 
 
 class SortedActivation(NamedTuple):
@@ -41,6 +45,14 @@ class SortedActivation(NamedTuple):
         passed, factor = self.halves(before)
         after = F.gelu(passed, approximate=self.approximate) if self.function == "gelu" else F.silu(passed)
         return after if factor is None else after * factor
+
+    def lose(self, before: Tensor, lost: Tensor) -> None:
+        """Lets h and its derivatives be zero where the mask (..., H) is true: dropout, in place."""
+        self.halves(before)[0].masked_fill_(lost, LOST)
+
+    def lost(self, before: Tensor) -> Tensor:
+        """That mask."""
+        return self.halves(before)[0] == LOST
 
     def into(self, before: Tensor, out: Tensor) -> None:
         """Writes h; `out` may be the part of `before` that passes through f."""

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from timm_moe_dg.layers import compiled_experts
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.layers.feed_forwards import GatedActivation
+from timm_moe_dg.layers.sorted_path import compiled
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
 FORMS = {
@@ -108,10 +108,10 @@ def test_torch_finds_nothing_wrong_with_the_operator(gate, drop):
     before = HIDDEN * (1 + (gate is not None))
     shapes = [(EXPERTS, before, WIDTH), (EXPERTS, before), (EXPERTS, WIDTH, HIDDEN)]
     stacks = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    keep = torch.rand(indices.numel() * x.shape[1], HIDDEN) > 0.3 if drop else None
+    lost = torch.rand(indices.numel() * x.shape[1], HIDDEN) < 0.3 if drop else None
     torch.library.opcheck(
-        compiled_experts._sorted_experts,
-        (x, weights, *stacks, None, indices, keep, 1.4 if drop else 1.0, "gelu", "none", gate),
+        compiled._sorted_experts,
+        (x, weights, *stacks, None, indices, lost, 1.4 if drop else 1.0, "gelu", "none", gate),
         # Each comparison runs the operator twice, and places that no assignment fills differ
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

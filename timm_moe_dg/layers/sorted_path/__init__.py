@@ -1,0 +1,16 @@
+"""The fast path of the experts: assignments sorted by expert, for eager mode and for torch.compile."""
+
+from .activations import SortedActivation, sorted_activation
+from .compiled import compiled_experts
+from .experts import Operands, combine, known_weights, linear_into, sorted_experts
+
+__all__ = [
+    "Operands",
+    "SortedActivation",
+    "combine",
+    "compiled_experts",
+    "known_weights",
+    "linear_into",
+    "sorted_activation",
+    "sorted_experts",
+]
