@@ -14,6 +14,8 @@ from timm_moe_dg.storage.checkpoint import STATE, TENSORS, Checkpoints, read_che
 from timm_moe_dg.storage.checksums import CHECKSUMS, damage, read_checksums, write_checksums
 from timm_moe_dg.storage.outcome import DONE, lost, verify_model, vouched
 
+pytestmark = pytest.mark.slow  # some of them take two seconds
+
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 TENSORS_DRAWN = st.builds(
     lambda shape, dtype, seed: (

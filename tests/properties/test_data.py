@@ -15,6 +15,8 @@ from timm_moe_dg.data.loaders import EvaluationImages, StepSampler, TrainingDraw
 from timm_moe_dg.data.photograph_split import photograph_part, split_by_photograph
 from timm_moe_dg.errors import ProtocolError
 
+pytestmark = pytest.mark.slow  # some of them take two seconds
+
 SEEDS = st.integers(0, 2**31 - 1)
 SHARES = st.floats(0, 1, exclude_min=True, exclude_max=True)
 

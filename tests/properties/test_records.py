@@ -16,6 +16,8 @@ from timm_moe_dg.results.tables import make_tables
 from timm_moe_dg.storage.atomic import append_line
 from timm_moe_dg.storage.summary_table import SUMMARY, is_summarized, summary_table
 
+pytestmark = pytest.mark.slow  # some of them take two seconds
+
 
 @pytest.fixture(autouse=True, scope="module")
 def without_waiting():

@@ -12,6 +12,8 @@ from tests.invented import invented_records
 from timm_moe_dg.results.runs import FinishedRun
 from timm_moe_dg.results.tables import make_tables
 
+pytestmark = pytest.mark.slow  # some of them take two seconds
+
 
 def mean(numbers):
     numbers = list(numbers)
