@@ -1,5 +1,6 @@
 """Mixtures of experts that nobody wrote down."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ MODULES: dict[str, nn.Module] = {
     "silu": nn.SiLU(),
     "relu": nn.ReLU(),
 }
+GATES: tuple[Gate, ...] = (None, "first", "last")
 SEEDS = st.integers(0, 2**31 - 1)
 
 
@@ -61,17 +63,17 @@ class Mixture:
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, dtype: torch.dtype | None = None, tokens: int = 6) -> Mixture:
-    """Draws one, of any floating type unless one is given, and of up to so many items.
+def mixtures(draw: st.DrawFn, dtype: torch.dtype | None = None, gates: Sequence[Gate] = GATES) -> Mixture:
+    """Draws one, of any floating type unless one is given.
 
     Args:
         draw: Hypothesis's.
         dtype: Of the items and the parameters.
-        tokens: Number of items at most.
+        gates: What to choose the gate from.
     """
     types = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
     dtype = dtype or draw(st.sampled_from(types))
-    act, gate = draw(st.sampled_from(sorted(ACTIVATIONS))), draw(st.sampled_from([None, "first", "last"]))
+    act, gate = draw(st.sampled_from(sorted(ACTIVATIONS))), draw(st.sampled_from(gates))
     # Normalized features have no such bound of rounding
     norm: Any = nn.LayerNorm if dtype == torch.float64 and draw(st.booleans()) else None
     num_experts, features = draw(st.integers(1, 5)), draw(st.integers(1, 6))
@@ -84,7 +86,7 @@ def mixtures(draw: st.DrawFn, dtype: torch.dtype | None = None, tokens: int = 6)
     generator = torch.Generator().manual_seed(draw(SEEDS))
     for parameter in experts.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
-    items, top_k = draw(st.integers(0, tokens)), draw(st.integers(1, 4))
+    items, top_k = draw(st.integers(0, 6)), draw(st.integers(1, 4))
     inner = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]))
     x = torch.randn(items, *inner, features, generator=generator).to(dtype)
     indices = torch.randint(0, num_experts + 1, (items, top_k), generator=generator)

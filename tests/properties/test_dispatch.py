@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.mixtures import MODULES, SEEDS, mixtures
+from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.naive_moe import naive_drops
 from tests.references.weighted_experts import ACTIVATIONS
 from timm_moe_dg.layers.dispatch import over_capacity, sort_assignments
@@ -14,8 +14,10 @@ from timm_moe_dg.layers.experts import StackedExperts
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64, whose rounding unit is 2e-16, after some tens of operations
 
 
-@given(mixtures())
-def test_every_path_gives_the_reference_in_every_type(mixture):
+@pytest.mark.parametrize("gate", GATES)
+@given(st.data())
+def test_every_path_gives_the_reference_in_every_type(gate, data):
+    mixture = data.draw(mixtures(gates=[gate]))
     expected, tolerance = mixture.expected(), mixture.tolerance()
     for path in mixture.paths:
         actual = getattr(mixture.experts, path)(*mixture.asked)
