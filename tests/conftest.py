@@ -1,8 +1,16 @@
-"""Marks the tests of large networks as slow, whichever file they are in; their families have small members too."""
+"""Marks the tests of large networks as slow, whichever file they are in; says how hard hypothesis looks."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 LARGE = ("hybrid_sfmoe", "gmoe_base", "moge_small")
+# A function's fixtures are made once for all of its examples, which none of ours changes
+UNTIMED = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None, suppress_health_check=UNTIMED)
+settings.register_profile(
+    "long", max_examples=500, deadline=None, suppress_health_check=UNTIMED, database=None, print_blob=True
+)
+settings.load_profile("ci")  # --hypothesis-profile chooses after this
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

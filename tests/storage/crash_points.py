@@ -5,6 +5,7 @@ python -m tests.storage.crash_points --every 10
 """
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -87,6 +88,7 @@ def main(argv: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args(argv if argv is None else list(argv))
+    logging.disable(logging.WARNING)  # each run says what it has lost
     os.fsync = lambda _: None  # type: ignore[assignment] # a killed process has written what it has
     for options in ({}, {"can_go_on": True}, {"damaged": True}):
         with tempfile.TemporaryDirectory() as folder:

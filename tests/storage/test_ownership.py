@@ -151,3 +151,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"output='.*file/\.a\.lock': cannot be written"), owned(tmp_path / "file/a"):
         pass
+
+
+def test_a_lock_that_cannot_be_signed_is_let_go(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        with pytest.raises(StorageError, match="No space left"), owned(tmp_path / "a"):
+            pass
+    assert not is_owned(tmp_path / "a")
+    assert not lock_file(tmp_path / "a").exists()
+    with owned(tmp_path / "a"):
+        assert is_owned(tmp_path / "a")

@@ -260,11 +260,15 @@ class StackedExperts(nn.Module):
         weight1, bias1 = self.fc1(x.dtype)
         weight2, bias2 = self.fc2(x.dtype)
         combined = torch.zeros_like(x)
+        per_item = [-1] + [1] * (x.dim() - 1)
         for expert in range(self.num_experts):
             hidden = self.norm(self.drop(self.act(_linear(x, weight1, bias1, expert))))
             outputs = _linear(hidden, weight2, bias2, expert)
-            weights = combine_weights.masked_fill(expert_indices != expert, 0).sum(1).to(outputs.dtype)
-            combined = combined + (outputs * weights.view([-1] + [1] * (x.dim() - 1))).to(combined.dtype)
+            absent = expert_indices != expert
+            weights = combine_weights.masked_fill(absent, 0).sum(1).to(outputs.dtype).view(per_item)
+            # A weight of 0 does not keep out what is not finite
+            weighted = (outputs * weights).masked_fill(absent.all(1).view(per_item), 0)
+            combined = combined + weighted.to(combined.dtype)
         return combined
 
     @torch.jit.unused

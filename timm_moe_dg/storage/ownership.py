@@ -56,8 +56,9 @@ def owned(folder: Path, done: str = "done") -> Iterator[None]:
         if descriptor is None:
             raise FolderInUseError.of("output", str(folder), f"is in use by {_owner(path)}; {_REMEDY}")
         _held.add(descriptor)
-        _sign(path, descriptor)
     try:
+        with explained(path):
+            _sign(path, descriptor)
         yield
     finally:
         with suppress(OSError):  # whoever comes next takes a file that is left over

@@ -1,0 +1,315 @@
+"""Files that would do something if they could: a canary is made by whoever obeys one, and nobody may.
+
+Each row of a table is a place and who reads it. The canary is a file in the working folder; the first test makes it, by
+obeying, so that the others can fail. Names that are formulas or markup are `tests/cli/test_escape.py`'s, links that
+would be published are `test_damaged_files.py`'s, and paths that lead out of a folder `tests/data/readers`'.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.hub.published import write_run
+from tests.load_tool import load_tool
+from tests.storage.toy_runs import run as toy_run
+from timm_moe_dg.data.style_transfer import find_weights, load_style
+from timm_moe_dg.errors import MoeDgError
+from timm_moe_dg.layers import load_satclip
+from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.storage.checkpoint import STATE, TENSORS, Checkpoints, read_checkpoint
+from timm_moe_dg.storage.checksums import write_checksums
+
+CANARY = "canary"
+PROGRAMS = ("gs", "gswin32c", "gswin64c", "ghostscript", "djpeg", "convert", "xv", "display", "latex", "dvipng", "dot")
+
+
+class Trap:
+    """Makes the canary when it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path(CANARY),)
+
+
+def zipped(path, content):
+    """A zip archive with the pickle where torch's has it, and a member that leads out of wherever it is unpacked."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(content))
+        archive.writestr("archive/version", "3\n")
+        archive.writestr(f"../{CANARY}", "")
+
+
+def as_array(path, content):
+    with path.open("wb") as file:  # np.save would add an extension
+        np.save(file, np.array(content, dtype=object), allow_pickle=True)
+
+
+def as_arrays(path, content):
+    with path.open("wb") as file:
+        np.savez(file, **{"head.weight": np.array(content, dtype=object)})
+
+
+PICKLES = {
+    "pickle": lambda path, content: path.write_bytes(pickle.dumps(content)),
+    "torch": lambda path, content: torch.save(content, path),
+    "older torch": lambda path, content: torch.save(content, path, _use_new_zipfile_serialization=False),
+    "zip": zipped,
+    "array": as_array,
+    "arrays": as_arrays,
+}
+COMMAND = f"open({CANARY!r}, 'w')"
+TAGS = [
+    f"!!python/object/apply:os.mkdir [{CANARY}]",
+    f'!!python/object/apply:builtins.exec ["{COMMAND}"]',
+    f"!!python/object/new:os.mkdir [{CANARY}]",
+    f"steps: !!python/object/apply:os.mkdir [{CANARY}]",
+    f"? !!python/object/apply:os.mkdir [{CANARY}]\n: 1",
+]
+JINJA = f"{{{{ cycler.__init__.__globals__.os.mkdir({CANARY!r}) }}}}"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """An empty working folder, and a PATH of programs that each make the canary."""
+    monkeypatch.chdir(tmp_path)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in PROGRAMS:
+        (programs / name).write_text(f"#!/bin/sh\ntouch {tmp_path / CANARY}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def run(tool, *words):
+    """Runs a tool, which may refuse or not; anything but its one line is a finding. Returns that line."""
+    try:
+        load_tool(tool).main([*map(str, words)])
+        line = ""
+    except SystemExit as ended:
+        line = str(ended.code)
+    assert "\n" not in line
+    return line
+
+
+def refused(read, *arguments):
+    """Returns with what words something is refused."""
+    with pytest.raises(MoeDgError) as caught:
+        read(*arguments)
+    return str(caught.value)
+
+
+def gs():
+    """Starts one of `PROGRAMS`."""
+    os.system("gs")
+
+
+OBEYING = {
+    "pickle": lambda path: pickle.loads(path.read_bytes()),
+    "torch": lambda path: torch.load(path, weights_only=False),
+    "older torch": lambda path: torch.load(path, weights_only=False),
+    "zip": lambda path: pickle.loads(zipfile.ZipFile(path).read("archive/data.pkl")),
+    "array": lambda path: np.load(path, allow_pickle=True),
+    "arrays": lambda path: np.load(path, allow_pickle=True)["head.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PICKLES))
+def test_whoever_obeys_makes_the_canary(place, kind):
+    PICKLES[kind](place / "trap", Trap())
+    OBEYING[kind](place / "trap")
+    assert sprung()
+    assert not sprung()
+
+
+@pytest.mark.parametrize("obey", [*(partial(yaml.unsafe_load, text) for text in TAGS), partial(eval, COMMAND), gs])
+def test_whoever_obeys_a_text_or_starts_a_program_makes_the_canary(obey):
+    obey()
+    assert sprung()
+
+
+def sprung():
+    """Whether the canary is there, which is removed."""
+    there = Path(CANARY)
+    found = there.exists()
+    if there.is_dir():
+        there.rmdir()
+    else:
+        there.unlink(missing_ok=True)
+    return found
+
+
+# Who reads weights -> how, from a path that has the given name
+READERS = {
+    "finetune": ("w.pth", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
+    "finetune safetensors": ("w.safetensors", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
+    "finetune npz": ("w.npz", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
+    "satclip": ("encoder.ckpt", lambda path: refused(load_satclip, path)),
+    "style": ("candy.pth", lambda path: refused(load_style, find_weights(path.parent, "candy"))),
+    "style safetensors": ("candy.safetensors", lambda path: refused(load_style, find_weights(path.parent, "candy"))),
+    "vmoe": ("vmoe.index", lambda path: run("convert_vmoe", path.with_suffix(""), "--output", "converted")),
+}
+FINETUNE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "depth=2", "moe_layers=(1,)", "--workers", 0]
+
+
+@pytest.mark.parametrize("kind", sorted(PICKLES))
+@pytest.mark.parametrize("reader", sorted(READERS))
+def test_weights_run_nothing(reader, kind, place):
+    name, read = READERS[reader]
+    PICKLES[kind](place / name, {"state_dict": Trap(), "hyper_parameters": Trap()})
+    line = read(place / name)
+    assert not sprung()
+    assert (place / name).stem in line  # it was this that was refused
+
+
+@pytest.mark.parametrize("kind", sorted(PICKLES))
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin"])
+def test_a_network_s_folder_runs_nothing(best, place, name, kind):
+    folder = shutil.copytree(best, place / "best")
+    for own in ("model.safetensors", "checksums.json"):
+        (folder / own).unlink(missing_ok=True)
+    PICKLES[kind](folder / name, Trap())
+    assert str(folder) in refused(load_trained, f"local-dir:{folder}")
+    assert not sprung()
+
+
+@pytest.mark.parametrize("name", [TENSORS, STATE])
+@pytest.mark.parametrize("kind", sorted(PICKLES))
+def test_a_checkpoint_runs_nothing(place, name, kind):
+    path = Checkpoints(place).save(1, {"a": torch.zeros(1)})
+    PICKLES[kind](path / name, Trap())
+    write_checksums(path)
+    assert "is damaged" in refused(read_checkpoint, path)
+    assert not sprung()
+
+
+YAML_READERS = [
+    ("finetune", "-c", "options.yaml"),
+    ("finetune", "--resume", "runs/a"),
+    ("sweep", "-c", "options.yaml", "--dry-run"),
+    ("sweep", "--recipe", "options.yaml", "--dry-run"),
+]
+
+
+@pytest.mark.parametrize("text", TAGS)
+def test_yaml_runs_nothing(data, place, text):
+    (place / "options.yaml").write_text(text + "\n")
+    (place / "runs" / "a").mkdir(parents=True)
+    shutil.copy(place / "options.yaml", place / "runs" / "a" / "args.yaml")
+    for tool, *words in YAML_READERS:
+        assert "cannot be read as YAML" in run(tool, *words)
+    assert not sprung()
+
+
+WORDS = [
+    ("finetune", "--model-kwargs", f"depth={COMMAND}"),
+    ("finetune", "--model-kwargs", f"depth=__import__('os').mkdir({CANARY!r})"),
+    ("finetune", "--model", f"$(touch {CANARY})"),
+    ("finetune", "--experiment", f"`touch {CANARY}`", "--model", "none"),
+    ("sweep", "--models", f"{{'model': {COMMAND}}}", "--dry-run"),
+    ("sweep", "--datasets", f"x; touch {CANARY}", "--dry-run"),
+    ("export", "--model", f"local-dir:;touch {CANARY}"),
+    ("predict", "--model", "none", f"| touch {CANARY}"),
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_words_run_nothing(words):
+    run(*words)
+    assert not sprung()
+
+
+# Fields of config.json that timm, or another reader of such files, would follow
+FIELDS = [
+    {"architecture": "os.system"},
+    {"architecture": f"{COMMAND}"},
+    {"architecture": f"../{CANARY}"},
+    {"model_args": {"act_layer": "os.mkdir"}},
+    {"model_args": {"norm_layer": f"{COMMAND}"}},
+    {"model_args": {"mlp_layer": {"__class__": "os.mkdir", "args": [CANARY]}}},
+    {"pretrained_cfg": {"custom_load": True, "file": "trap.pth"}},
+    {"pretrained_cfg": {"custom_load": "hf", "hf_hub_filename": "trap.pth", "file": "trap.pth"}},
+    {"pretrained_cfg": {"url": "file:trap.pth", "source": "url"}},
+    {"auto_map": {"AutoModel": "modeling.Trap"}, "trust_remote_code": True},
+    {"label_names": [JINJA, "{% set x = cycler %}"]},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_a_configuration_runs_nothing(best, data, place, fields):
+    folder = shutil.copytree(best, place / "best")
+    torch.save(Trap(), "trap.pth")
+    shutil.copy("trap.pth", folder / "trap.pth")
+    (folder / "modeling.py").write_text(COMMAND)
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in fields.items():
+        config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "checksums.json").unlink(missing_ok=True)
+    run("predict", "--model", f"local-dir:{folder}", data, "-j", 0, "--output", "out.csv")
+    assert not sprung()
+
+
+# Name -> content that some decoder hands to another program, or reads other files for
+IMAGES = {
+    "a.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n",
+    "b.png": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/><script>1</script></svg>",
+    "c.tif": b"push graphic-context\nviewbox 0 0 8 8\nimage over 0,0 0,0 '|touch canary'\npop graphic-context\n",
+    "d.png": pickle.dumps(Trap()),
+    "e.webp": b"\x1f\x8b\x08\x00",
+}
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES))
+def test_an_image_starts_no_program(best, place, name):
+    (place / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(place / "images" / "good.png")
+    (place / "images" / name).write_bytes(IMAGES[name])
+    line = run("predict", "--model", f"local-dir:{best}", place / "images", "-j", 0, "--output", "out.csv")
+    assert not sprung()
+    assert name in line
+
+
+def test_an_image_that_would_start_a_program_does_so_in_pillow(place):
+    """What `DECODERS` keeps out; it could be left out if this failed."""
+    (place / "a.jpg").write_bytes(IMAGES["a.jpg"])
+    with Image.open(place / "a.jpg") as image, suppress(OSError):
+        image.load()
+    assert sprung()
+
+
+@pytest.mark.slow  # a whole card
+def test_names_run_nothing_in_cards_pages_and_tables(place):
+    names = (JINJA, "${7*7}", f"=cmd|' /C touch {CANARY}'!A0", f"`touch {CANARY}`", "<img src=x onerror=alert(1)>")
+    write_run(place / "run", classes=names, domains=list(names[:3]))
+    (place / "run" / "done").write_text("done")
+    run("push_to_hub", place / "run", "--repo-id", "owner/name", "--dry-run", "--output", "card")
+    assert "<img src=x" not in (place / "card/hub/owner--name/README.md").read_text()
+    run("report", place / "run", "--output", "page.html")
+    assert all("<img src=x" not in path.read_text() for path in [*place.rglob("*.html"), *place.rglob("*.md")])
+    assert list(place.rglob("*.html"))
+    assert not sprung()
+
+
+@pytest.mark.parametrize("linked", ["best", "best_oracle", "checkpoints"])
+def test_what_a_link_in_a_run_leads_to_stays(place, linked):
+    """Replacing such a folder, or clearing it away, ends at the link; checkpoints may be on another disk."""
+    toy_run(place / "a", upto=6)
+    outside = place / "outside"
+    (place / "a" / linked).rename(outside)
+    (outside / "thesis.txt").write_text("years of work")
+    (place / "a" / linked).symlink_to(outside)
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    toy_run(place / "a", resume=True)
+    kept = [path for path in before if linked != "checkpoints" or path.parent == outside]
+    assert {path: path.read_bytes() for path in kept} == {path: before[path] for path in kept}

@@ -1,0 +1,149 @@
+"""Records come back from results.jsonl as they were; one that is damaged is refused, or is still one for a table."""
+
+import json
+import os
+from math import isnan, nan
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.invented import ARGS, invented_records, make_record, write_run
+from timm_moe_dg.errors import FormatError, RecordError
+from timm_moe_dg.protocols.records import Record, read_records
+from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.tables import make_tables
+from timm_moe_dg.storage.atomic import append_line
+from timm_moe_dg.storage.summary_table import SUMMARY, is_summarized, summary_table
+
+pytestmark = pytest.mark.slow  # some of them take two seconds
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_waiting():
+    """For the disk, which is for power failures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+NUMBERS = st.floats() | st.integers(-(2**70), 2**70)
+WORDS = st.text(max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+LOSSES = st.dictionaries(st.from_regex(r"[a-z_]{1,8}_loss", fullmatch=True), NUMBERS, max_size=3)
+
+
+@st.composite
+def records(draw):
+    """A record of any numbers, with arguments of any text."""
+    domains = draw(st.integers(2, 4))
+    columns = st.tuples(*[NUMBERS] * domains)
+    further = draw(st.dictionaries(WORDS, JSON, max_size=2))
+    args = {**further, **ARGS, "test_envs": [draw(st.integers(0, domains - 1))], "dataset": draw(WORDS)}
+    args = {name: value for name, value in args.items() if name not in ("format", "versions")}
+    scores = st.fixed_dictionaries({"accuracy": NUMBERS, "worst_group": st.none() | WORDS})
+    return make_record(
+        step=draw(st.integers(0, 10**9)),
+        losses=draw(LOSSES),
+        epoch=draw(NUMBERS),
+        step_time=draw(NUMBERS),
+        mem_gb=draw(NUMBERS),
+        in_acc=draw(columns),
+        out_acc=draw(columns),
+        out_loss=draw(st.just(()) | columns),
+        args=args,
+        hparams=draw(st.dictionaries(WORDS, JSON, max_size=2)),
+        roles=draw(st.dictionaries(st.sampled_from(["id", "ood", "ood_val"]), scores, max_size=2)),
+        averaged=draw(st.booleans()),
+    )
+
+
+@given(st.lists(records(), min_size=1, max_size=3))
+def test_records_come_back_as_they_were_written(tmp_path, written):
+    path = tmp_path / "results.jsonl"
+    path.unlink(missing_ok=True)
+    for record in written:
+        append_line(path, record.to_json())
+    found = read_records(path)
+    assert list(map(fields, found)) == list(map(fields, written))
+    assert [record.to_json() for record in found] == path.read_text().splitlines()
+
+
+def fields(record):
+    """Its fields as text, in which NaN equals NaN and whole numbers are none with a point."""
+    return json.dumps(vars(record), sort_keys=True)
+
+
+@given(records(), st.floats(0, 1, exclude_max=True))
+def test_a_record_that_is_cut_off_anywhere_is_refused(record, share):
+    line = record.to_json()
+    with pytest.raises(RecordError):
+        Record.from_json(line[: int(share * len(line))])
+
+
+@given(st.lists(records(), min_size=1, max_size=3))
+def test_the_summary_has_the_numbers_of_every_record(tmp_path, written):
+    rows = [make_record(**{**vars(record), "losses": written[0].losses, "out_loss": ()}) for record in written]
+    rows = [row for row in rows if len(row.in_acc) == len(rows[0].in_acc)]
+    (tmp_path / SUMMARY).write_text(summary_table(rows))
+    assert all(is_summarized(tmp_path / SUMMARY, row) for row in rows)
+    other = make_record(**{**vars(rows[0]), "step": 1 + max(row.step for row in rows)})
+    assert not is_summarized(tmp_path / SUMMARY, other)
+
+
+LINE = invented_records([1])[0].to_json()
+
+
+def changed(line, place, byte):
+    content = bytearray(line.encode())
+    content[place % len(content)] = byte
+    return bytes(content)
+
+
+@given(st.integers(0, len(LINE) - 1), st.integers(0, 255))
+@example(LINE.index('"test_envs": [1]') + len('"test_envs": ['), ord("3"))  # a domain that is not there
+def test_a_record_with_a_byte_changed_is_refused_or_makes_a_table(tmp_path, place, byte):
+    found = read_run(tmp_path, changed(LINE, place, byte))
+    if found:
+        make_tables(found)
+
+
+@given(st.dictionaries(st.sampled_from([*json.loads(LINE), "roles", "averaged"]), JSON))
+@example({"averaged": 0.5})
+@example({"args": {**json.loads(LINE)["args"], "test_envs": []}})
+@example({"args": {**json.loads(LINE)["args"], "test_envs": [1, 1]}})
+@example({"step": nan})
+def test_a_record_of_any_fields_is_refused_or_makes_a_table(tmp_path, fields):
+    found = read_run(tmp_path, json.dumps({**json.loads(LINE), **fields}).encode())
+    if found:
+        make_tables(found)
+
+
+@given(st.dictionaries(st.sampled_from([*json.loads(LINE)["args"], "holdout_fraction", "averaging", "domains"]), JSON))
+def test_a_record_of_any_arguments_is_refused_or_makes_a_table(tmp_path, args):
+    row = json.loads(LINE)
+    found = read_run(tmp_path, json.dumps({**row, "args": {**row["args"], **args}}).encode())
+    if found:
+        make_tables(found)
+
+
+def read_run(folder, line):
+    """Reads a finished run of one record; none, if that is refused by name."""
+    run = folder / "run"
+    if not run.exists():
+        write_run(run, invented_records([1]))
+    (run / "results.jsonl").write_bytes(line + b"\n")
+    try:
+        return find_runs([folder])[0]
+    except (RecordError, FormatError):
+        return []
+
+
+@pytest.mark.parametrize("value", [nan, float("inf")])
+def test_numbers_that_are_none_come_back(value):
+    (found,) = {Record.from_json(make_record(in_acc=(value,) * 3).to_json()).in_acc[0]}
+    assert found == value or (isnan(found) and isnan(value))
