@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
 
-from ..errors import ArgumentError
-from ..protocols.options import RunOptions
+from ...errors import ArgumentError
+from ...protocols.options import RunOptions
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
 

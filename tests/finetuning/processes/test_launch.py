@@ -6,7 +6,7 @@ import pytest
 from accelerate.utils import DistributedType
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.launch import (
+from timm_moe_dg.finetuning.processes.launch import (
     available_cpus,
     check_distribution,
     check_precision,
