@@ -51,10 +51,6 @@ class FolderInUseError(ArgumentError):
     """A run folder that another process is writing to."""
 
 
-class PeerLostError(MoeDgError, RuntimeError):
-    """Another process of the run is gone; this one cannot go on alone."""
-
-
 class DivergenceError(MoeDgError, ArithmeticError):
     """A training run whose loss or weights are no longer finite."""
 

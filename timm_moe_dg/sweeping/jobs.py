@@ -132,8 +132,7 @@ class Attempt:
             self.process.wait(seconds)
             self.poll()
             self._signal_group(signal.SIGTERM)
-            while time.monotonic() < deadline and self.job.state() == "running":
-                time.sleep(_POLL)
+            self.settle(deadline - time.monotonic())
         except subprocess.TimeoutExpired:
             pass
         self._signal_group(signal.SIGKILL)
@@ -143,6 +142,10 @@ class Attempt:
         """Asks all processes to end, and waits some seconds for it; for signal handlers, which may interrupt `wait`."""
         self._signal_group(signal.SIGTERM)
         self.log.close()  # the processes keep its lock
+        self.settle(seconds)
+
+    def settle(self, seconds: float) -> None:
+        """Waits some seconds for what a launcher that has ended left behind; it may be saving."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.job.state() == "running":
             time.sleep(_POLL)

@@ -1,20 +1,24 @@
 """A watch over the other processes of a run, so that none waits for one that is gone."""
 
+import logging
 import os
+import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import distributed
 
-from ...errors import MoeDgError, PeerLostError
+from ...errors import MoeDgError
 
 EVERY = 1.0  # seconds between two exchanges
 SILENCE = 120.0  # seconds; a machine that loses its power or its network closes no connection
 GRACE = 5.0  # seconds in which the process ends by itself once another is gone
 _AT_WORK, _DONE, _FAILED = 0, 1, 2
+_logger = logging.getLogger(__name__)
 
 
 class PeerWatch:
@@ -28,9 +32,6 @@ class PeerWatch:
         num_processes: Of the run; one has nobody to watch.
         silence: Seconds without a word from a process that is taken to be alive. All processes of a machine may be
             suspended for so long.
-
-    Raises:
-        PeerLostError: On leaving, in place of what the communication library raised when another process was gone.
     """
 
     def __init__(self, num_processes: int, silence: float = SILENCE) -> None:
@@ -52,7 +53,7 @@ class PeerWatch:
             return
         # The libraries for communication have no class of error in common, and the thread knows within an exchange
         if isinstance(error, RuntimeError) and not isinstance(error, MoeDgError) and self._lost.wait(GRACE):
-            raise PeerLostError(self._message()) from error
+            self._end(f" (here: {error})")
         self._code = _DONE if kind is None or issubclass(kind, SystemExit) else _FAILED
         self._leaving.set()
         self._thread.join(GRACE)
@@ -69,11 +70,14 @@ class PeerWatch:
         if worst == _FAILED:
             self._lost.set()
             if not self._leaving.wait(GRACE):  # in a collective operation that does not end, most likely
-                os.write(2, f"finetune.py: {PeerLostError.__name__}: {self._message()}\n".encode())
-                os._exit(1)
+                self._end()
 
-    def _message(self) -> str:
-        return (
-            f"num_processes={self._num_processes}: another one of them was killed, has failed or has not answered for "
-            f"{self._silence:.0f} s; see what it has said, and start all of them again with --resume"
+    def _end(self, seen: str = "") -> None:
+        """Says why and ends at once: Python's own way out waits for connections to those that are gone."""
+        _logger.error(
+            f"{Path(sys.argv[0]).name}: num_processes={self._num_processes}: another one of them was killed, has failed "
+            f"or has not answered for {self._silence:.0f} s; see what it has said, and start all again with "
+            f"--resume{seen}"
         )
+        sys.stdout.flush()
+        os._exit(1)
