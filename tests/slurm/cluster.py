@@ -100,9 +100,9 @@ class Cluster:
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
     def start_at_once(self, number: str) -> bool:
-        """Starts a job that was queued again without the two minutes that Slurm lets it wait."""
+        """Starts a job that was queued again without the two minutes that Slurm lets it wait, and gives it an hour."""
         pending = wait_until(lambda: self.job(number).get("JobState") == "PENDING", 60.0)
-        self.ask("scontrol", "update", f"jobid={number}", "starttime=now")
+        self.ask("scontrol", "update", f"jobid={number}", "starttime=now", "timelimit=60")
         return pending
 
     def _start(self, *command: str) -> None:

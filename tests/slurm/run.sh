@@ -4,6 +4,7 @@
 #
 #   bash tests/slurm/run.sh             # ends with a message where the packages are missing
 #   bash tests/slurm/run.sh --install   # apt-get install slurm-wlm munge before
+#   bash tests/slurm/run.sh --only limit
 #
 # One line "ok" or "not ok" for each thing shown; the status is the number of "not ok".
 set -uo pipefail
@@ -13,6 +14,7 @@ if ((EUID)); then
   echo "run.sh: Slurm's daemons are started as root; nothing was run" >&2 && exit 77
 fi
 if [[ ${1-} == --install ]]; then
+  shift
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge >/dev/null || exit 77
 fi
 for program in munged slurmctld slurmd sbatch; do
@@ -21,4 +23,4 @@ for program in munged slurmctld slurmd sbatch; do
   fi
 done
 export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONPATH=$PWD
-exec python -m tests.slurm.scenarios
+exec python -m tests.slurm.scenarios "$@"

@@ -75,9 +75,8 @@ class PeerWatch:
     def _end(self, seen: str = "") -> None:
         """Says why and ends at once: Python's own way out waits for connections to those that are gone."""
         _logger.error(
-            f"{Path(sys.argv[0]).name}: num_processes={self._num_processes}: another one of them was killed, has failed "
-            f"or has not answered for {self._silence:.0f} s; see what it has said, and start all again with "
-            f"--resume{seen}"
+            f"{Path(sys.argv[0]).name}: num_processes={self._num_processes}: another one of them was killed, failed or "
+            f"has not answered for {self._silence:.0f} s; see what it has said, and start all again with --resume{seen}"
         )
         sys.stdout.flush()
         os._exit(1)
