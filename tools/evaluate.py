@@ -52,8 +52,8 @@ from timm_moe_dg.data import (
     get_benchmark,
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
-from timm_moe_dg.finetuning.launch import check_world_size
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
+from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.features import classifier_inputs

@@ -55,6 +55,7 @@ from timm_moe_dg.finetuning import (
     FineTuning,
     Interrupted,
     Interruption,
+    PeerWatch,
     RunLog,
     RunPlan,
     StepBar,
@@ -137,7 +138,7 @@ def finetune(options: RunOptions, log: RunLog) -> None:
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
     try:
-        with owning(plan, accelerator) as own_plan:
+        with PeerWatch(accelerator.num_processes), owning(plan, accelerator) as own_plan:
             accelerator.print(describe(own_plan))
             if options.dry_run:
                 try_out(own_plan, accelerator)

@@ -184,3 +184,15 @@ def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
     for text in (b"\xff\xfe", b"sweep: exit status ?", b""):
         job.log.write_bytes(text)
         assert job.state() == "incomplete"
+
+
+def test_a_notice_to_every_process_of_a_job_ends_none(tmp_path):
+    notices = "import os, signal; [os.kill(os.getpid(), number) for number in (signal.SIGUSR1, signal.SIGUSR2)]"
+    inner = f"{notices}; print('still there')"
+    script = (
+        f"{notices}; import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {inner!r}]).returncode)"
+    )
+    job = Job("a", (sys.executable, "-c", script), tmp_path / "a", tmp_path / "log")
+    assert [status for _, status, _ in run_jobs([job], [{}])] == [0]
+    assert tail(job.log) == "still there"
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL

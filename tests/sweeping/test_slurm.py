@@ -4,6 +4,8 @@ import os
 import pickle
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -49,6 +51,27 @@ def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
     assert job.state() == "incomplete"
     assert "saved" in job.log.read_text()
     assert pickle.loads(pickle.dumps(queued[0])).job == job
+
+
+@pytest.mark.slow
+def test_what_a_launcher_leaves_behind_may_save_before_the_job_ends(tmp_path):
+    job = make_job(tmp_path, seconds=60)
+    script = Path(job.command[1])
+    script.write_text(script.read_text().replace('(print("saved")', '(time.sleep(1), print("saved", flush=True)'))
+    launcher = f"import subprocess; subprocess.run({list(job.command)!r})"  # SIGTERM ends it at once
+    job = replace(job, command=(sys.executable, "-c", launcher))
+    submission = Submission(job)
+
+    def preempt():
+        wait_for(lambda: begun(job))
+        submission._attempt._signal_group(signal.SIGTERM)
+
+    thread = Thread(target=preempt)
+    thread.start()
+    assert submission() == -signal.SIGTERM
+    thread.join()
+    assert "\nsaved\n" in job.log.read_text()
+    assert job.state() == "incomplete"
 
 
 def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):

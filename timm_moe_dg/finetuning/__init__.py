@@ -1,11 +1,12 @@
 """The runtime of training: its plan, what feeds and steps the network, and how a run ends or goes on."""
 
 from .assembly import Model, build_model
-from .launch import join_processes, set_up_logging
 from .loaders import rehearse
 from .log import RunLog
 from .owner import owning
 from .plan import RunPlan, make_plan
+from .processes.launch import join_processes, set_up_logging
+from .processes.peers import PeerWatch
 from .progress import StepBar
 from .resume import nothing_to_do, parse_resumable, run_parser
 from .run import Beginning, FineTuning, find_beginning, start
@@ -19,6 +20,7 @@ __all__ = [
     "Interrupted",
     "Interruption",
     "Model",
+    "PeerWatch",
     "RunLog",
     "RunPlan",
     "StepBar",

@@ -13,7 +13,7 @@ from accelerate.utils import get_int_from_env
 
 from ..errors import MoeDgError
 from ..storage.run_folder import RunFolder
-from .launch import RANKS
+from .processes.launch import RANKS
 
 
 class _Copied:

@@ -18,8 +18,8 @@ from ..storage.checkpoint import Checkpoints
 from ..storage.outcome import DONE, lost
 from ..storage.ownership import is_owned, start_number
 from ..storage.run_folder import ARGUMENTS
-from .launch import PRECISIONS
 from .optimization import SCHEDULES
+from .processes.launch import PRECISIONS
 
 AUTO = "auto"
 _logger = logging.getLogger(__name__)

@@ -27,6 +27,8 @@ INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + s
 _ENDED = "sweep: exit status "
 _STATUS = re.compile(rf"{_ENDED}(-?\d+)")
 _POLL = 0.2  # seconds
+# Slurm's notice before a time limit goes to every process of a job, and ends those that do not expect it
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Attempt:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=_ignore_notices,
         )
         return cls(job, log, process)
 
@@ -129,8 +132,7 @@ class Attempt:
             self.process.wait(seconds)
             self.poll()
             self._signal_group(signal.SIGTERM)
-            while time.monotonic() < deadline and self.job.state() == "running":
-                time.sleep(_POLL)
+            self.settle(deadline - time.monotonic())
         except subprocess.TimeoutExpired:
             pass
         self._signal_group(signal.SIGKILL)
@@ -140,6 +142,10 @@ class Attempt:
         """Asks all processes to end, and waits some seconds for it; for signal handlers, which may interrupt `wait`."""
         self._signal_group(signal.SIGTERM)
         self.log.close()  # the processes keep its lock
+        self.settle(seconds)
+
+    def settle(self, seconds: float) -> None:
+        """Waits some seconds for what a launcher that has ended left behind; it may be saving."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.job.state() == "running":
             time.sleep(_POLL)
@@ -147,6 +153,12 @@ class Attempt:
     def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError):  # nobody is left
             os.killpg(self.process.pid, number)
+
+
+def _ignore_notices() -> None:
+    """Makes a new process, and all that it starts, deaf to what only its parent is to act on."""
+    for number in _NOTICES:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def run_jobs(

@@ -32,7 +32,11 @@ class Submission:
         """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
         if self.job.state() not in ("finished", "running"):
             self._attempt = Attempt.start(self.job)
-        return self._attempt.wait() if self._attempt else 0
+        if not self._attempt:
+            return 0
+        status = self._attempt.wait()
+        self._attempt.settle(self.grace)  # Slurm ends what outlives this process
+        return status
 
     def checkpoint(self) -> object:
         """What submitit calls when Slurm's time is up: lets the job save, and returns it again, to go on from there."""

@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
 
-from ..errors import ArgumentError
-from ..protocols.options import RunOptions
+from ...errors import ArgumentError
+from ...protocols.options import RunOptions
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
 
@@ -17,6 +17,12 @@ _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # as accelerate calls them
+_PLUGINS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
+_UNSUPPORTED = (
+    "the launcher's plugin is not supported, since averages, checkpoints and methods need the whole network in every "
+    "process; launch without it (--use_fsdp and the like), and see --grad-checkpointing; choose from "
+    f"{', '.join(_DISTRIBUTED)}"
+)
 
 
 def join_processes(options: RunOptions) -> Accelerator:
@@ -43,6 +49,7 @@ def check_launch(accelerator: Accelerator) -> None:
     Raises:
         ArgumentError: It has not; see the other checks.
     """
+    check_plugins(os.environ)
     check_world_size(os.environ, accelerator.num_processes)
     check_precision(accelerator.mixed_precision, accelerator.device.type)
     check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
@@ -85,6 +92,20 @@ def check_precision(mixed_precision: str, device: str) -> None:
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
 
 
+def check_plugins(environment: Mapping[str, str]) -> None:
+    """Makes sure that no plugin was asked for, which accelerate would leave out in silence on CPU.
+
+    Args:
+        environment: The process's environment variables, in which the launcher says what was asked for.
+
+    Raises:
+        ArgumentError: One was.
+    """
+    for name in _PLUGINS:
+        if environment.get(f"ACCELERATE_USE_{name}", "false").lower() in ("true", "1"):
+            raise ArgumentError.of("distributed_type", name, _UNSUPPORTED)
+
+
 def check_distribution(distributed_type: str, gradient_accumulation_steps: int) -> None:
     """Makes sure that every process holds the whole network, and that accelerate does not divide losses itself.
 
@@ -96,8 +117,7 @@ def check_distribution(distributed_type: str, gradient_accumulation_steps: int) 
         ArgumentError: The network would be sharded, or run by a backend that nobody has tried; or losses be divided.
     """
     if distributed_type not in _DISTRIBUTED:
-        remedy = f"the launcher's plugin is not supported; choose from {', '.join(_DISTRIBUTED)}"
-        raise ArgumentError.of("distributed_type", str(distributed_type), remedy)
+        raise ArgumentError.of("distributed_type", str(distributed_type), _UNSUPPORTED)
     if gradient_accumulation_steps != 1:
         remedy = (
             "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS; to cut a step's images into parts use --grad-accum-steps"

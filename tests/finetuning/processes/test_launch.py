@@ -6,9 +6,10 @@ import pytest
 from accelerate.utils import DistributedType
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.launch import (
+from timm_moe_dg.finetuning.processes.launch import (
     available_cpus,
     check_distribution,
+    check_plugins,
     check_precision,
     check_world_size,
     set_up_logging,
@@ -61,6 +62,13 @@ def test_sharded_networks_and_divided_losses_are_refused():
         check_distribution(DistributedType.FSDP, 1)
     with pytest.raises(ArgumentError, match=r"gradient_accumulation_steps=4: .*--grad-accum-steps"):
         check_distribution(DistributedType.NO, 4)
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_a_plugin_that_would_be_left_out_in_silence_is_refused(name):
+    check_plugins({f"ACCELERATE_USE_{name}": "false", "ACCELERATE_USE_CPU": "true"})
+    with pytest.raises(ArgumentError, match=rf"distributed_type='{name}': .* launch without it \(--use_fsdp"):
+        check_plugins({f"ACCELERATE_USE_{name}": "true"})
 
 
 @pytest.mark.parametrize(

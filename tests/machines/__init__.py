@@ -1,0 +1,1 @@
+"""Two machines that train one run."""

@@ -1,0 +1,1 @@
+"""A cluster of Slurm's on one machine, and what happens to a sweep there."""
