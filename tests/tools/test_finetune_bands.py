@@ -122,3 +122,16 @@ def test_weights_of_three_bands_start_a_network_of_five_as_timm_adapts_them(data
     weight = load_file(run / "best" / "model.safetensors")["patch_embed.proj.weight"]
     expected = dense.patch_embed.proj.weight.repeat(1, 2, 1, 1)[:, :5] * 3 / 5  # timm.models.adapt_input_conv
     torch.testing.assert_close(weight, expected)
+
+
+def test_the_card_s_snippet_reads_all_bands(run, data, tmp_path, capsys):
+    words = [str(run), "--repo-id", "someone/bands", "--dry-run", "--output", str(tmp_path)]
+    load_tool("push_to_hub").main(words)
+    card = (tmp_path / "hub" / "someone--bands" / "README.md").read_text()
+    assert "| 5 bands of 16 x 16 pixels" in card
+    snippet = (
+        card.partition("```python\n")[2].partition("```")[0].replace("hf-hub:someone/bands", f"local-dir:{run}/best")
+    )
+    capsys.readouterr()
+    exec(snippet.replace("image.tif", str(data / "Asia-ood_test-0.tif")), {})
+    assert capsys.readouterr().out.strip() in ("field", "forest")
