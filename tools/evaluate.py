@@ -39,6 +39,7 @@ from timm_moe_dg.cli.arguments import (
     add_model_options,
     parse_arguments,
     position_or_name,
+    positive_int,
 )
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import (
@@ -55,7 +56,7 @@ from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
-from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.features import classifier_inputs
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
     columns = "columns of metadata.csv that the model reads beside coordinates (default otherwise: none)"
     add("--metadata-columns", nargs="+", metavar="COLUMN", help=columns)
+    add("--in-chans", type=positive_int, metavar="N", help="bands of the images (default otherwise: 3)")
     unseen = "the domains that the model was not trained on, by name or by position"
     add("--test-domains", "--test-envs", type=position_or_name, nargs="+", metavar="DOMAIN", help=unseen)
     counted = (
@@ -124,7 +126,7 @@ def settle(args: argparse.Namespace) -> None:
 
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
     """Reads the data and finds the domains that the options name in it; their positions replace the names."""
-    domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or ())
+    domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or (), args.in_chans)
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
     args.test_domains = evaluation_only(domains) if args.test_domains is None else named(args, "test_domains", domains)
@@ -167,6 +169,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
         coverage_radius=args.coverage_radius,
         model_kwargs=dict(args.model_kwargs),
     )
+    check_channels(network, args.in_chans)
     positions = class_positions(network, domains[0].classes)
     with_metadata = takes_metadata(network, domains, args.metadata_columns)
     if args.expert_mode:

@@ -34,8 +34,9 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int, threads
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers import find_images, read_image
-from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.data.readers import find_images, read_pixels
+from timm_moe_dg.data.transforms import RGB
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.export.programs import (
     FORMATS,
     OPSET,
@@ -112,7 +113,10 @@ def photographs() -> list[Image.Image]:
 
 def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
     """The images to compare on, as tensors, with made-up metadata for a model that reads any."""
-    images = [read_image(path) for path in find_images(sources)] if sources else photographs()
+    bands = config["input_size"][0]
+    if not sources and bands != RGB:
+        raise ArgumentError.of("images", None, f"the model takes {bands} bands; give files that have as many")
+    images = [read_pixels(path, bands) for path in find_images(sources)] if sources else photographs()
     images = (images * SAMPLES)[: max(len(images), SAMPLES)]  # a recorded batch and an odd one need several
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     metadata = sample_metadata(model, len(images))

@@ -28,7 +28,7 @@ from timm_moe_dg.cli.arguments import parse_words, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data.approximate_styles import APPROXIMATE_STYLES
 from timm_moe_dg.data.photograph_split import photograph_part
-from timm_moe_dg.data.readers.folders import read_image
+from timm_moe_dg.data.readers import read_image
 from timm_moe_dg.data.style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
 from timm_moe_dg.storage.checksums import file_hash

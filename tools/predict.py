@@ -39,7 +39,7 @@ from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
 from timm_moe_dg.layers import LocationIdEmbedding
-from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.csv_text import write_rows
@@ -128,7 +128,8 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
         raise ArgumentError.of("top_k", args.top_k, f"the model has {network.num_classes} classes")
     config = data_config(network, args.img_size)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    images = ImageFiles(paths, view, metadata_of(network, args, paths), args.skip_unreadable)
+    metadata = metadata_of(network, args, paths)
+    images = ImageFiles(paths, view, metadata, args.skip_unreadable, in_chans_of(network))
     rows = list(rows_of(network, images, args))
     if len(rows) < len(paths):
         read = {row[0] for row in rows}

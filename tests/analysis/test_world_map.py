@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import DomainMap, world_map
+from timm_moe_dg.analysis import DomainMap, canvas, world_map
 from timm_moe_dg.analysis.palette import SHARED_COLOR, expert_color
 
 pytest.importorskip("matplotlib")
@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch, tmp_path):
     """Draws a map and returns its figure."""
     figures = []
-    new_figure = world_map.new_figure
-    monkeypatch.setattr(world_map, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    new_figure = canvas.new_figure
+    monkeypatch.setattr(canvas, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
 
     def draw(found, *groups):
         world_map.plot_domain_map(found, tmp_path / "a.png", *groups)

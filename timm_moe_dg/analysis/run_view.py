@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from ..data import Domain, evaluation_transform, get_benchmark
 from ..data.loaders import seeded_torch
-from ..data.transforms import Transform
+from ..data.transforms import Pixels, Transform
 from ..errors import ArgumentError
 from ..layers.router import Router
-from ..networks.build import Network, data_config
+from ..networks.build import Network, data_config, in_chans_of
 from ..networks.trained import load_trained, takes_metadata
 from ..storage.outcome import verify_model
 from ..storage.run_folder import run_arguments
 
-Batch = tuple[Tensor, ...]  # images (B, 3, H, W), and the images' metadata where the network takes it
+Batch = tuple[Tensor, ...]  # images (B, C, H, W), and the images' metadata where the network takes it
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RunView:
         args: Its arguments.
         model: The selected network, in evaluation mode.
         size: Height and width of its input, pixels.
-        transform: From an RGB image to the network's input.
+        transform: From an image to the network's input.
         device: Where it runs.
         batch_size: Images at a time.
     """
@@ -53,6 +53,11 @@ class RunView:
         """Columns of the data's table that the network reads beside coordinates."""
         return self.args.get("metadata_columns") or ()
 
+    @property
+    def in_chans(self) -> int:
+        """Bands of the images that the network takes."""
+        return in_chans_of(self.model)
+
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
         """Reads the run's data.
 
@@ -62,13 +67,14 @@ class RunView:
         Raises:
             DataError: It is not there.
         """
-        return get_benchmark(self.args["dataset"]).read(data_dir or self.args.get("data_dir"), self.columns)
+        folder = data_dir or self.args.get("data_dir")
+        return get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
 
     def batches(self, domain: Domain, positions: Sequence[int]) -> Iterator[Batch]:
         """Yields images of a domain as the network takes them, in the order of the positions."""
         for start in range(0, len(positions), self.batch_size):
             part = positions[start : start + self.batch_size]
-            images = self.inputs([domain.image(position) for position in part])
+            images = self.inputs([domain.pixels(position) for position in part])
             rows = [row for position in part if (row := self.metadata(domain, position)) is not None]
             yield (images, torch.stack(rows).to(self.device)) if rows else (images,)
 
@@ -78,8 +84,8 @@ class RunView:
             return None
         return torch.as_tensor(domain.metadata[position])
 
-    def inputs(self, images: Sequence[Any]) -> Tensor:
-        """RGB images -> (B, 3, height, width) on the device."""
+    def inputs(self, images: Sequence[Pixels]) -> Tensor:
+        """Images as `Domain.pixels` has them -> (B, channels, height, width) on the device."""
         return torch.stack([self.transform(image) for image in images]).to(self.device)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..layers import Coverage, thin_coordinates
 from ..layers.encoders.coverage import distances
-from .canvas import DPI, new_figure, swatch
+from .canvas import LEGEND_BELOW, picture, swatch, text_size
 from .domains import DomainMap
 from .map_labels import Box, beside, extent
 from .palette import SHARED_COLOR, expert_color
@@ -27,8 +27,8 @@ VEIL = 0.7  # opacity of the white over them
 WORLD = (-180.0, 180.0, -90.0, 90.0)
 _COAST, _INK = "#404040", "#000000"
 _KM = 111.2  # per degree
-_TEXT = 8.0  # points
-_COLUMNS = 6  # of the legend
+WIDTH = 6.4  # inches
+_COLUMNS = 5  # of the legend
 
 
 def plot_domain_map(
@@ -49,32 +49,30 @@ def plot_domain_map(
         MissingDependencyError: matplotlib is not installed.
     """
     used = domains.experts[domains.experts >= 0].unique().tolist()
-    figure = new_figure(6.4, 3.75 + 0.2 * math.ceil(len(used) / _COLUMNS))
-    axes = figure.subplots()
-    note = _draw_cells(axes, domains)
-    for line in coastlines():
-        axes.plot(*line.T, color=_COAST, linewidth=0.5)
-    groups, outside = _known(places or {}), _known(held_out or {})
+    with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(used) / _COLUMNS)) as figure:
+        axes = figure.subplots()
+        note = _draw_cells(axes, domains)
+        for line in coastlines():
+            axes.plot(*line.T, color=_COAST, linewidth=0.5)
+        _draw_groups(axes, domains, _known(places or {}), _known(held_out or {}))
+        axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
+        _label_axes(axes)
+        axes.set_title(f"Discovered domains: routed expert with the largest weight{note}")
+        handles = [swatch(expert_color(index), f"expert {index}") for index in used]
+        columns = max(1, min(len(used), _COLUMNS))
+        figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": columns}, handlelength=1.2)
+
+
+def _draw_groups(
+    axes: "Axes", domains: DomainMap, groups: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]
+) -> None:
+    """Draws images as points, outlines what was not trained on, and writes the names beside both."""
     for rows in groups.values():
         axes.plot(*rows.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
     _draw_outlines(axes, domains, list(outside.values()))
     boxes = {name: extent(rows) for name, rows in groups.items()}
     boxes |= {f"{name} (held out)": extent(rows, margin=_margin(domains)) for name, rows in outside.items()}
     _draw_names(axes, boxes)
-    axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
-    _label_axes(axes)
-    axes.set_title(f"Discovered domains: routed expert with the largest weight{note}", size=_TEXT + 1)
-    handles = [swatch(expert_color(index), f"expert {index}") for index in used]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=max(1, min(len(used), _COLUMNS)),
-        frameon=False,
-        fontsize=_TEXT,
-        columnspacing=1.0,
-        handlelength=1.2,
-    )
-    figure.savefig(path, dpi=DPI)
 
 
 def coastlines() -> list[np.ndarray]:
@@ -123,18 +121,16 @@ def _draw_names(axes: "Axes", groups: Mapping[str, Box]) -> None:
 
     taken = list(groups.values())
     for name, group in groups.items():
-        box = beside(group, name, taken, _TEXT)
+        box = beside(group, name, taken, text_size(WIDTH))
         taken.append(box)
         halo = [withStroke(linewidth=2.0, foreground="white")]
-        axes.text(*box.center, name, ha="center", va="center", size=_TEXT, path_effects=halo, clip_on=True)
+        axes.text(*box.center, name, ha="center", va="center", path_effects=halo, clip_on=True)
 
 
 def _label_axes(axes: "Axes") -> None:
     axes.set_xticks(range(-180, 181, 60))
     axes.set_yticks(range(-90, 91, 30))
-    axes.tick_params(labelsize=_TEXT - 1)
-    axes.set_xlabel("longitude (degrees)", size=_TEXT)
-    axes.set_ylabel("latitude (degrees)", size=_TEXT)
+    axes.set(xlabel="longitude (degrees)", ylabel="latitude (degrees)")
 
 
 def _known(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .transforms import Transform
+from .transforms import RGB, Pixels, Transform
 
 _POLICIES = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
 
@@ -29,7 +28,7 @@ def with_timm_augmentation(
     """Puts timm's automatic augmentation before a transform, and its random erasing behind; as it is without both.
 
     Args:
-        transform: Of RGB images to normalized tensors (3, height, width).
+        transform: Of RGB images, or of as many bands as there are means, to normalized tensors (C, height, width).
         policy: timm's, such as rand-m9-mstd0.5, augmix-m3-w3, original or v0; None for none.
         erasing: Probability that a rectangle is replaced by noise.
         size: Height and width in pixels.
@@ -37,7 +36,7 @@ def with_timm_augmentation(
         std: Likewise.
 
     Raises:
-        ArgumentError: timm has no such policy.
+        ArgumentError: timm has no such policy, or the images are not RGB.
     """
     if policy is None and not erasing:
         return transform
@@ -56,11 +55,11 @@ class TimmAugmented:
         behind: Of tensors, or None.
     """
 
-    before: Callable[[Image.Image], Image.Image] | None
+    before: Callable[[Pixels], Pixels] | None
     transform: Transform
     behind: Callable[[Tensor], Tensor] | None
 
-    def __call__(self, image: Image.Image) -> Tensor:
+    def __call__(self, image: Pixels) -> Tensor:
         """Augments one image."""
         states = random.getstate(), np.random.get_state()  # noqa: NPY002 (what timm draws from, here and below)
         seed = int(torch.randint(2**32, (1,)))
@@ -74,8 +73,10 @@ class TimmAugmented:
             np.random.set_state(states[1])  # noqa: NPY002
 
 
-def _automatic(policy: str, side: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
+def _automatic(policy: str, side: int, mean: Sequence[float]) -> Callable[[Pixels], Pixels]:
     """Builds a policy as timm's own loaders do: shifts in shares of the side, gaps filled with the mean color."""
+    if len(mean) != RGB:
+        raise ArgumentError.of("aa", policy, f"is of RGB images, and these have {len(mean)} bands; leave it out")
     fill = tuple(min(255, round(255 * value)) for value in mean)
     options: dict[str, Any] = {"translate_const": int(side * 0.45), "img_mean": fill}
     try:

@@ -12,6 +12,9 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from PIL import Image
 
+from .bands import read_bands
+from .transforms import RGB, Pixels
+
 DataDir = str | os.PathLike[str] | None
 UNGROUPED = "Other"  # the group of images that belong to none: counted overall, but never the worst group
 
@@ -48,6 +51,7 @@ class Domain(ABC, Generic[Stored]):
         metadata: One row per image, such as longitude and latitude; None without any.
         split: The official one; None leaves it to `split_domains`.
         pictures: A name for each image, by which other domains hold the same picture; None without names.
+        bands: Of its images. Other than three are read from files whole; `image` then shows the first three.
         angle: Degrees by which its pictures are turned, counter-clockwise, beside those of other domains.
     """
 
@@ -60,6 +64,7 @@ class Domain(ABC, Generic[Stored]):
     metadata: np.ndarray | None = field(default=None, kw_only=True, repr=False)
     split: Split | None = field(default=None, kw_only=True, repr=False)
     pictures: Sequence[str] | None = field(default=None, kw_only=True, repr=False)
+    bands: int = field(default=RGB, kw_only=True)
     angle: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -76,6 +81,16 @@ class Domain(ABC, Generic[Stored]):
         Raises:
             ImageReadError: The image cannot be decoded; the message names it.
         """
+
+    def pixels(self, index: int) -> Pixels:
+        """Reads one image as transforms take it: RGB, or where a file's bands are others, float (bands, H, W).
+
+        Raises:
+            ImageReadError: As `image`.
+        """
+        if self.bands == RGB:
+            return self.image(index)
+        return read_bands(self.file(index), self.bands)
 
     def file(self, index: int) -> str:
         """Names one image for people: its path, or what the data calls it, or its number."""

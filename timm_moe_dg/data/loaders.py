@@ -17,19 +17,18 @@ from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import ProtocolError
 from .domains import Domain
 from .splits import Split
-from .transforms import Transform
+from .transforms import Pixels, Transform
 
 DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
-TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (3, H, W), target, metadata if asked for
+TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, metadata if asked for
 EvaluationSample: TypeAlias = tuple[Tensor, int, int, *tuple[Tensor, ...]]  # image, target, group, and metadata
-Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, 3, H, W), targets (B,), and the images' metadata if asked for
+Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, C, H, W), targets (B,), and the images' metadata if asked for
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class TrainingDraws(Dataset):
         pool = pools[random.integers(len(pools))] if self.class_balanced else pools[0]
         index = int(random.choice(pool))
         with seeded_torch(int(random.integers(2**63))):
-            image = self.transform(self.domains[domain].image(index))
+            image = self.transform(self.domains[domain].pixels(index))
         metadata = _metadata(self.domains[domain], index) if self.with_metadata else ()
         return image, self.domains[domain].targets[index], *metadata
 
@@ -179,7 +178,7 @@ class AugmentedValidation:
         """Whether a group of `EvaluationImages` is one of them."""
         return group % 2 == 1 and group // 2 in self.domains
 
-    def __call__(self, image: Image.Image, domain: int, position: int) -> Tensor:
+    def __call__(self, image: Pixels, domain: int, position: int) -> Tensor:
         """Augments the image at a position of a domain."""
         entropy = np.random.default_rng((self.seed, domain, position, 1))  # the 1 sets it apart from training's draws
         with seeded_torch(int(entropy.integers(2**63))):
@@ -212,7 +211,7 @@ class EvaluationImages(Dataset):
         position, group = int(self.positions[index]), int(self.groups[index])
         domain = self.domains[group // 2]
         metadata = _metadata(domain, position) if self.with_metadata else ()
-        image = domain.image(position)
+        image = domain.pixels(position)
         if self.augmented is not None and self.augmented.covers(group):
             view = self.augmented(image, group // 2, position)
         else:
@@ -223,7 +222,7 @@ class EvaluationImages(Dataset):
 def evaluation_loader(
     images: EvaluationImages, *, batch_size: int, workers: int, pin_memory: bool = False
 ) -> DataLoader:
-    """Builds the finite loader, in a fixed order; yields images (B, 3, H, W), targets (B,), groups (B,), metadata."""
+    """Builds the finite loader, in a fixed order; yields images (B, C, H, W), targets (B,), groups (B,), metadata."""
     return DataLoader(images, batch_size=batch_size, **_worker_options(workers, pin_memory))
 
 

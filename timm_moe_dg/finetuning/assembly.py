@@ -1,6 +1,7 @@
 """The model of a run: the network with its starting weights, and all that changes them in a step."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
+from ..data.band_domains import band_statistics
+from ..data.transforms import RGB
 from ..errors import ArgumentError, DataError
 from ..losses import force_tokens
 from ..networks.build import (
@@ -29,6 +32,8 @@ from ..protocols.options import RunOptions
 from .coverage import cover_training_coordinates
 from .optimization import build_optimizer, build_schedule
 from .plan import RunPlan
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         schedule=schedule,
         averaging=averaging,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
-        data_config=data_config(network, options.img_size, options.mean, options.std),
+        data_config=data_config(network, options.img_size, *mean_and_std(plan)),
         classes=plan.classes,
     )
 
@@ -117,6 +122,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         pretrained=options.pretrained,
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
+        in_chans=options.in_chans,
         drop_path=options.drop_path,
         model_kwargs={
             **({"drop_rate": dropout} if dropout else {}),
@@ -155,6 +161,24 @@ def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
             raise DataError(f"metadata_columns={name!r}: no training image has a value there; leave the column out")
         found[name] = (float(known.mean()), float(known.std()) or 1.0)
     return found
+
+
+def mean_and_std(plan: RunPlan) -> tuple[Sequence[float] | None, Sequence[float] | None]:
+    """Returns what images are normalized by, as the options say; None leaves it to the model.
+
+    Bands other than RGB are nothing that a model has values for: unless given, or saved with the model, they are
+    measured on the images that are trained on.
+
+    Raises:
+        ImageReadError: One of these images cannot be used.
+    """
+    options = plan.options
+    if (options.mean and options.std) or options.in_chans == RGB or ":" in options.model:
+        return options.mean, options.std
+    count = sum(len(plan.splits[at].inside) for at in plan.training)
+    _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
+    mean, std = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
+    return options.mean or mean, options.std or std
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

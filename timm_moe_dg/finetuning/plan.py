@@ -111,10 +111,11 @@ def make_plan(options: RunOptions) -> RunPlan:
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
     _check_task_loss(options, method)
+    _check_channels(options)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
-    domains = benchmark.read(options.data_dir, options.metadata_columns or ())
+    domains = benchmark.read(options.data_dir, options.metadata_columns or (), options.in_chans)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
     filled = fill_in(options, benchmark, hparams, domains)
@@ -278,6 +279,13 @@ def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
         if vars(options)[name]:
             remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
             raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def _check_channels(options: RunOptions) -> None:
+    for name in ("mean", "std"):
+        values = vars(options)[name]
+        if values and len(values) != options.in_chans:
+            raise ArgumentError.of(name, values, f"give a value for each of the {options.in_chans} bands (--in-chans)")
 
 
 def _follows_swad(options: RunOptions) -> bool:

@@ -1,5 +1,6 @@
 """What a run is about to do, said before it does it."""
 
+from ..data.transforms import RGB
 from ..protocols.roles import part_played
 from .plan import RunPlan
 
@@ -21,6 +22,7 @@ def describe(plan: RunPlan) -> str:
     return "\n".join(
         [
             *lines,
+            *_bands(plan),
             f"held out: {', '.join(plan.names[position] for position in options.test_domains)}",
             f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
             f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are one pass "
@@ -28,3 +30,10 @@ def describe(plan: RunPlan) -> str:
             f"output: {plan.folder.path}",
         ]
     )
+
+
+def _bands(plan: RunPlan) -> list[str]:
+    count = plan.options.in_chans
+    shown = plan.benchmark.augmentation == "photograph" and count != RGB
+    remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images" if shown else ""
+    return [] if count == RGB else [f"images: {count} bands, whole numbers scaled by their type's maximum{remark}"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..cli import escape
 from ..data import BENCHMARKS
-from ..networks.build import without_origin
+from ..networks.build import in_chans_of, without_origin
 from ..networks.trained import label_names
 from .config import Config, read_config, write_config
 from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
@@ -151,6 +151,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
         "num_classes": config["num_classes"],
         "classes": label_names(network) or (),
         "config": config["pretrained_cfg"],
+        "bands": in_chans_of(network),
         "options": config.get("model_args", {}),
         "expert_mode": config.get("expert_mode", "routed"),
         "figures": sorted(path.relative_to(folder) for path in folder.rglob("*.png")),

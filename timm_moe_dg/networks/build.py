@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 import timm
-from timm.data.model_config import resolve_input_data_config
+from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
     is_model_in_modules,
@@ -27,11 +27,11 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
+from ..data.transforms import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 from .reach import hub_or_cache
 from .saved_config import saved_config
 
-CHANNELS = 3  # of every image that a reader opens
 DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
@@ -43,7 +43,7 @@ class DataConfig(TypedDict):
     """How images reach a network, in timm's words.
 
     Attributes:
-        input_size: (3, height, width).
+        input_size: (channels, height, width).
         mean: Of each channel, which is subtracted.
         std: Of each channel, which is divided by.
         interpolation: Of resizing.
@@ -66,6 +66,7 @@ def build_network(
     pretrained: bool = False,
     initial_checkpoint: str | os.PathLike[str] | None = None,
     img_size: int | None = None,
+    in_chans: int | None = None,
     drop_path: float | None = None,
     model_kwargs: Mapping[str, object] | None = None,
 ) -> nn.Module:
@@ -79,15 +80,19 @@ def build_network(
         initial_checkpoint: Start from this file instead; it passes through the model's own checkpoint filter, so a
             mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's own.
+        in_chans: Channels of its images, to which the first convolution of loaded weights is adapted as timm does; None
+            for the model's own.
         drop_path: Stochastic depth; None for 0.1 where the model has it, and for none in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
 
     Raises:
-        ArgumentError: There is no such model, or it does not take an argument.
+        ArgumentError: There is no such model, or it does not take an argument, or has other channels than asked for.
         CheckpointError: The weights cannot be read or do not fit.
     """
     check_name(name)
     kwargs = {"drop_path_rate": _default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
+    if in_chans not in (None, RGB):
+        kwargs = {"in_chans": in_chans, **kwargs}
     _check_kwargs(kwargs)
     source = _source_of_weights(name, kwargs)
     overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
@@ -118,7 +123,8 @@ def build_network(
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
-    _check_channels(network)
+    if in_chans is not None:
+        check_channels(network, in_chans)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -131,6 +137,23 @@ def _default_drop_path(name: str) -> float:
     source, architecture = parse_model_name(name)
     is_resnet = source is None and is_model_in_modules(split_model_name_tag(architecture)[0], _WITHOUT_DROP_PATH)
     return 0.0 if is_resnet else DROP_PATH
+
+
+def in_chans_of(network: nn.Module) -> int:
+    """Channels of the images that a network takes."""
+    return int(get_model_input_config(network)["input_size"][0])
+
+
+def check_channels(network: nn.Module, in_chans: int) -> None:
+    """Makes sure that a network takes images of so many channels as they are read with.
+
+    Raises:
+        ArgumentError: It takes others.
+    """
+    own = in_chans_of(network)
+    if own != in_chans:
+        read = f"as RGB, {RGB} channels; leave it out" if in_chans == RGB else f"with {in_chans} bands"
+        raise ArgumentError.of("in_chans", own, f"images are read {read}, or give --in-chans {own} and such images")
 
 
 def data_config(
@@ -148,7 +171,7 @@ def data_config(
         std: Likewise.
 
     Returns:
-        input_size (3, height, width), mean, std, interpolation, crop_pct and crop_mode.
+        input_size (channels, height, width), mean, std, interpolation, crop_pct and crop_mode.
     """
     wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
     own = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
@@ -231,12 +254,6 @@ def _check_patches(network: nn.Module, img_size: int | None) -> None:
         near = sorted({max(patch, img_size // patch * patch), -(-img_size // patch) * patch})
         remedy = f"is no multiple of the model's patches of {patch} pixels; give {' or '.join(map(str, near))}"
         raise ArgumentError.of("img_size", img_size, remedy)
-
-
-def _check_channels(network: nn.Module) -> None:
-    channels = getattr(network, "in_chans", data_config(network)["input_size"][0])
-    if channels != CHANNELS:
-        raise ArgumentError.of("in_chans", channels, f"images are read as RGB, {CHANNELS} channels; leave it out")
 
 
 def _check_kwargs(kwargs: Mapping[str, object]) -> None:

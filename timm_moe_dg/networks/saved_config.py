@@ -15,6 +15,7 @@ from typing import Any
 from timm.models import parse_model_name
 from timm.models._hub import download_from_hf
 
+from ..data.transforms import RGB
 from ..errors import CheckpointError
 from .reach import hub_or_cache
 
@@ -44,7 +45,10 @@ def read_config(path: Path) -> Config:
         if not isinstance(config.get(name, {}), dict):
             raise _refusal(path, f"{name}={_shown(config[name])}: must be a table")
     _check(path, config, _FIELDS)
-    _check(path, config.get("pretrained_cfg", config), _IMAGES)  # older files have no table of their own for it
+    images = config.get("pretrained_cfg", config)  # older files have no table of their own for it
+    _check(path, images, _IMAGES)
+    bands = config.get("model_args", {}).get("in_chans") or (images.get("input_size") or (RGB,))[0]
+    _check(path, images, {name: _one_for_each(bands) for name in ("mean", "std")})
     return config
 
 
@@ -94,7 +98,12 @@ def _are_deviations(value: object) -> bool:
 
 
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and len(value) in (1, 3) and all(map(_is_number, value))
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
+
+
+def _one_for_each(channels: int) -> tuple[Callable[[object], bool], str]:
+    """Numbers of channels; timm takes the mean of those of RGB for a model of others."""
+    return lambda value: isinstance(value, list) and len(value) in (1, RGB, channels), f"1 number, or {channels}"
 
 
 def _are_sizes(value: object) -> bool:

@@ -29,6 +29,7 @@ from ..cli.arguments import (
 )
 from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
+from ..data.transforms import RGB
 from ..losses.router import FORMS
 
 
@@ -76,14 +77,18 @@ class DataOptions:
         help="augment the out-splits of training domains, as DomainBed does (to in-splits too) (default: off)")
     skip_unreadable: bool = option(False, role=DATA,
         help="read all images first, and leave out and count those that cannot be decoded (default: stop at the first)")
+    in_chans: int = option(RGB, role=DATA, type=positive_int,
+        help="bands of the images; other than 3 are read from TIFF files, of integers as shares of their type's "
+        "maximum, and augmented by crop and mirror alone (default: %(default)s)")
     aa: str | None = option(None, metavar="POLICY",
         help="timm's automatic augmentation before the data set's own, such as rand-m9-mstd0.5 (default: off)")
     reprob: float = option(0.0, type=fraction, metavar="P",
         help="probability of timm's random erasing, in training (default: off)")
-    mean: Sequence[float] | None = option(None, type=float, nargs=3, metavar=("R", "G", "B"),
-        help="of the images' channels, 0 to 1 (default: the model's)")
-    std: Sequence[float] | None = option(None, type=positive, nargs=3, metavar=("R", "G", "B"),
-        help="of the images' channels (default: the model's)")
+    mean: Sequence[float] | None = option(None, type=float, nargs="+", metavar="VALUE",
+        help="of each of the images' channels, 0 to 1 (default: the model's; of other than 3 bands, that of "
+        "the training images)")
+    std: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="VALUE",
+        help="of each of the images' channels (default: likewise)")
     workers: int = option(2, "-j", role=MEANS, type=processes,
         help="loader processes; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ...data import Domain
-from ...data.readers import find_images, read_image
+from ...data.bands import as_picture
+from ...data.readers import find_images, read_pixels
+from ...data.transforms import Pixels
 from ...errors import ArgumentError
 from ..run_view import RunView
 from .map_plots import Photograph, Rows
@@ -23,12 +24,12 @@ class Shown(NamedTuple):
 
     Attributes:
         name: What is written beside it.
-        image: RGB.
+        image: As the network takes it.
         metadata: (...) what the network takes besides; None for nothing.
     """
 
     name: str
-    image: Image.Image
+    image: Pixels
     metadata: Tensor | None
 
 
@@ -63,7 +64,8 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ShownRows:
     if hasattr(view.model, "metadata_encoder"):
         remedy = "the model routes by where an image was taken, which files do not say; leave it out for the run's data"
         raise ArgumentError.of("images", list(images), remedy)
-    shown: list[Shown | None] = [Shown(_stem(path), read_image(path), None) for path in find_images(images)]
+    paths = find_images(images)
+    shown: list[Shown | None] = [Shown(_stem(path), read_pixels(path, view.in_chans), None) for path in paths]
     shown += [None] * (-len(shown) % min(columns, len(shown)))
     width = min(columns, len(shown))
     return [("", shown[start : start + width]) for start in range(0, len(shown), width)]
@@ -74,7 +76,7 @@ def _shown(view: RunView, domain: Domain, position: int | None) -> Shown | None:
         return None
     names = picture_names(domain)
     name = _stem(names[position]) if names else f"image {position}"
-    return Shown(name, domain.image(position), view.metadata(domain, position))
+    return Shown(name, domain.pixels(position), view.metadata(domain, position))
 
 
 def seen(view: RunView, rows: ShownRows, ask: Callable[..., Tensor]) -> Iterator[Tensor]:
@@ -101,9 +103,9 @@ def photographs(rows: ShownRows, values: Sequence[Tensor]) -> Rows:
     ]
 
 
-def pixels(image: Image.Image) -> np.ndarray:
+def pixels(image: Pixels) -> np.ndarray:
     """uint8 (height, width, 3), reduced if it is large."""
-    small = image.copy()
+    small = as_picture(image) if isinstance(image, Tensor) else image.copy()
     small.thumbnail((SIDE, SIDE))
     return np.asarray(small)
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ArgumentError, DataError
+from ..band_domains import with_bands
 from ..domains import DataDir, Domain
 from ..readers.images import subfolders
+from ..transforms import RGB
 
 Hparams = Mapping[str, float | int]
 
@@ -67,7 +69,7 @@ class Benchmark:
     swad_checkpoint_freq: int = 100
     takes_metadata_columns: bool = False
 
-    def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> Sequence[Domain]:
+    def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
         Other domains, or another number of classes, make another task, and are an error. Another number of images is a
@@ -77,9 +79,10 @@ class Benchmark:
             data_dir: The folder that holds the domains, or that of all data sets, in which this one's has a name in
                 `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
+            in_chans: Bands of the images; other than three are read from files alone, see `data.bands`.
 
         Raises:
-            ArgumentError: The benchmark has no such columns.
+            ArgumentError: The benchmark has no such columns, or no images of other bands.
             DataError: There is no such folder, or what it holds differs; the message says what was expected and found.
         """
         if metadata_columns and not self.takes_metadata_columns:
@@ -90,7 +93,7 @@ class Benchmark:
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
-        return domains
+        return with_bands(domains, in_chans, self.name)
 
     def _folder(self, data_dir: DataDir) -> Path:
         if data_dir is None:

@@ -7,7 +7,7 @@ from .folders import FolderDomain, read_folder
 from .geo_digits import geo_digits
 from .hub_data import HubDomain, read_hub
 from .image_files import ImageFiles, find_images, image_loader, read_metadata
-from .images import read_image
+from .images import read_image, read_pixels
 from .mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
 from .place_folder import read_place_folder
 from .places import Places, PlacesDomain, domains_of
@@ -49,6 +49,7 @@ __all__ = [
     "read_image",
     "read_iwildcam",
     "read_metadata",
+    "read_pixels",
     "read_place_folder",
     "read_rotated",
     "rotated_digits",

@@ -9,7 +9,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError
 from ..domains import Domain
-from .images import images_below, read_image, subfolders
+from .images import images_below, read_picture, subfolders
 
 
 class FolderDomain(Domain[str]):
@@ -26,7 +26,7 @@ class FolderDomain(Domain[str]):
         Raises:
             ImageReadError: The file cannot be decoded.
         """
-        return read_image(self.images[index])
+        return read_picture(self.images[index], self.bands)
 
 
 def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
-from ..transforms import Transform
+from ..transforms import RGB, Transform
 from .columns import coordinates, numeric, parsed, read_csv
-from .images import images_below, read_image
+from .images import images_below, read_pixels
 
-Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (3, H, W), and metadata if there are any
+Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), and metadata if there are any
 
 
 def find_images(sources: Sequence[str]) -> list[str]:
@@ -73,9 +73,10 @@ class ImageFiles(Dataset):
 
     Args:
         paths: The files.
-        transform: Applied to each RGB image.
+        transform: Applied to each image.
         metadata: (N, ...) one row per file, or None.
         skip_unreadable: Give None for a file that cannot be decoded, instead of raising `ImageReadError`.
+        in_chans: Bands of each file; three are read as RGB.
     """
 
     def __init__(
@@ -84,18 +85,20 @@ class ImageFiles(Dataset):
         transform: Transform,
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
+        in_chans: int = RGB,
     ) -> None:
         self.paths = paths
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
+        self.in_chans = in_chans
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            image = self.transform(read_image(self.paths[index]))
+            image = self.transform(read_pixels(self.paths[index], self.in_chans))
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
@@ -104,7 +107,7 @@ class ImageFiles(Dataset):
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
-    """Builds the loader, in the order of the files; yields lists of positions (B,), images (B, 3, H, W), metadata.
+    """Builds the loader, in the order of the files; yields lists of positions (B,), images (B, C, H, W), metadata.
 
     A batch lacks what was skipped; a batch of which nothing is left is an empty list.
     """

@@ -10,6 +10,8 @@ from PIL import Image, UnidentifiedImageError
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
+from ..bands import as_picture, bands_in, read_bands
+from ..transforms import RGB, Pixels
 
 # What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
 DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -88,23 +90,36 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
     except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
         remedy = "repair or remove the file, or give --skip-unreadable"
         if path.lower().endswith((".tif", ".tiff")) and isinstance(error, UnidentifiedImageError):
-            remedy = f"if it has more bands than four, save the three that count as RGB; else {remedy}"
+            count = bands_in(path)
+            has = f"it has {count} bands" if count else "if it has more bands than four"
+            remedy = f"{has}: give --in-chans {count or 'N'}, or save the three that count as RGB; else {remedy}"
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
+def read_pixels(path: str, in_chans: int = RGB) -> Pixels:
+    """Reads an image file as a network of so many channels takes it; see `read_image` and `read_bands`."""
+    return read_image(path) if in_chans == RGB else read_bands(path, in_chans)
+
+
+def read_picture(path: str, bands: int = RGB) -> Image.Image:
+    """Reads an image file as RGB for people: of other bands than three, see `as_picture`."""
+    return read_image(path) if bands == RGB else as_picture(read_bands(path, bands))
+
+
 def _check_bands(image: Image.Image) -> None:
-    """Refuses what Pillow would drop without a word: a TIFF file's bands from the fifth on, or between."""
+    """Refuses what Pillow would drop without a word: a TIFF file's bands from the fifth on, between, or in pages."""
     tags = getattr(image, "tag_v2", {})  # of TIFF files alone
-    bands = tags.get(SAMPLES_PER_PIXEL, 0)
-    if bands > 4:
-        raise ValueError(f"it has {bands} bands, and models see three here: save the three that count as RGB")
+    in_page = tags.get(SAMPLES_PER_PIXEL, 1)
+    bands = getattr(image, "n_frames", 1) if tags and in_page == 1 else in_page
+    if bands > 4 or bands > in_page:
+        raise ValueError(f"it has {bands} bands: give --in-chans {bands}, or save the three that count as RGB")
 
 
 def _say_bands(bands: tuple[str, ...], path: str) -> None:
     """Says once, in each process, that images have more bands than are read."""
     if bands not in _SAID:
         _SAID.add(bands)
-        remark = "read as three (RGB); others like it are not mentioned"
+        remark = "read as three (RGB), without --in-chans; others like it are not mentioned"
         _LOGGER.warning("image=%r: has %d bands (%s), %s", path, len(bands), ", ".join(bands), remark)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ...errors import DataError
 from ..domains import Domain, Split
-from .images import read_image
+from .images import read_picture
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 PARTS_OF_ROLES = {
@@ -68,7 +68,9 @@ class PlacesDomain(Domain[PathOrPixels]):
             ImageReadError: The file cannot be decoded.
         """
         image = self.images[index]
-        return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_image(image)
+        return (
+            Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_picture(image, self.bands)
+        )
 
 
 def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None = None) -> list[PlacesDomain]:

@@ -1,0 +1,128 @@
+"""Commands and output files that README and docs name: parsed by their tools, and run by a test or listed with why not.
+
+bash itself expands the pages' variables and loops: the programs are functions that print what they are called with.
+"""
+
+import re
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.load_tool import load_tool
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+PROGRAMS = ("python", "accelerate", "pip", "bash", "git")
+INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
+FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|npz|md))`")
+
+# Beginning of a command that is no tool's -> the file that runs it, or why no test does
+OTHERS = {
+    "pip install -e .[dev]": ".ci/run",
+    "pip install .[train]": ".ci/run",
+    "pip install .": ".ci/run",
+    "python -m pytest": ".ci/run",
+    "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
+    "pip install peft torchao transformers": "large packages, for one test file that skips what is missing",
+    "python -m pytest tests/models/test_ecosystem.py": "tests/models/test_ecosystem.py",
+    "bash tests/timm_release.sh": "fetches timm's own tests, minutes",
+    "python -m tests.tools.loop_overhead": "a measurement of many minutes",
+    "python train.py": "tests/test_docs_hub.py",
+    "python -c import runpy, sys": "tests/test_docs_hub.py",
+    "python -c import runpy, my_module": "the file is the reader's; its steps are walked by tests/doors",
+    "accelerate launch": "no command, but the launcher's name",
+}
+# Of another program
+OTHERS_FILES = {"domain_net_duplicates.txt"}
+
+
+def inline_commands(text: str) -> list[list[str]]:
+    found = [re.sub(r"\s+", " ", line) for line in INLINE.findall(FENCED.sub("", text))]
+    return [shlex.split(line) for line in found]
+
+
+def block_commands(text: str) -> list[list[str]]:
+    """Commands of a page's blocks, as bash would start them one after the other."""
+    functions = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" >&3; printf "\\n\\0" >&3; }}\n' for name in PROGRAMS)
+    script = functions + "\n".join(block for language, block in FENCED.findall(text) if language == "bash")
+    command = ["bash", "-c", f"exec 3>&1 1>/dev/null\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=True)
+    return [part.split("\0")[:-1] for part in done.stdout.removesuffix("\n\0").split("\n\0") if part]
+
+
+@cache
+def commands(page: Path) -> list[list[str]]:
+    text = page.read_text()
+    return block_commands(text) + inline_commands(text)
+
+
+def split_at_tool(words: list[str]) -> tuple[str, list[str]] | None:
+    at = [index for index, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)]
+    return (Path(words[at[0]]).stem, words[at[0] + 1 :]) if at else None
+
+
+def mentioned(page: Path) -> list[tuple[str, list[str]] | None]:
+    """What a sentence says of a tool's options, which need not be all that it requires."""
+    return [split_at_tool(words) for words in inline_commands(page.read_text())]
+
+
+def test_the_pages_have_many_commands_with_variables_and_loops_expanded():
+    found = [shlex.join(words) for page in PAGES for words in commands(page)]
+    assert len(found) > 90
+    assert any("--experiment moge-2" in line and "patch_size=8" in line for line in found)
+    assert not [line for line in found if "$" in line]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_tool_is_one_that_it_takes(page):
+    for tool, arguments in filter(None, map(split_at_tool, commands(page))):
+        cut = arguments.index("--") if "--" in arguments else len(arguments)
+        parser = load_tool(tool).build_parser()
+        if (tool, arguments) in mentioned(page):
+            assert {word for word in arguments if word.startswith("-")} <= set(parser._option_string_actions)
+            continue
+        command = load_tool(tool).EVERYTHING if tool == "visualize" and "/" in arguments[0] else None
+        parser.parse_args([*([command] if command else []), *arguments[:cut]])
+        load_tool("finetune").build_parser().parse_args(arguments[cut + 1 :])
+
+
+def test_every_tool_that_a_page_shows_is_run_by_its_test_file():
+    tools = {found[0] for page in PAGES for found in map(split_at_tool, commands(page)) if found}
+    assert len(tools) > 12
+    for tool in tools:
+        text = "".join(path.read_text() for path in (ROOT / "tests").rglob(f"test_{tool}*.py"))
+        assert re.search(r"\.main\(|tools/|TOOLS /", text), tool
+
+
+def test_every_other_command_is_run_somewhere_or_listed_with_the_reason():
+    others = [" ".join(words) for page in PAGES for words in commands(page) if not split_at_tool(words)]
+    starts = sorted(OTHERS, key=len, reverse=True)
+    unknown = [line for line in others if not any(line.startswith(start) for start in starts)]
+    assert unknown == []
+    stale = [start for start in OTHERS if not any(line.startswith(start) for line in others)]
+    assert stale == []
+
+
+@pytest.mark.parametrize("where", sorted({where for where in OTHERS.values() if " " not in where}))
+def test_a_file_that_runs_commands_is_there(where):
+    assert (ROOT / where).is_file()
+
+
+def test_every_extra_that_a_page_installs_exists():
+    extras = set(re.findall(r"^([\w-]+) = \[$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"timm_moe_dg\[([\w-]+)\]", page.read_text())}
+    assert named
+    assert named <= extras
+
+
+def test_every_output_file_that_a_page_names_is_looked_for_by_a_test():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    named = {(page.name, file) for page in PAGES for file in FILE.findall(FENCED.sub("", page.read_text()))}
+    assert len(named) > 20
+    folders = (ROOT / name for name in (".", "docs", "tools/recipes", "hub_cards"))
+    there = {path.name for folder in folders for path in folder.iterdir()} | set(re.findall(r"[\w.-]+", tests))
+    assert sorted((page, file) for page, file in named if Path(file).name not in there | OTHERS_FILES) == []

@@ -1,0 +1,137 @@
+"""MoGE on a place folder of five bands: trained, resumed bit for bit, evaluated, asked, and drawn."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from tests.band_files import band_folder, write_tiff
+from tests.load_tool import load_tool
+from timm_moe_dg.data.bands import read_bands
+from timm_moe_dg.protocols.records import read_records
+from timm_moe_dg.protocols.selection import training_domain_validation
+
+pytestmark = pytest.mark.slow  # whole runs
+
+MODEL = ["--model", "moge_tiny", "--img-size", "16", "--model-kwargs", "patch_size=8", "depth=2", "embed_dim=24"]
+SMALL = [*MODEL, "num_heads=3", "moe_layers=(1,)", "-b", "2", "-j", "0", "--eval-freq", "2", "--reprob", "0.2"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return band_folder(tmp_path_factory.mktemp("bands") / "data")
+
+
+def finetune(data, output, name, *words):
+    words = ["--dataset", "place_folder", "--data-dir", str(data), *SMALL, "--output", str(output), *words]
+    load_tool("finetune").main([*words, "--experiment", name])
+    return output / name
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    return finetune(data, tmp_path_factory.mktemp("runs"), "a", "--in-chans", "5", "--steps", "5")
+
+
+def test_the_mean_and_deviation_of_the_training_images_stay_with_the_model(run, data):
+    config = json.loads((run / "best" / "config.json").read_text())["pretrained_cfg"]
+    pixels = np.stack([read_bands(str(path), 5).numpy() for path in data.glob("*-train-*.tif")]).astype(np.float64)
+    assert config["input_size"] == [5, 16, 16]
+    np.testing.assert_allclose(config["mean"], pixels.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(config["std"], pixels.std((0, 2, 3)), rtol=1e-6)
+
+
+def test_a_run_that_goes_on_is_bit_for_bit_the_one_that_never_ended(run, data, tmp_path):
+    short = finetune(data, tmp_path, "b", "--in-chans", "5", "--steps", "3")
+    load_tool("finetune").main(["--resume", str(short), "--steps", "5"])
+    one, other = (load_file(folder / "best_oracle" / "model.safetensors") for folder in (run, short))
+    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+    assert (short / "best" / "config.json").read_text() == (run / "best" / "config.json").read_text()
+
+
+def test_its_network_is_evaluated_on_the_same_images_as_in_training(run, tmp_path):
+    load_tool("evaluate").main(["--model", f"local-dir:{run / 'best'}", "-j", "0", "--output", str(tmp_path / "out")])
+    measured = {row["domain"]: row for row in csv.DictReader((tmp_path / "out" / "per_domain.csv").open())}
+    assert [row["role"] for row in measured.values()].count("train") == 2
+    record = training_domain_validation(read_records(run / "results.jsonl"))
+    assert [float(row["in_accuracy"]) for row in measured.values()] == pytest.approx(record.in_acc)
+
+
+def test_predictions_are_those_of_the_saved_network(run, data, tmp_path):
+    words = ["--model", f"local-dir:{run / 'best'}", str(data), "-j", "0", "--metadata", str(data / "metadata.csv")]
+    load_tool("predict").main([*words, "--output", str(tmp_path / "p.csv")])
+    network = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
+    mean, std = (torch.tensor(network.pretrained_cfg[name]).view(5, 1, 1) for name in ("mean", "std"))
+    rows = {row["path"]: row for row in csv.DictReader((tmp_path / "p.csv").open())}
+    with (data / "metadata.csv").open() as file:
+        for row in list(csv.DictReader(file))[:3]:
+            image = (read_bands(str(data / row["path"]), 5) - mean) / std
+            place = torch.tensor([[float(row["lon"]), float(row["lat"])]])
+            with torch.no_grad():
+                expected = network(image[None], place).softmax(1).max().item()
+            assert float(rows[str(data / row["path"])]["probability"]) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("words", [[], ["domains"], ["experts"]])
+def test_its_pictures_are_drawn(run, words):
+    load_tool("visualize").main([*words, str(run)])
+    assert list((run / "figures").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"cannot be decoded .*it has 5 bands: give --in-chans 5"),
+        (["--in-chans", "4"], r"has 5 bands, and 4 are wanted"),
+        (["--in-chans", "5", "--mean", "1", "2", "3"], r"mean=\[1.0, 2.0, 3.0\]: give a value for each of the 5 bands"),
+        (["--in-chans", "5", "--aa", "rand-m9-mstd0.5"], r"aa='rand-m9-mstd0.5': is of RGB images, and these have 5"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(data, tmp_path, words, message):
+    with pytest.raises(SystemExit, match=message):
+        finetune(data, tmp_path, "c", *words, "--dry-run")
+
+
+def test_one_file_of_other_bands_among_the_training_images_is_found_before_training(tmp_path):
+    data = band_folder(tmp_path / "data")
+    write_tiff(data / "Africa-train-3.tif", np.zeros((4, 16, 16), np.uint16))
+    with pytest.raises(SystemExit, match=r"Africa-train-3.tif': has 4 bands, and 5 are wanted"):
+        finetune(data, tmp_path / "runs", "a", "--in-chans", "5", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["--in-chans", "3"], "in_chans=5: images are read as RGB"), ([], "rotated_digits have 3")]
+)
+def test_a_network_of_five_bands_is_not_evaluated_on_others(run, words, message):
+    words = ["--model", f"local-dir:{run / 'best'}", "--dataset", "rotated_digits", *words]
+    with pytest.raises(SystemExit, match=message):
+        load_tool("evaluate").main([*words, "-j", "0"])
+
+
+def test_weights_of_three_bands_start_a_network_of_five_as_timm_adapts_them(data, tmp_path):
+    dense = timm.create_model(
+        "moge_tiny", img_size=16, patch_size=8, depth=2, embed_dim=24, num_heads=3, moe_layers=(1,)
+    )
+    torch.save(dense.state_dict(), tmp_path / "rgb.pth")
+    words = ["--in-chans", "5", "--initial-checkpoint", str(tmp_path / "rgb.pth"), "--steps", "1", "--lr", "0"]
+    run = finetune(data, tmp_path, "d", *words)
+    weight = load_file(run / "best" / "model.safetensors")["patch_embed.proj.weight"]
+    expected = dense.patch_embed.proj.weight.repeat(1, 2, 1, 1)[:, :5] * 3 / 5  # timm.models.adapt_input_conv
+    torch.testing.assert_close(weight, expected)
+
+
+def test_the_card_s_snippet_reads_all_bands(run, data, tmp_path, capsys):
+    words = [str(run), "--repo-id", "someone/bands", "--dry-run", "--output", str(tmp_path)]
+    load_tool("push_to_hub").main(words)
+    card = (tmp_path / "hub" / "someone--bands" / "README.md").read_text()
+    assert "| 5 bands of 16 x 16 pixels" in card
+    snippet = (
+        card.partition("```python\n")[2].partition("```")[0].replace("hf-hub:someone/bands", f"local-dir:{run}/best")
+    )
+    capsys.readouterr()
+    exec(snippet.replace("image.tif", str(data / "Asia-ood_test-0.tif")), {})
+    assert capsys.readouterr().out.strip() in ("field", "forest")
