@@ -26,6 +26,16 @@ def test_each_rule_picks_its_record(tmp_path):
     assert facts.selected.reported == record.in_acc[1]
 
 
+def test_where_the_data_set_images_of_other_places_apart_they_are_what_is_reported(tmp_path):
+    scores = {"accuracy": 0.25, "worst_accuracy": 0.25, "worst_group": "b", "f1_macro": 0.2}
+    records = [
+        replace(record, roles={"id": {**scores, "accuracy": 0.75}, "ood": scores}) for record in invented_records([1])
+    ]
+    choice = read_run(write_run(tmp_path / "run", records)).selected
+    assert choice.reported == 0.25
+    assert "out-of-distribution" in choice.headline.meaning
+
+
 def test_only_options_that_were_set_and_have_a_part_in_the_numbers_are_given():
     args = {**DEFAULTS, "lr": 0.1, "seed": 7, "steps": 9, "filled_in": ["seed"], "workers": 5, "format": 1}
     args |= {"initial_checkpoint": "/home/somebody/weights.pth", "model_kwargs": {}}

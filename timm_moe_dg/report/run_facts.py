@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError
+from ..hub.measured import Headline, headline
 from ..hub.origin import training_command, without_local_paths
 from ..protocols.options import DEFAULTS, NOT_IDENTITY, by_today_s_names
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable
-from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, reported_accuracy, validation_accuracy
+from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy
 from ..results.runs import FinishedRun, domain_names
 from ..results.tables import TITLES
 from ..storage.run_folder import BEST
@@ -28,13 +29,18 @@ class Choice(NamedTuple):
         title: The rule's.
         record: The evaluation.
         validation: Mean accuracy on the training domains' out-splits, share.
-        reported: Mean accuracy on the held-out domains' in-splits, share.
+        headline: The number that the run is judged by, as its card has it.
     """
 
     title: str
     record: Record
     validation: float
-    reported: float
+    headline: Headline
+
+    @property
+    def reported(self) -> float:
+        """That number, a share."""
+        return self.headline.value
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class RunFacts:
     def choices(self) -> list[Choice]:
         """What each rule picks that one run is enough for."""
         picked = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._scored_for(rule)]
-        return [Choice(TITLES[rule], one, validation_accuracy(one), reported_accuracy(one)) for rule, one in picked]
+        return [Choice(TITLES[rule], one, validation_accuracy(one), headline(one)) for rule, one in picked]
 
     def _scored_for(self, rule: str) -> bool:
         return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
