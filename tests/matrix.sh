@@ -87,6 +87,7 @@ extras() {
   extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
   extra hub-data python -m pytest tests/data/readers/test_hub_data.py
   extra vmoe python -m pytest tests/conversion
+  extra train,tiff python -m pytest tests/data/test_bands.py
   extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
   extra train,slurm python -m pytest tests/tools/test_sweep.py -k slurm
   cd "$root" || exit
