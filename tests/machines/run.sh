@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two machines of accelerate's launcher on 127.0.0.1 (gloo, CPU): one is killed, the other ends with one line, both resume.
-# Ten minutes on two cores.
+# Eleven minutes on two cores that six other programs wanted as well.
 #
 #   bash tests/machines/run.sh
 #

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A cluster of Debian's Slurm on 127.0.0.1, two nodes, and a sweep on it that is preempted, requeued, cancelled, drained and
-# over its time; compared with a local sweep. As root; it stops its daemons and removes its files. About ten minutes.
+# over its time; compared with a local sweep. As root; it stops its daemons and removes its files. Half an hour on two
+# cores that six other programs wanted as well.
 #
 #   bash tests/slurm/run.sh             # ends with a message where the packages are missing
 #   bash tests/slurm/run.sh --install   # apt-get install slurm-wlm munge before
