@@ -136,11 +136,12 @@ def test_any_byte_of_a_finished_run_that_changes_is_noticed(finished, data):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """A run that stopped, and what it is to become."""
+    """Runs that stopped, one just after an evaluation, and what they are to become."""
     root = tmp_path_factory.mktemp("interrupted")
-    run(root / "stopped", upto=6)
+    for upto in (5, 6):
+        run(root / f"stopped{upto}", upto=upto)
     run(root / "whole")
-    return root / "stopped", results(root / "whole")
+    return [root / "stopped5", root / "stopped6"], results(root / "whole")
 
 
 def results(path):
@@ -150,9 +151,9 @@ def results(path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@given(st.data())
-def test_a_run_goes_on_to_the_same_results_whatever_byte_of_it_changed(interrupted, data):
-    stopped, whole = interrupted
+@given(st.integers(0, 1), st.data())
+def test_a_run_goes_on_to_the_same_results_whatever_byte_of_it_changed(interrupted, which, data):
+    (*_, stopped), whole = interrupted[0][: which + 1], interrupted[1]
     damaged = stopped.with_name("damaged")
     shutil.rmtree(damaged, ignore_errors=True)
     shutil.copytree(stopped, damaged)

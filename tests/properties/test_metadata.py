@@ -36,6 +36,8 @@ def encoded(encoder, metadata):
 @pytest.mark.filterwarnings("ignore:all coordinates lie within pi")
 @given(st.sampled_from(sorted(ENCODERS)), st.lists(st.tuples(ANY, ANY), max_size=5))
 @example("sincos", [(180.0, -90.0), (math.nan, 91.0)])
+@example("sincos", [(180.5, 0.0)])
+@example("harmonics", [(0.0, -90.5)])
 @example("harmonics", [(-180.0, 90.0), (0.0, math.nan)])
 def test_a_place_is_within_the_degrees_or_unknown_or_refused(name, rows):
     metadata = torch.tensor(rows, dtype=torch.float32).view(-1, 2)
@@ -119,6 +121,9 @@ def degrees(text, limit):
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=4))
+@example([("180.5", "0")])
+@example([("0", "-90.5")])
+@example([("-180", "90")])
 def test_coordinates_of_a_file_are_within_the_degrees_or_its_lines_are_named(tmp_path, rows):
     path, found = read(tmp_path, rows)
     wanted = [(degrees(longitude, 180), degrees(latitude, 90)) for longitude, latitude in rows]
