@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from .bands import read_bands
+from .texts import take
 from .transforms import RGB, Pixels
 
 DataDir = str | os.PathLike[str] | None
@@ -44,8 +45,8 @@ class Domain(ABC, Generic[Stored]):
     Attributes:
         name: The domain's name, as tables show it.
         classes: Class names; `targets` index them. Equal for all domains of a benchmark.
-        targets: One class index per image.
-        images: The images as they are stored.
+        targets: One class index per image; an array where there are many.
+        images: The images as they are stored; `Texts` where they are many files.
         role: "train", or "id" or "ood" where the benchmark sets a domain apart for testing.
         group: The evaluation group that its images belong to; its own name unless given.
         metadata: One row per image, such as longitude and latitude; None without any.
@@ -57,7 +58,7 @@ class Domain(ABC, Generic[Stored]):
 
     name: str
     classes: tuple[str, ...]
-    targets: Sequence[int] = field(repr=False)
+    targets: Sequence[int] | np.ndarray = field(repr=False)
     images: Sequence[Stored] = field(repr=False)
     role: str = field(default="train", kw_only=True)
     group: str = field(default="", kw_only=True)
@@ -104,10 +105,10 @@ class Domain(ABC, Generic[Stored]):
         kept = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
         return replace(
             self,
-            targets=[self.targets[position] for position in kept],
-            images=[self.images[position] for position in kept],
+            targets=take(self.targets, kept),
+            images=take(self.images, kept),
             metadata=None if self.metadata is None else self.metadata[kept],
-            pictures=self.pictures and [self.pictures[position] for position in kept],
+            pictures=self.pictures and take(self.pictures, kept),
             split=self.split and Split(*(_renumbered(part, kept) for part in (self.split.inside, self.split.outside))),
         )
 

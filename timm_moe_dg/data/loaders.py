@@ -5,6 +5,7 @@ k) alone: neither the number of worker processes nor that of training processes 
 starts at step s gives what an uninterrupted one gives from step s on.
 """
 
+import gc
 import itertools
 import os
 import signal
@@ -68,7 +69,7 @@ class TrainingDraws(Dataset):
         with seeded_torch(int(random.integers(2**63))):
             image = self.transform(self.domains[domain].pixels(index))
         metadata = _metadata(self.domains[domain], index) if self.with_metadata else ()
-        return image, self.domains[domain].targets[index], *metadata
+        return image, int(self.domains[domain].targets[index]), *metadata
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class EvaluationImages(Dataset):
             view = self.augmented(image, group // 2, position)
         else:
             view = self.transform(image)
-        return view, domain.targets[position], group, *metadata
+        return view, int(domain.targets[position]), group, *metadata
 
 
 def evaluation_loader(
@@ -264,11 +265,17 @@ def _worker_options(workers: int, pin_memory: bool) -> _WorkerOptions:
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "generator": torch.Generator(),
-        "worker_init_fn": _outlive_signals,
+        "worker_init_fn": _begin,
     }
 
 
-def _outlive_signals(worker: int) -> None:
+def _begin(worker: int) -> None:
+    """Readies a worker: collecting garbage would write to the pages that it shares with its parent."""
+    gc.freeze()
+    _outlive_signals()
+
+
+def _outlive_signals() -> None:
     """Workers ignore Ctrl-C, and SIGTERM unless their parent sends it.
 
     Terminals and schedulers send these to all processes of a job, and when to end is the main process's to say; its own

@@ -29,10 +29,10 @@ def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: f
         trial_seed: Repetition of the experiment.
         holdout_fraction: Share of the images that goes "out", rounded down.
     """
-    positions = list(range(size))
+    positions = np.arange(size)  # which is shuffled as DomainBed's list is
     np.random.RandomState(seed_hash(trial_seed, domain)).shuffle(positions)
     held_out = int(size * holdout_fraction)
-    return Split(inside=np.array(positions[held_out:], dtype=int), outside=np.array(positions[:held_out], dtype=int))
+    return Split(inside=positions[held_out:], outside=positions[:held_out])
 
 
 def split_domains(

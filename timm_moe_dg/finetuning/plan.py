@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
@@ -89,7 +90,7 @@ class RunPlan:
         Args:
             **launched: What the launcher decides, such as the number of processes.
         """
-        data = [(domain.name, domain.classes, [int(target) for target in domain.targets]) for domain in self.domains]
+        data = [(domain.name, domain.classes, np.asarray(domain.targets).tolist()) for domain in self.domains]
         return {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
 
 

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import cache
 from typing import get_type_hints
 
 from ..cli.arguments import (
@@ -242,6 +243,7 @@ _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()},
 _OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
 
 
+@cache
 def having(role: Role) -> tuple[str, ...]:
     """Returns the names, of options and of what is written down beside them, that have one of the roles."""
     return tuple(name for name, own in _ROLES.items() if own is not None and own & role)

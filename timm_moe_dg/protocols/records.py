@@ -9,8 +9,10 @@ DomainBed's own rows, which have no out-losses, are read as well.
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
@@ -19,6 +21,8 @@ from ..errors import RecordError
 from .formats import check_format
 
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
+_ARGS = '{"args": '  # which both programs write first, with sorted keys
+_DECODER = json.JSONDecoder()
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
 _ROLE_NUMBERS = ("accuracy", "worst_accuracy", "f1_macro")
@@ -103,8 +107,12 @@ class Record:
         return {f"env{at}_{kind}": column[at] for at in domains for kind, column in columns.items() if column}
 
     @classmethod
-    def from_json(cls, line: str) -> Self:
+    def from_json(cls, line: str, args: Arguments | None = None) -> Self:
         """Reads a row.
+
+        Args:
+            line: The row, or without its args if these are given.
+            args: Those of a row of the same run, which are shared; they have been checked.
 
         Raises:
             RecordError: The line is no JSON object, lacks what a record needs, or has a field of another type.
@@ -119,21 +127,24 @@ class Record:
         if not isinstance(row, dict):
             raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
         row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
+        row = row if args is None else {"args": args, **row}
         missing = [key for key in _OWN_KEYS if key not in row]
         for key in ("args", "hparams", "roles"):
             if not isinstance(row.get(key, {}), dict):
                 raise RecordError(f"{key}={_shortened(repr(row[key]))}: is no JSON object; the row is damaged")
-        check_format(row.get("args", {}), f"record={_shortened(line)!r}")
+        if row.get("args") is not args:
+            check_format(row.get("args", {}), f"record={_shortened(line)!r}")
         missing += [f"args[{key!r}]" for key in _NEEDED if key not in row.get("args", {})]
         if missing:
             raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
-        _check_args(row["args"])
+        if row["args"] is not args:
+            _check_args(row["args"])
         _check_roles(row.get("roles", {}))
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
         known["averaged"] = row.pop("averaged", False)
         scores = _pop_scores(row)
         _check_numbers({key: known[key] for key in _NUMBERS} | row)
-        return cls(**scores, losses=row, **known)
+        return cls(**scores, losses={sys.intern(name): loss for name, loss in row.items()}, **known)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
@@ -152,11 +163,33 @@ def _iterate(path: Path) -> Iterator[Record]:
         raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror}); make it a readable file") from error
+    head, record = None, None
     for number, line in enumerate(lines, start=1):
         try:
-            yield Record.from_json(line)
+            record = _alike(line, head, record) or Record.from_json(line)
         except RecordError as error:
             raise RecordError(f"{path}, line {number}: {error}") from error
+        head = head if head and line.startswith(head) else _head(line)
+        yield record
+
+
+def _head(line: str) -> str | None:
+    """What a row begins with up to its second entry, if the first is its args; all rows of a run begin alike."""
+    if not line.startswith(_ARGS):
+        return None
+    _, end = _DECODER.raw_decode(line, len(_ARGS))
+    return line[: end + 2] if line[end : end + 2] == ", " else None
+
+
+def _alike(line: str, head: str | None, before: Record | None) -> Record | None:
+    """Reads a row that begins as the one before it, whose args and hyper-parameters it shares; None of any other."""
+    if head is None or before is None or not line.startswith(head):
+        return None
+    with suppress(RecordError):  # which is better said of the whole line
+        record = Record.from_json("{" + line[len(head) :], before.args)
+        same = repr(record.hparams) == repr(before.hparams)
+        return replace(record, hparams=before.hparams) if same else record
+    return None
 
 
 def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:

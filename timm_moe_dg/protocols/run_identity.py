@@ -42,6 +42,7 @@ def differences(planned: Arguments, there: Arguments, benchmark: Benchmark) -> l
         for name, value in {**planned, **open_}.items()
         if name not in NOT_IDENTITY
         and not (value is None and name in having(FILLED_IN))
+        and repr(value) != repr(there[name])  # the same without a doubt
         and comparable(value) != comparable(there[name])
     ]
 

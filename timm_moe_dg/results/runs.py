@@ -139,13 +139,19 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
     rows: dict[RowKey, list[FinishedRun]] = {}
     for (algorithm, model), group in sorted(alike.items()):
         found = [settings(run.args) for run in group]
-        varying = sorted({name for one in found for name in one if len({comparable(s.get(name)) for s in found}) > 1})
+        varying = sorted(name for name in set().union(*found) if _differs([own.get(name) for own in found]))
         for run, own in zip(group, found, strict=True):
             variant = ", ".join(f"{name}={own[name]}" for name in varying if own.get(name) is not None)
             rows.setdefault(RowKey(algorithm, model, variant), []).append(run)
     for row, members in rows.items():
         _check_unique(row, members)
     return rows
+
+
+def _differs(values: Iterable[object]) -> bool:
+    """Whether values do not all mean the same; few of thousands are written in more than one way."""
+    spellings = {repr(value): value for value in values}
+    return len(set(map(comparable, spellings.values()))) > 1
 
 
 def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:

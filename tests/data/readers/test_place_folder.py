@@ -34,7 +34,7 @@ def test_a_folder_with_a_table_of_coordinates(tmp_path: Path) -> None:
     assert list(domains) == ["train north", "train south", "id south", "ood east"]
     north = domains["train north"]
     assert north.classes == ("city", "forest")
-    assert north.targets == [1, 1]
+    assert list(north.targets) == [1, 1]
     assert north.metadata.tolist() == [[0.0, 0.0], [20.0, -10.0]]
     assert (north.split.inside.tolist(), north.split.outside.tolist()) == ([0], [1])
     assert gray_of(domains["ood east"], 0) == 80

@@ -55,7 +55,7 @@ def test_hospitals_are_domains_in_the_order_of_the_table(camelyon, below):
     assert tuple(domain.name for domain in domains) == HOSPITALS
     for center, domain in enumerate(domains):
         assert numbers(domain) == [k for k in range(20) if k % 5 == center]
-        assert domain.targets == [k // 10 for k in range(20) if k % 5 == center]
+        assert list(domain.targets) == [k // 10 for k in range(20) if k % 5 == center]
         assert domain.classes == ("normal", "tumor")
 
 
@@ -81,7 +81,7 @@ def test_regions_are_domains_without_the_sequestered(fmow, name, names):
     for position, domain in enumerate(domains):
         expected = [k for k in range(30) if k % 6 == position and k % 10 != 9]
         assert numbers(domain) == expected
-        assert domain.targets == [k % 2 for k in expected]
+        assert list(domain.targets) == [k % 2 for k in expected]
         np.testing.assert_array_equal(domain.metadata, [(-k, k) for k in expected])
 
 

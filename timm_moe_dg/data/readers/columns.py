@@ -2,24 +2,64 @@
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path, PurePath
-from typing import TypeVar
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar, overload
 
 import numpy as np
 
 from ...errors import DataError
+from ..texts import Texts
 
 CsvRow = dict[str, str]
 SHOWN = 5
 LONGEST = 200  # characters of a field in a message
+_CHUNK = 10_000  # lines
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Value = TypeVar("Value")
 
 
-def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
+class CsvRows(Sequence[CsvRow]):
+    """The rows of a csv file, kept column by column; a row is put together when it is asked for.
+
+    Args:
+        header: Names of the columns.
+        lines: The fields of each line; empty lines are left out, and short ones filled up with empty fields.
+    """
+
+    def __init__(self, header: Sequence[str], lines: Iterator[list[str]]) -> None:
+        columns = [Texts() for _ in header]
+        while chunk := list(islice(lines, _CHUNK)):
+            filled = (line + [""] * (len(header) - len(line)) for line in chunk if line)
+            for column, texts in zip(columns, zip(*filled, strict=False), strict=False):
+                column.extend(texts)
+        self.columns = dict(zip(header, columns, strict=True))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    @overload
+    def __getitem__(self, index: int) -> CsvRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CsvRow]: ...
+
+    def __getitem__(self, index: int | slice) -> CsvRow | list[CsvRow]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        return {name: column[index] for name, column in self.columns.items()}
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == other
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> CsvRows:
     """Reads a csv file with a header.
 
     Raises:
@@ -27,8 +67,9 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows, found = list(reader), reader.fieldnames or []
+            reader = csv.reader(file)
+            found = next(reader, [])
+            rows = CsvRows(found, reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{str(path)!r}: cannot be read as csv ({error})") from error
     lacking = [column for column in columns if column not in found]
@@ -53,18 +94,22 @@ def parsed(path: Path, rows: Sequence[CsvRow], column: str, parse: Callable[[str
         DataError: Some fields are empty or wrong; the message names their lines, counting the header as line 1.
     """
     values, wrong = [], []
-    for line, row in enumerate(rows, start=2):
-        text = (row[column] or "").strip()
+    for line, text in enumerate(field(rows, column), start=2):
         try:
-            if not text:
+            if not (stripped := text.strip()):
                 raise ValueError(text)
-            values.append(parse(text))
+            values.append(parse(stripped))
         except (ValueError, KeyError):
             wrong.append(line)
     if wrong:
         fields = [_shortened(rows[line - 2][column]) for line in wrong[:SHOWN]]
         raise DataError(f"{str(path)!r}: column {column!r} is {fields} in {_lines(wrong)}; every row needs {wanted}")
     return values
+
+
+def field(rows: Sequence[CsvRow], column: str) -> Iterable[str]:
+    """The field that every row has in a column."""
+    return rows.columns[column] if isinstance(rows, CsvRows) else (row[column] for row in rows)
 
 
 def coordinates(path: Path, rows: Sequence[CsvRow], longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
@@ -104,11 +149,12 @@ def choice(*names: str) -> Callable[[str], str]:
 
 def below(folder: Path) -> Callable[[str], str]:
     """A parser of paths below a folder, which takes none that lead out of it; whether they exist is not looked at."""
+    root = str(folder)
 
     def parse(text: str) -> str:
-        if PurePath(text).is_absolute() or ".." in PurePath(text).parts:
+        if os.path.isabs(text) or os.pardir in text.replace(os.sep, "/").split("/"):
             raise ValueError(text)
-        return str(folder / text)
+        return os.path.join(root, os.path.normpath(text))
 
     return parse
 
@@ -127,8 +173,8 @@ def _within(limit: float, text: str) -> float:
     return value
 
 
-def _shortened(field: str | None) -> str | None:
-    return f"{field[:LONGEST]}..." if field and len(field) > LONGEST else field
+def _shortened(text: str) -> str:
+    return f"{text[:LONGEST]}..." if len(text) > LONGEST else text
 
 
 def _lines(numbers: Sequence[int]) -> str:

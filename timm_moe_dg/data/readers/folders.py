@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError
 from ..domains import Domain
+from ..texts import Texts
 from .images import images_below, read_picture, subfolders
 
 
@@ -69,13 +71,9 @@ def _common_classes(root: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_domain(folder: Path, classes: tuple[str, ...]) -> FolderDomain:
-    found = [
-        (os.path.join(parent, name), target)
-        for target, label in enumerate(classes)
-        for parent, names in images_below(str(folder / label))
-        for name in names
-    ]
-    if not found:
+    found = [images_below(str(folder / label)) for label in classes]
+    counts = [sum(len(names) for _, names in own) for own in found]
+    if not any(counts):
         raise DataError(f"data_dir={str(folder.parent)!r}: domain {folder.name!r} holds no images ({IMG_EXTENSIONS})")
-    paths, targets = zip(*found, strict=True)
-    return FolderDomain(folder.name, classes, targets, paths)
+    paths = Texts(os.path.join(parent, name) for own in found for parent, names in own for name in names)
+    return FolderDomain(folder.name, classes, np.repeat(np.arange(len(classes)), counts), paths)

@@ -8,6 +8,7 @@ Anything that `datasets.load_dataset` takes by one name will do, a local folder 
 
 import io
 import os
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def read_hub(path: str) -> list[HubDomain]:
     images, roots = _undecoded(path, table), _roots(path)
     members = {name: np.flatnonzero(domains == index) for index, name in enumerate(names)}
     return [
-        HubDomain(name, classes, targets[rows].tolist(), rows.tolist(), table=images, roots=roots)
+        HubDomain(name, classes, targets[rows], array("q", rows.tolist()), table=images, roots=roots)
         for name, rows in sorted(members.items())
         if len(rows)
     ]

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
+from ..texts import Texts
 from ..transforms import RGB, Transform
-from .columns import coordinates, numeric, parsed, read_csv
+from .columns import coordinates, field, numeric, parsed, read_csv
 from .images import images_below, read_pixels
 
 Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), and metadata if there are any
@@ -62,7 +63,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
         values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
     else:
         values = np.concatenate([coordinates(table, rows), numeric(table, rows, columns)], axis=1)
-    files = [os.path.abspath(table.parent / row["path"].strip()) for row in rows]
+    files = (os.path.abspath(os.path.join(table.parent, path.strip())) for path in field(rows, "path"))
     places = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     return np.stack([places.get(os.path.abspath(path), unknown) for path in paths])
@@ -87,7 +88,7 @@ class ImageFiles(Dataset):
         skip_unreadable: bool = False,
         in_chans: int = RGB,
     ) -> None:
-        self.paths = paths
+        self.paths = Texts(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable

@@ -7,14 +7,14 @@ Classes: the labels, in alphabetical order.
 """
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DataError
 from ..domains import DataDir
+from ..texts import Texts
 from .columns import below, choice, coordinates, numeric, parsed, read_csv
 from .places import PARTS, Places, PlacesDomain, domains_of
 
@@ -35,14 +35,15 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
     table = Path(data_dir) / "metadata.csv"
     rows = read_csv(table, COLUMNS)
-    images = parsed(table, rows, "path", partial(_existing, Path(data_dir)), "an image below the folder")
+    images = Texts(parsed(table, rows, "path", _existing(Path(data_dir)), "an image below the folder"))
     labels = parsed(table, rows, "label", str, "a label")
     classes = tuple(sorted(set(labels)))
+    indices = {name: index for index, name in enumerate(classes)}
     return domains_of(
         Places(
             classes=classes,
             images=images,
-            targets=np.array([classes.index(label) for label in labels]),
+            targets=np.array([indices[label] for label in labels]),
             metadata=np.concatenate([coordinates(table, rows), numeric(table, rows, metadata_columns)], axis=1),
             part=np.array(parsed(table, rows, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
             group=np.array(parsed(table, rows, "group", str, "the name of a group")),
@@ -50,8 +51,12 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
     )
 
 
-def _existing(folder: Path, text: str) -> str:
-    path = below(folder)(text)
-    if not os.path.isfile(path):
-        raise ValueError(text)
-    return path
+def _existing(folder: Path) -> Callable[[str], str]:
+    place = below(folder)
+
+    def parse(text: str) -> str:
+        if not os.path.isfile(path := place(text)):
+            raise ValueError(text)
+        return path
+
+    return parse

@@ -14,6 +14,7 @@ from PIL import Image
 
 from ...errors import DataError
 from ..domains import Domain, Split
+from ..texts import take
 from .images import read_picture
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -110,8 +111,8 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
         role=role,
         group=group,
         classes=places.classes,
-        targets=places.targets[rows].tolist(),
-        images=[places.images[row] for row in rows],
+        targets=places.targets[rows],
+        images=take(places.images, rows),
         metadata=places.metadata[rows],
         split=Split(np.arange(first), np.arange(first, len(rows))),
     )

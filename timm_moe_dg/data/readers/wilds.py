@@ -11,6 +11,7 @@ License: CDLA-Permissive-1.0.
 """
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import numpy as np
 
 from ...errors import DataError
 from ..domains import UNGROUPED, DataDir
-from .columns import SHOWN, below, choice, coordinates, parsed, read_csv
+from ..texts import Texts
+from .columns import SHOWN, below, choice, coordinates, field, parsed, read_csv
 from .places import POOLED, Places, PlacesDomain, domains_of
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")  # in WILDS's order
@@ -95,7 +97,7 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     trained = np.isin(locations, locations[part == "train"])
     places = Places(
         classes=_iwildcam_classes(root, int(targets.max()) + 1),
-        images=parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/"),
+        images=Texts(parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/")),
         targets=targets,
         metadata=np.where(trained, locations, -1),
         part=part,
@@ -124,11 +126,11 @@ def fmow_table(data_dir: DataDir) -> Places:
     indices = {name: index for index, name in enumerate(classes)}
     return Places(
         classes=classes,
-        images=[str(root / "images" / f"rgb_img_{row}.png") for row in range(len(rows))],
+        images=Texts(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(rows))),
         targets=np.array([indices[label] for label in labels]),
         metadata=coordinates(table, rows),
         part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)], dtype="U8"),
-        group=np.array([regions.get(row["country_code"], UNGROUPED) for row in rows]),
+        group=np.array([regions.get(code, UNGROUPED) for code in field(rows, "country_code")]),
     )
 
 

@@ -11,11 +11,13 @@ train on other images, so that its numbers are not comparable with DomainBed's. 
 License: FMoW Challenge Public License.
 """
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..domains import UNGROUPED, DataDir
+from ..texts import Texts, take
 from .columns import choice, number, parsed, read_csv
 from .folders import FolderDomain
 from .places import PlacesDomain
@@ -39,21 +41,13 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
     root = release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
     table = root / "metadata.csv"
     rows = read_csv(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
-    centers = parsed(table, rows, "center", choice(*CENTERS), "a hospital, 0 to 4")
-    targets = parsed(table, rows, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1")
+    centers = np.array(parsed(table, rows, "center", choice(*CENTERS), "a hospital, 0 to 4"))
+    targets = np.array(parsed(table, rows, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1"))
     columns = [parsed(table, rows, name, number, "a number") for name in ("patient", "node", "x_coord", "y_coord")]
     folder = "patches/patient_{0}_node_{1}/patch_patient_{0}_node_{1}_x_{2}_y_{3}.png"
-    paths = [str(root / folder.format(*parts)) for parts in zip(*columns, strict=True)]
-    return [
-        FolderDomain(
-            name,
-            _TUMOR,
-            [target for target, own in zip(targets, centers, strict=True) if own == center],
-            [path for path, own in zip(paths, centers, strict=True) if own == center],
-        )
-        for center, name in zip(CENTERS, HOSPITALS, strict=True)
-        if center in centers
-    ]
+    paths = Texts(os.path.join(root, folder.format(*parts)) for parts in zip(*columns, strict=True))
+    members = {name: np.flatnonzero(centers == center) for center, name in zip(CENTERS, HOSPITALS, strict=True)}
+    return [FolderDomain(name, _TUMOR, targets[own], take(paths, own)) for name, own in members.items() if len(own)]
 
 
 def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS) -> list[PlacesDomain]:
@@ -75,8 +69,8 @@ def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS)
             role="train",
             group=region,
             classes=places.classes,
-            targets=places.targets[rows].tolist(),
-            images=[places.images[int(row)] for row in rows],
+            targets=places.targets[rows],
+            images=take(places.images, rows),
             metadata=places.metadata[rows],
             split=None,
         )
