@@ -89,7 +89,7 @@ extras() {
   extra vmoe python -m pytest tests/conversion
   extra train,tiff python -m pytest tests/data/test_bands.py
   extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
-  extra train,slurm python -m pytest tests/tools/test_sweep.py -k slurm
+  extra train,slurm python -m pytest tests/sweeping/test_slurm.py
   cd "$root" || exit
 }
 

@@ -108,14 +108,14 @@ def preempted_and_drained(cluster: Cluster, runs: SweepRuns, checks: Checks) -> 
         cluster.start_at_once(jobs[name])
     checks.say(runs.finished(third), f"{drained} drained: its run went on to the end")
     checks.say(runs.trains(victim, starts=2), "preempted: the run goes on from its checkpoint")
-    checks.say(runs.finished(victim), "preempted: finished")
     checks.say(runs.trains(other, starts=2), "requeued: the run goes on from its checkpoint")
+    cluster.ask(*shown_command("scancel", JOB=jobs[other]))
+    checks.say(runs.saved(other, times=2), "cancelled: the run wrote a checkpoint")
+    checks.say(runs.finished(victim), "preempted: finished")
     places = {cluster.job(jobs[name])["NodeList"] for name in (victim, other)}
     state = cluster.ask("sinfo", "-h", "-n", drained, "-o", "%T")
     checks.say(drained not in places and "drained" in state, f"nothing new started on {drained}, which is drained")
 
-    cluster.ask(*shown_command("scancel", JOB=jobs[other]))
-    checks.say(runs.saved(other, times=2), "cancelled: the run wrote a checkpoint")
     wait_until(lambda: cluster.job(jobs[other]).get("JobState") == "CANCELLED", 60.0)
     checks.say(runs.status().startswith("2 finished, 0 running, 0 failed, 1 incomplete"), f"status: {runs.status()}")
     cluster.ask(*shown_command("scontrol update nodename=NODE state=resume", NODE=drained))
