@@ -115,7 +115,6 @@ def preempted_and_drained(cluster: Cluster, runs: SweepRuns, checks: Checks) -> 
     places = {cluster.job(jobs[name])["NodeList"] for name in (victim, other)}
     state = cluster.ask("sinfo", "-h", "-n", drained, "-o", "%T")
     checks.say(drained not in places and "drained" in state, f"nothing new started on {drained}, which is drained")
-
     wait_until(lambda: cluster.job(jobs[other]).get("JobState") == "CANCELLED", 60.0)
     checks.say(runs.status().startswith("2 finished, 0 running, 0 failed, 1 incomplete"), f"status: {runs.status()}")
     cluster.ask(*shown_command("scontrol update nodename=NODE state=resume", NODE=drained))
