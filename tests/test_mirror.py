@@ -30,6 +30,7 @@ ELSEWHERE = {
         ),
         "tests/tools/test_visualize.py",
     ),
+    "data/decoders.py": "tests/data/readers/test_images.py",  # what is refused
     "data/benchmarks/drawn.py": "tests/data/benchmarks/test_table.py",  # rows like the others
     "report/network_page.py": "tests/report/test_pages.py",  # sections are shown by whole pages
     "report/model_pictures.py": "tests/report/test_pages.py",

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from PIL import Image, features
 
-from timm_moe_dg.data.readers.images import DECODERS, read_image
+from timm_moe_dg.data.decoders import DECODERS
+from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.errors import ImageReadError
 
 REFUSED = ("BLP", "DDS", "EPS", "ICO", "PCX", "TGA")  # formats that Pillow would read, or start a program for

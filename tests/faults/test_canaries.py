@@ -8,6 +8,7 @@ would be published are `test_damaged_files.py`'s, and paths that lead out of a f
 import json
 import os
 import pickle
+import re
 import shutil
 import zipfile
 from contextlib import suppress
@@ -23,8 +24,9 @@ from PIL import Image
 from tests.hub.published import write_run
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
+from timm_moe_dg.data.bands import read_bands
 from timm_moe_dg.data.style_transfer import find_weights, load_style
-from timm_moe_dg.errors import MoeDgError
+from timm_moe_dg.errors import ImageReadError, MoeDgError
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.checkpoint import STATE, TENSORS, Checkpoints, read_checkpoint
@@ -278,6 +280,14 @@ def test_an_image_starts_no_program(best, place, name):
     line = run("predict", "--model", f"local-dir:{best}", place / "images", "-j", 0, "--output", "out.csv")
     assert not sprung()
     assert name in line
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES))
+def test_an_image_of_any_number_of_bands_starts_no_program(place, name):
+    (place / name).write_bytes(IMAGES[name])
+    with pytest.raises(ImageReadError, match=re.escape(name)):
+        read_bands(str(place / name), 3)
+    assert not sprung()
 
 
 def test_an_image_that_would_start_a_program_does_so_in_pillow(place):

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def band_statistics(
     """
     where = [(domains[at], int(position)) for at in training for position in splits[at].inside]
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        moments = list(pool.map(partial(_moments), where))
+        moments = list(pool.map(_moments, where))
     means, squares = (np.mean(column, axis=0) for column in zip(*moments, strict=True))
     variance = squares - means**2
     # What rounding leaves of a band without any variance

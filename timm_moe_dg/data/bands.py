@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import ImageReadError, MissingDependencyError
+from . import decoders
 from .transforms import RGB
 
 _OF_PILLOW = ("L", "LA", "RGB", "RGBA", "I;16")  # modes whose values are those in the file
@@ -67,7 +68,7 @@ def _tiff_reader() -> Callable[[str], np.ndarray]:
 
 
 def _read_with_pillow(path: str) -> np.ndarray:
-    with Image.open(path) as image:
+    with Image.open(path, formats=decoders.present()) as image:
         if image.mode not in _OF_PILLOW:
             raise ValueError(f"mode {image.mode!r} holds no bands; save it as TIFF")
         return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)

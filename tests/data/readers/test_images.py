@@ -25,7 +25,8 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.data.readers.images import DECODERS, images_below, read_image
+from timm_moe_dg.data.decoders import DECODERS
+from timm_moe_dg.data.readers.images import images_below, read_image
 from timm_moe_dg.errors import DataError, ImageReadError
 
 VIEW = {"size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}

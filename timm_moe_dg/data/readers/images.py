@@ -2,7 +2,6 @@
 
 import logging
 import os
-from functools import cache
 from typing import BinaryIO
 
 import numpy as np
@@ -10,11 +9,9 @@ from PIL import Image, UnidentifiedImageError
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
+from .. import decoders
 from ..bands import as_picture, bands_in, read_bands
 from ..transforms import RGB, Pixels
-
-# What Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension says.
-DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 SAMPLES_PER_PIXEL = 277  # the TIFF tag
 
@@ -76,12 +73,12 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
         file: Where to read instead of opening `path`.
 
     Raises:
-        ImageReadError: The file cannot be decoded, is of a format not in `DECODERS`, or is no regular file.
+        ImageReadError: The file cannot be decoded, is of a format not in `decoders.DECODERS`, or is no regular file.
     """
     try:
         if file is None and os.path.exists(path) and not os.path.isfile(path):
             raise ValueError("no regular file")  # to open a named pipe would wait for a writer
-        with Image.open(file or path, formats=_decoders()) as image:
+        with Image.open(file or path, formats=decoders.present()) as image:
             _check_bands(image)
             image.load()
             if len(image.getbands()) > 3:
@@ -121,13 +118,6 @@ def _say_bands(bands: tuple[str, ...], path: str) -> None:
         _SAID.add(bands)
         remark = "read as three (RGB), without --in-chans; others like it are not mentioned"
         _LOGGER.warning("image=%r: has %d bands (%s), %s", path, len(bands), ", ".join(bands), remark)
-
-
-@cache
-def _decoders() -> tuple[str, ...]:
-    """Those of `DECODERS` that this Pillow was built with."""
-    Image.init()
-    return tuple(name for name in DECODERS if name in Image.OPEN)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
