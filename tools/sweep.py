@@ -40,11 +40,10 @@ from textwrap import indent
 from types import ModuleType
 from typing import Any
 
-from timm_moe_dg.cli.arguments import key_value, parse_arguments, positive_int, read_yaml, table_words
+from timm_moe_dg.cli.arguments import available_cpus, key_value, parse_arguments, positive_int, read_yaml, table_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.processes.launch import available_cpus
 from timm_moe_dg.protocols.formats import read_repeatable, read_run_arguments
 from timm_moe_dg.protocols.options import PLANNED, having
 from timm_moe_dg.protocols.planner import (

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from timm_moe_dg.cli.arguments import (
+    available_cpus,
     fraction,
     fraction_to_1,
     int_from_2,
@@ -157,3 +158,7 @@ def test_ends_of_ranges():
         0.9,
         1,
     ]
+
+
+def test_there_is_a_cpu():
+    assert available_cpus() >= 1

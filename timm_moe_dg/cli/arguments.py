@@ -4,6 +4,7 @@ import argparse
 import ast
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -158,6 +159,13 @@ def non_negative_int(text: str) -> int:
 def processes(text: str) -> int:
     """Reads a number of loader processes, 0 for none; no more than any machine has cores."""
     return _whole(text, 0, f"a whole number from 0 to {MOST_CORES}", MOST_CORES)
+
+
+def available_cpus() -> int:
+    """Number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def threads(text: str) -> int:

@@ -7,7 +7,6 @@ from accelerate.utils import DistributedType
 
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.processes.launch import (
-    available_cpus,
     check_distribution,
     check_plugins,
     check_precision,
@@ -84,7 +83,3 @@ def test_one_process_shows_messages(environment, level, monkeypatch):
     monkeypatch.setattr(logger, "level", logging.NOTSET)
     set_up_logging()
     assert logging.getLevelName(logger.level) == level
-
-
-def test_there_is_a_cpu():
-    assert available_cpus() >= 1

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
 
+from ...cli.arguments import available_cpus
 from ...errors import ArgumentError
 from ...protocols.options import RunOptions
 
@@ -133,10 +134,3 @@ def set_up_logging() -> None:
     logging.basicConfig(format="%(message)s")
     level = logging.ERROR if get_int_from_env(RANKS, 0) else logging.INFO
     logging.getLogger("timm_moe_dg").setLevel(level)
-
-
-def available_cpus() -> int:
-    """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
