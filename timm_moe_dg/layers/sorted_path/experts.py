@@ -141,7 +141,8 @@ class _SortedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        operands, kept = Operands(*ctx.saved_tensors[:6]), Kept(*ctx.saved_tensors[6:])
+        saved = ctx.saved_tensors  # once: under checkpointing, unpacking computes
+        operands, kept = Operands(*saved[:6]), Kept(*saved[6:])
         needed = ctx.needs_input_grad[2:]
         with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
