@@ -1,7 +1,12 @@
 """Marks the tests of large networks as slow, whichever file they are in; says how hard hypothesis looks."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: there is a worker for each core
 
 LARGE = ("hybrid_sfmoe", "gmoe_base", "moge_small")
 # A function's fixtures are made once for all of its examples, which none of ours changes

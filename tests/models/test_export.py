@@ -129,15 +129,15 @@ def test_a_scripted_model_can_be_trained():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend"), [("gmoe_tiny_patch16", "inductor"), ("moge_tiny", "aot_eager")])
-def test_compiled_without_graph_break_forward_and_backward(name, backend):
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
+def test_compiled_without_graph_break_forward_and_backward(name):
     # aot_eager takes the same two graphs without generating code; full_size_agreement generates it for all models
     case = BY_NAME[name]
     short = {"depth": 1, "moe_layers": [0], "num_experts": 3, "top_k": 2}
     model = prepared(case, **short, **case.without_chance).train()
     torch._dynamo.reset()
     found = []
-    for one in (torch.compile(model, fullgraph=True, backend=backend), model):
+    for one in (torch.compile(model, fullgraph=True, backend="aot_eager"), model):
         model.zero_grad()
         logits = one(*case.inputs(3))
         (logits.square().sum() + timm_moe_dg.auxiliary_loss(model)).backward()

@@ -165,7 +165,10 @@ def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | N
 
     Unlike adding the outputs to their items, this has one order of summands on every device.
     """
-    return F.embedding_bag(assignments.ranks, outputs.flatten(1), mode="sum", per_sample_weights=weights)
+    rows = outputs.flatten(1)
+    if rows.shape[1] == 0:  # items without tokens, which embedding_bag does not take
+        return rows.new_zeros(len(assignments.ranks), 0)
+    return F.embedding_bag(assignments.ranks, rows, mode="sum", per_sample_weights=weights)
 
 
 def forward_into(plan: Plan, lost: Tensor | None, operands: Operands, kept: Kept) -> Tensor:
