@@ -113,6 +113,7 @@ def test_other_models_are_refused() -> None:
         domains_at(nn.Linear(2, 2), PLACES)
 
 
+@pytest.mark.slow
 def test_every_picture_is_written(model: nn.Module, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_domain_map(domain_map(model, 45.0), tmp_path / "map.png", {"north-west": PLACES[2:3]})

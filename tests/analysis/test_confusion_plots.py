@@ -36,6 +36,7 @@ def drawn(monkeypatch, tmp_path):
     return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 10, 31])
 @pytest.mark.parametrize("name", ["{}", "a class with a long name, number {} $x_{{"])
 def test_no_label_is_cut_off(drawn, tmp_path, number, name):

@@ -76,6 +76,7 @@ def try_at_once(folder, barrier, won):
         barrier.wait()
 
 
+@pytest.mark.slow
 def test_of_many_that_start_at_once_one_is_the_owner(tmp_path):
     for _ in range(10):
         barrier, won = FORK.Barrier(6), FORK.Value("i", 0)

@@ -103,6 +103,7 @@ def test_table_of_domains(run):
     assert [float(row["ece"]) for row in rows] == [scores["ece"] for scores in metrics["domains"].values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "other"), [("out", []), ("in", ["--trial-seed", "0", "--holdout-fraction", "0.5"])])
 def test_one_part_of_each_domain_by_the_seed_of_the_run_or_another(run, tmp_path, part, other):
     evaluate("--model", best(run), "--split", part, "--output", tmp_path, *other)
@@ -116,6 +117,7 @@ def test_one_part_of_each_domain_by_the_seed_of_the_run_or_another(run, tmp_path
         assert metrics["domains"][domain.name]["accuracy"] == pytest.approx(right.mean())
 
 
+@pytest.mark.slow
 def test_classes_in_another_order_are_matched_by_name(run, tmp_path, capsys):
     shutil.copytree(run[0] / "best", tmp_path / "best")
     order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
@@ -266,6 +268,7 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     assert [row[1] for row in rows[1:]] == ["train"] * 5
 
 
+@pytest.mark.slow
 def test_domains_are_chosen_by_name(run, tmp_path):
     evaluate("--model", best(run), "--domains", "rot_60", "rot_0", "--output", tmp_path / "two")
     evaluate("--model", best(run), "--domains", "all", "--output", tmp_path / "all")

@@ -28,6 +28,7 @@ def is_picture(path):
     return path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_experts", [1, 10, 16])
 def test_maps_of_any_number_of_experts(num_experts, tmp_path):
     first = torch.arange(64).view(8, 8) % num_experts
