@@ -90,7 +90,8 @@ class Record:
     @property
     def training_domains(self) -> tuple[int, ...]:
         """Positions of the domains that were trained on."""
-        return tuple(domain for domain in range(len(self.in_acc)) if domain not in self.test_domains)
+        held_out = set(self.test_domains)
+        return tuple(domain for domain in range(len(self.in_acc)) if domain not in held_out)
 
     def to_json(self) -> str:
         """Returns the row as one line of JSON, keys sorted."""
