@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
@@ -195,20 +196,30 @@ def _alike(line: str, head: str | None, before: Record | None) -> Record | None:
 
 def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
-    found = {match.group(0): match for match in map(_SCORE.fullmatch, row) if match}
+    columns = _score_columns(tuple(row))
+    scores = {kind: tuple(row.pop(key) for key in keys) for kind, keys in columns.items()}
+    for kind, keys in columns.items():
+        _check_numbers(dict(zip(keys, scores[kind], strict=True)))
+    return scores
+
+
+@lru_cache(maxsize=64)
+def _score_columns(keys: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Kind of score -> its keys, ordered by domain; rows of a run have the same ones."""
+    found = {match.group(0): match for match in map(_SCORE.fullmatch, keys) if match}
     number = len({match[1] for match in found.values()})  # not the largest, which may be of any size
     kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in found else ("in_acc", "out_acc")
-    expected = {f"env{domain}_{kind}" for domain in range(number) for kind in kinds}
-    if not expected or expected != set(found):
+    columns = {kind: tuple(f"env{domain}_{kind}" for domain in range(number)) for kind in kinds}
+    if not found or {key for column in columns.values() for key in column} != set(found):
         raise RecordError(
             f"scores={_shortened(str(sorted(found)), 400)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on"
         )
-    values = {key: row.pop(key) for key in found}
-    _check_numbers(values)
-    return {kind: tuple(values[f"env{domain}_{kind}"] for domain in range(number)) for kind in kinds}
+    return columns
 
 
 def _check_numbers(values: Mapping[str, object]) -> None:
+    if set(map(type, values.values())) <= {int, float}:
+        return
     for key, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RecordError(f"{key}={_shortened(repr(value))}: is no number; the row is damaged")
