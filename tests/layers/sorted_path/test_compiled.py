@@ -59,6 +59,12 @@ def holds_the_operator(program):
     return any("sorted_experts" in str(node.target) for node in program.graph.nodes)
 
 
+def wants_the_operator():
+    """Programs of torch 2.11 cannot tell compilation from export, and hold the loop as exported ones do."""
+    compiled = torch.compile(lambda x: x + torch.compiler.is_exporting(), fullgraph=True, backend="eager")
+    return compiled(torch.zeros(())).item() == 0
+
+
 def test_values_and_gradients_are_those_of_the_loop_for_batches_of_any_size(experts):
     compiled, programs = recorded(experts, dynamic=True)
     for items in (9, 5, 12):
@@ -66,7 +72,7 @@ def test_values_and_gradients_are_those_of_the_loop_for_batches_of_any_size(expe
         found, expected = (gradients(experts, one, arguments) for one in (compiled, experts.forward_loop))
         torch.testing.assert_close(found, expected)
     assert len(programs) == 1
-    assert holds_the_operator(programs[0])
+    assert holds_the_operator(programs[0]) == wants_the_operator()
 
 
 def test_the_backward_pass_is_traced_and_gives_the_weights_gradients_too(experts):
@@ -156,4 +162,4 @@ def test_gated_experts_take_the_operator():
     assert isinstance(experts.act, GatedActivation)
     compiled, programs = recorded(experts)
     compiled(*call())
-    assert holds_the_operator(programs[0])
+    assert holds_the_operator(programs[0]) == wants_the_operator()
