@@ -40,6 +40,7 @@ OTHERS = {
     "python -c import runpy, sys": "tests/test_docs_hub.py",
     "python -c import runpy, my_module": "the file is the reader's; its steps are walked by tests/doors",
     "accelerate launch": "no command, but the launcher's name",
+    "accelerate config": "accelerate's own; it asks questions",
 }
 # Of another program
 OTHERS_FILES = {"domain_net_duplicates.txt"}
