@@ -1,6 +1,5 @@
 """Images of other than three bands, as satellites take them: files read whole, and shown as RGB."""
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -34,13 +33,11 @@ def read_bands(path: str, bands: int) -> Tensor:
     is_tiff = path.lower().endswith((".tif", ".tiff"))
     read = _tiff_reader() if is_tiff else _read_with_pillow
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError("no regular file")  # to open a named pipe would wait for a writer
+        decoders.check_regular(path)
         values = read(path)
     except Exception as error:  # decoders raise what they like on broken files
-        remedy = "repair or remove the file, or give --skip-unreadable"
         raise ImageReadError(
-            f"image={path!r}: cannot be decoded ({type(error).__name__}: {error}); {remedy}"
+            f"image={path!r}: cannot be decoded ({type(error).__name__}: {error}); {decoders.REPAIR}"
         ) from error
     if len(values) != bands:
         remedy = f"leave the file out, or give --in-chans {len(values)} where all files and the model have as many"

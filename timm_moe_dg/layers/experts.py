@@ -36,10 +36,15 @@ SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def _is_tested(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether the fast path is tested here."""
+    return device_type in SORTED_PATH_DEVICES and dtype in SORTED_PATH_DTYPES
+
+
 @functools.cache
 def _sorted_path_is_tested(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether the fast path runs here; warns once about each combination that it does not run on."""
-    if device_type in SORTED_PATH_DEVICES and dtype in SORTED_PATH_DTYPES:
+    """The same, for eager mode; warns once about each combination that is not."""
+    if _is_tested(device_type, dtype):
         return True
     message = (
         f"experts on {device_type} in {dtype}: the sorted dispatch is not tested there; looping over experts instead"
@@ -199,7 +204,7 @@ class StackedExperts(nn.Module):
             if values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
             elif compiled_path():  # noqa: RET505 (likewise)
-                if self._is_sorted(x):
+                if _is_tested(x.device.type, x.dtype) and self._is_sorted():
                     return self.forward_sorted(x, expert_indices, combine_weights)
             elif not portable_path():
                 self.path = self._eager_path(x)
@@ -278,16 +283,15 @@ class StackedExperts(nn.Module):
         return _linear_all(hidden, *self.fc2(x.dtype))
 
     @torch.jit.unused
-    def _is_sorted(self, x: Tensor) -> bool:
-        """Whether the fast path knows what is computed here, and is tested."""
-        known = isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
-        return known and x.device.type in SORTED_PATH_DEVICES and x.dtype in SORTED_PATH_DTYPES
+    def _is_sorted(self) -> bool:
+        """Whether the fast path knows what is computed here."""
+        return isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
 
     @torch.jit.unused
     def _eager_path(self, x: Tensor) -> str:
         if not _sorted_path_is_tested(x.device.type, x.dtype):
             return "loop"
-        return "sorted" if self._is_sorted(x) else "grouped"
+        return "sorted" if self._is_sorted() else "grouped"
 
     @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:

@@ -76,8 +76,8 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
         ImageReadError: The file cannot be decoded, is of a format not in `decoders.DECODERS`, or is no regular file.
     """
     try:
-        if file is None and os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError("no regular file")  # to open a named pipe would wait for a writer
+        if file is None:
+            decoders.check_regular(path)
         with Image.open(file or path, formats=decoders.present()) as image:
             _check_bands(image)
             image.load()
@@ -85,7 +85,7 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
                 _say_bands(image.getbands(), path)
             return image if image.mode == "RGB" else _as_rgb(image)
     except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
-        remedy = "repair or remove the file, or give --skip-unreadable"
+        remedy = decoders.REPAIR
         if path.lower().endswith((".tif", ".tiff")) and isinstance(error, UnidentifiedImageError):
             count = bands_in(path)
             has = f"it has {count} bands" if count else "if it has more bands than four"

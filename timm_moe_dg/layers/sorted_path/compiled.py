@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dispatch import sort_assignments
 from ..precision import without_autocast
 from .activations import SortedActivation
-from .experts import Kept, Operands, Plan, backward_of, forward_into, known_weights
+from .experts import Kept, Operands, Plan, backward_of, forward_into, known_weights, new_features, new_outputs
 
 # What a CUDA graph cannot hold: the counts come to the host
 _TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -48,10 +48,10 @@ def _plan_of(
     return plan, operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
 
 
-def _kept_shapes(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """Of the features before the activation, and of the experts' outputs."""
+def _room(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[Tensor, Tensor]:
+    """For the features before the activation, and for the experts' outputs."""
     places = expert_indices.numel()
-    return (places * x.shape[1], weight1.shape[1]), (places + 1, x.shape[1], x.shape[2])
+    return new_features(x, weight1, places), new_outputs(x, places)
 
 
 # Optional, not |: the operators' schemas are read from the annotations
@@ -75,17 +75,15 @@ def _sorted_experts(
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
         plan, operands = _plan_of(operands, expert_indices, scale, activation)
-        pre_activation, outputs = (x.new_empty(shape) for shape in _kept_shapes(x, weight1, expert_indices))
-        rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
-        kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
-        lost = None if lost is None else lost[: len(rows)]
-        return forward_into(plan, lost, operands, kept), pre_activation, outputs
+        room = _room(x, weight1, expert_indices)
+        kept = Kept.of(plan.assignments, x, *room)
+        lost = None if lost is None else lost[: len(kept.rows)]
+        return forward_into(plan, lost, operands, kept), *room
 
 
 @_sorted_experts.register_fake
 def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    pre_activation, outputs = (x.new_empty(shape) for shape in _kept_shapes(x, weight1, rest[3]))
-    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), pre_activation, outputs
+    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), *_room(x, weight1, rest[3])
 
 
 @torch.library.custom_op("timm_moe_dg::sorted_experts_backward", mutates_args=(), tags=_TAGS)
@@ -111,8 +109,7 @@ def _sorted_experts_backward(
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
         plan, known = _plan_of(operands, expert_indices, scale, activation)
-        rows = x.index_select(0, plan.assignments.items).flatten(0, 1)
-        kept = Kept(rows, pre_activation[: len(rows)], outputs[: len(plan.assignments.items) + 1])
+        kept = Kept.of(plan.assignments, x, pre_activation, outputs)
         found = backward_of(plan, known, kept, grad, tuple(needed))
     return [
         grad.new_empty(0) if one is None or not need else one.contiguous()

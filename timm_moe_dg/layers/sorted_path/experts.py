@@ -53,12 +53,21 @@ class Kept(NamedTuple):
     outputs: Tensor
 
     @classmethod
-    def of(cls, assignments: SortedAssignments, operands: "Operands", with_backward: bool) -> "Kept":
-        """The rows, and room for the rest."""
-        x, num_assignments = operands.x, len(assignments.items)
+    def of(cls, assignments: SortedAssignments, x: Tensor, pre_activation: Tensor | None, outputs: Tensor) -> "Kept":
+        """The rows, and what A assignments fill of `new_features` and `new_outputs` for as many or more."""
         rows = x.index_select(0, assignments.items).flatten(0, 1)
-        pre_activation = x.new_empty(len(rows), operands.weight1.shape[1]) if with_backward else None
-        return cls(rows, pre_activation, x.new_empty(num_assignments + 1, *x.shape[1:]))
+        features = None if pre_activation is None else pre_activation[: len(rows)]
+        return cls(rows, features, outputs[: len(assignments.items) + 1])
+
+
+def new_features(x: Tensor, weight1: Tensor, num_assignments: int) -> Tensor:
+    """Room for the features before the activation."""
+    return x.new_empty(num_assignments * x.shape[1], weight1.shape[1])
+
+
+def new_outputs(x: Tensor, num_assignments: int) -> Tensor:
+    """Room for the experts' outputs, and zeros at the end."""
+    return x.new_empty(num_assignments + 1, *x.shape[1:])
 
 
 class Plan(NamedTuple):
@@ -105,7 +114,8 @@ def sorted_experts(
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, lost, *operands)
     else:
-        sums = forward_into(plan, lost, operands, Kept.of(assignments, operands, with_backward=False))
+        kept = Kept.of(assignments, x, None, new_outputs(x, len(assignments.items)))
+        sums = forward_into(plan, lost, operands, kept)
     return sums.view(x.shape)
 
 
@@ -133,7 +143,9 @@ class _SortedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, lost: Tensor | None, *tensors: Any) -> Tensor:
         operands = Operands(*tensors)
-        kept = Kept.of(plan.assignments, operands, with_backward=True)
+        x, count = operands.x, len(plan.assignments.items)
+        room = new_features(x, operands.weight1, count), new_outputs(x, count)
+        kept = Kept.of(plan.assignments, x, *room)
         sums = forward_into(plan, lost, operands, kept)
         ctx.plan = plan
         ctx.save_for_backward(*operands, *kept)
