@@ -4,16 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.layers.sorted_path.forms import FORMS
 from timm_moe_dg.layers.feed_forwards import GatedActivation
 from timm_moe_dg.layers.sorted_path.activations import SortedActivation, sorted_activation
 
-FORMS = {
-    "gelu": nn.GELU(),
-    "tanh": nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU(),
-    "swiglu": GatedActivation(nn.SiLU()),
-    "gate_last": GatedActivation(nn.GELU(approximate="tanh"), gate_last=True),
-}
 ROWS, HIDDEN = 5, 3
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.layers.sorted_path.forms import FORMS
 from timm_moe_dg.layers.dispatch import sort_assignments
 from timm_moe_dg.layers.experts import StackedExperts, dispatch_info
 from timm_moe_dg.layers.feed_forwards import GatedActivation
@@ -20,18 +21,10 @@ ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere
 
 
-MODULES = {
-    "gelu": nn.GELU(),
-    "tanh": nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU(),
-    "swiglu": GatedActivation(nn.SiLU()),
-    "geglu": GatedActivation(nn.GELU()),
-    "gate_last": GatedActivation(nn.GELU(approximate="tanh"), gate_last=True),
-}
-every_activation = pytest.mark.parametrize("act", MODULES.values(), ids=MODULES)
+every_activation = pytest.mark.parametrize("act", FORMS.values(), ids=FORMS)
 
 
-def operands(bias1=True, bias2=True, act=MODULES["gelu"]):
+def operands(bias1=True, bias2=True, act=FORMS["gelu"]):
     generator = torch.Generator().manual_seed(0)
     before = HIDDEN * (1 + isinstance(act, GatedActivation))
     shapes = [(ITEMS, TOKENS, WIDTH), (ITEMS, TOP_K)]
@@ -45,7 +38,7 @@ def assignments():
     return sort_assignments(INDICES, EXPERTS)
 
 
-def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, act=MODULES["gelu"]):
+def one_by_one(x, combine_weights, weight1, bias1, weight2, bias2, act=FORMS["gelu"]):
     """Item by item and choice by choice."""
     rows = []
     for item in range(ITEMS):
@@ -97,7 +90,7 @@ def test_nothing_is_read_before_it_is_written(act):
     assert all(tensor.grad.isfinite().all() for tensor in wanted)
 
 
-@pytest.mark.parametrize("act", [MODULES["gelu"], MODULES["swiglu"]], ids=["gelu", "swiglu"])
+@pytest.mark.parametrize("act", [FORMS["gelu"], FORMS["swiglu"]], ids=["gelu", "swiglu"])
 @pytest.mark.parametrize("frozen", ["x", "combine_weights", "weight1", "bias1", "weight2", "bias2"])
 def test_a_frozen_operand_gets_no_gradient_and_changes_none_of_the_others(frozen, act):
     full, part = operands(act=act), operands(act=act)
