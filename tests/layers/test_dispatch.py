@@ -1,4 +1,4 @@
-"""Both dispatch paths against the naive mixture, forward and every gradient, and the shapes nobody plans for."""
+"""Every dispatch path against the naive mixture, forward and every gradient, and the shapes nobody plans for."""
 
 import warnings
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tests.references.naive_moe import naive_drops, naive_mixture
 from timm_moe_dg.layers import dispatch_info
-from timm_moe_dg.layers.dispatch import expert_capacity, over_capacity, sort_assignments
+from timm_moe_dg.layers.dispatch import expert_capacity, group_assignments, over_capacity, sort_assignments
 from timm_moe_dg.layers.experts import StackedExperts, _sorted_path_is_tested
 
-PATHS = ["forward_sorted", "forward_loop"]
+PATHS = ["forward_sorted", "forward_grouped", "forward_loop", "forward_masked"]
 
 
 def make_experts(num_experts: int = 4, dtype: torch.dtype = torch.float32) -> StackedExperts:
@@ -111,6 +111,18 @@ def test_sorted_assignments_are_grouped_by_expert_and_keep_the_order_of_items():
     assert assignments.positions.tolist() == [1, 2, 6, 7, 0, 5]
 
 
+def test_grouped_assignments_have_those_of_nowhere_at_the_end():
+    indices = torch.tensor([[2, 0], [0, 3], [3, 2], [0, 1]])
+    groups = group_assignments(indices, 3)
+    assert groups.order.tolist() == [1, 2, 6, 7, 0, 5, 3, 4]
+    assert groups.experts.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert groups.ends.tolist() == [3, 4, 8]
+    assert groups.counts() == [3, 1, 4]
+    assert groups.ranks.tolist() == [[4, 0], [1, 6], [7, 5], [2, 3]]
+    assert groups.absent.tolist() == [[False, False], [False, True], [True, False], [False, False]]
+    assert group_assignments(indices.clamp(max=2), 3).absent is None
+
+
 def test_capacity_counts_as_the_released_code_does():
     # 2 * floor(1.5 * ceil(10 / 4)) = 2 * floor(4.5)
     assert expert_capacity(10, 4, 2, 1.5) == 8
@@ -137,10 +149,13 @@ def test_cuda_equals_cpu(path):
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_each_layer_says_which_path_it_took():
+def test_each_layer_says_which_path_it_took_by_the_rows_of_an_expert():
     experts = make_experts()
     assert dispatch_info(experts) == {"": None}
-    experts(*make_routing(5, 4, 2))
+    for items, path in ((63, "grouped"), (64, "sorted")):  # 2 experts per item, 4 experts: 31.5 and 32 rows each
+        experts(*make_routing(items, 4, 2))
+        assert dispatch_info(experts) == {"": path}
+    experts(torch.randn(32, 2, 8), torch.zeros(32, 2, dtype=torch.int64), torch.rand(32, 2))  # as many tokens
     assert dispatch_info(experts) == {"": "sorted"}
 
 

@@ -15,7 +15,7 @@ from .encoders import (
     spherical_harmonics,
     thin_coordinates,
 )
-from .experts import dispatch_info
+from .experts import dispatch_info, set_dispatch
 from .geo_moe_mlp import GeoMoeMlp
 from .moe_mlp import MoeMlp, RoutedMlp
 from .own_parameters import OwnParameters, undecayed_parameters
@@ -44,6 +44,7 @@ __all__ = [
     "load_satclip",
     "register_router",
     "save_satclip",
+    "set_dispatch",
     "spherical_harmonics",
     "thin_coordinates",
     "undecayed_parameters",

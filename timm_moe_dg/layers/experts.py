@@ -18,22 +18,18 @@ from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from .dispatch import SortedAssignments, sort_assignments
+from ..errors import ArgumentError
+from .dispatch import group_assignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
+from .grouped_path import grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
 from .precision import compiled_path, portable_path, values_hidden
-from .sorted_path import (
-    Operands,
-    combine,
-    compiled_experts,
-    known_weights,
-    linear_into,
-    sorted_activation,
-    sorted_experts,
-)
+from .sorted_path import Operands, compiled_experts, sorted_activation, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
 SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DISPATCHES = ("auto", "sorted", "grouped", "loop")
+_SORTED_FROM = 32  # rows per expert from which it is the faster on a CPU, see docs/speed.md
 
 
 def _is_tested(device_type: str, dtype: torch.dtype) -> bool:
@@ -61,12 +57,31 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
 
     Returns:
         Name of the experts' module -> 'sorted' (all experts as one function of autograd: GELU, SiLU, and these as
-        gates), 'grouped' (sorted too, each expert by itself: other activations, normalized hidden features), 'loop'
-        (each expert looks for its items: devices and types without tests), or None before the first eager forward.
-        Compiled programs are 'sorted' or hold the loop; exported and traced ones always do, and torch.func takes it; on
-        the meta device and inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
+        gates), 'grouped' (a grouped product for each of the two layers: other activations, normalized hidden features,
+        and few rows per expert on a CPU), 'loop' (each expert looks for its items: devices and types without tests), or
+        None before the first eager forward. Compiled programs are 'sorted', 'grouped' in bfloat16 where the former
+        cannot be, or hold the loop; exported and traced ones always do, and torch.func takes it; on the meta device and
+        inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
+
+
+def set_dispatch(model: nn.Module, dispatch: str) -> None:
+    """Asks every mixture layer for one dispatch, to compare them; what it cannot compute, another one does.
+
+    Args:
+        model: Any module that holds `StackedExperts`.
+        dispatch: 'sorted', 'grouped' or 'loop', see `dispatch_info`; 'auto' for the one that was measured to be fastest
+            on a CPU.
+
+    Raises:
+        ArgumentError: There is no such dispatch.
+    """
+    if dispatch not in DISPATCHES:
+        raise ArgumentError.of("dispatch", dispatch, f"choose one of {', '.join(DISPATCHES)}")
+    for module in model.modules():
+        if isinstance(module, StackedExperts):
+            module.dispatch = dispatch
 
 
 class StackedLinear(OwnParameters):
@@ -124,12 +139,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], expert: int) -> T
     return F.linear(x, weight[expert], None if bias is None else bias[expert])
 
 
-def _unbound(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
-    """Each expert's weight and bias; their gradients are stacked once, where indexing would add up E sparse stacks."""
-    biases = [None] * len(weight) if bias is None else bias.unbind()
-    return list(zip(weight.unbind(), biases, strict=True))
-
-
 def _linear_all(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(T, in_features) or (E, T, in_features) through every expert -> (E, T, out_features)."""
     outputs = x @ weight.transpose(1, 2)
@@ -173,6 +182,7 @@ class StackedExperts(nn.Module):
         self.drop = nn.Dropout(hidden_drop)
         self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
+        self.dispatch = "auto"
         self.path: str | None = None
 
     def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
@@ -203,47 +213,64 @@ class StackedExperts(nn.Module):
         if not torch.jit.is_scripting():
             if values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
-            elif compiled_path():  # noqa: RET505 (likewise)
-                if _is_tested(x.device.type, x.dtype) and self._is_sorted():
-                    return self.forward_sorted(x, expert_indices, combine_weights)
-            elif not portable_path():
-                self.path = self._eager_path(x)
-                if self.path == "sorted":
-                    return self.forward_sorted(x, expert_indices, combine_weights)
-                if self.path == "grouped":
-                    return self.forward_grouped(x, expert_indices, combine_weights)
+            path = self._path(x, expert_indices)
+            if path == "sorted":
+                return self.forward_sorted(x, expert_indices, combine_weights)
+            if path == "grouped":
+                return self.forward_grouped(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
 
     @torch.jit.unused
-    def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """Any activation and normalization: one sort, each expert on its own rows, one sum. As `forward`."""
-        assignments = sort_assignments(expert_indices, self.num_experts)
-        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
-            return self._infer_grouped(x, assignments, combine_weights)
-        layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
-        outputs = []
-        for rows, first, second in zip(
-            x.index_select(0, assignments.items).split(assignments.counts), *layers, strict=True
-        ):
-            hidden = self.norm(self.drop(self.act(F.linear(rows, *first))))
-            outputs.append(F.linear(hidden, *second))
-        rows = torch.cat(outputs)
-        weights = combine_weights.flatten().index_select(0, assignments.positions).to(rows.dtype)
-        weighted = (rows * weights.view([-1] + [1] * (x.dim() - 1))).to(x.dtype)
-        return torch.zeros_like(x).index_add(0, assignments.items, weighted)
+    def _path(self, x: Tensor, expert_indices: Tensor) -> str:
+        """The dispatch to take."""
+        if compiled_path():
+            return self._compiled_path(x)
+        if portable_path():
+            return "loop"
+        self.path = self._eager_path(x, expert_indices)
+        return self.path
 
     @torch.jit.unused
-    def _infer_grouped(self, x: Tensor, assignments: SortedAssignments, combine_weights: Tensor) -> Tensor:
-        """The same without a graph: each output is written where it is summed up from."""
-        layers = [_unbound(*layer(x.dtype)) for layer in (self.fc1, self.fc2)]
-        outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
-        outputs[-1] = 0
-        for items, own, first, second in zip(
-            assignments.items.split(assignments.counts), outputs[:-1].split(assignments.counts), *layers, strict=True
-        ):
-            hidden = self.norm(self.drop(self.act(F.linear(x.index_select(0, items), *first))))
-            linear_into(hidden.flatten(0, -2), second[0].mT, second[1], own.flatten(0, -2))
-        return combine(outputs, assignments, known_weights(assignments, combine_weights.to(x.dtype))).view(x.shape)
+    def _compiled_path(self, x: Tensor) -> str:
+        if not _is_tested(x.device.type, x.dtype) or self.dispatch == "loop":
+            return "loop"
+        if self._is_sorted() and self.dispatch != "grouped":
+            return "sorted"
+        # torch's compiler knows the grouped product in this type alone
+        in_bfloat16 = self._computing_dtype(x) == torch.bfloat16
+        return "grouped" if in_bfloat16 and has_grouped_product(self.fc1.weight.shape, torch.bfloat16) else "loop"
+
+    @torch.jit.unused
+    def _eager_path(self, x: Tensor, expert_indices: Tensor) -> str:
+        if not _sorted_path_is_tested(x.device.type, x.dtype) or self.dispatch == "loop":
+            return "loop"
+        if not self._is_sorted() or self.dispatch == "grouped":
+            return "grouped"
+        rows = expert_indices.numel() * x.shape[1:-1].numel()
+        few = x.device.type == "cpu" and rows < self.num_experts * _SORTED_FROM
+        return "grouped" if few and self.dispatch == "auto" else "sorted"
+
+    @torch.jit.unused
+    def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """Any activation and normalization: one sort, a grouped product per layer, one sum. As `forward`."""
+        dtype = self._computing_dtype(x)
+        assignments = group_assignments(expert_indices, self.num_experts)
+        items = (x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)).to(dtype)
+        first, second = self.fc1(dtype), self.fc2(dtype)
+        sums = grouped_experts(items, combine_weights.to(dtype), assignments, first, second, self._between)
+        return sums.view(x.shape)
+
+    @torch.jit.unused
+    def _between(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.drop(self.act(hidden)))
+
+    @torch.jit.unused
+    def _computing_dtype(self, x: Tensor) -> torch.dtype:
+        """The type of autocast where it is on, which leaves float64 alone."""
+        device = x.device.type
+        if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
+            return x.dtype
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
@@ -288,19 +315,11 @@ class StackedExperts(nn.Module):
         return isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
 
     @torch.jit.unused
-    def _eager_path(self, x: Tensor) -> str:
-        if not _sorted_path_is_tested(x.device.type, x.dtype):
-            return "loop"
-        return "sorted" if self._is_sorted() else "grouped"
-
-    @torch.jit.unused
     def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """The fast path, without normalization: one sort, two matrix products per expert; as `forward`."""
         activation = sorted_activation(self.act)
         assert activation is not None
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        dtype = self._computing_dtype(x)
         items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
         operands = Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
         drop = self.drop.p if self.training else 0.0

@@ -140,6 +140,20 @@ def test_dropout_takes_whole_features_with_their_gradients():
     assert output[0] != output[1]
 
 
+def test_checkpointed_dropout_loses_the_same_features_when_it_is_computed_again():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    experts = StackedExperts(2, 8, 64, hidden_drop=0.5, bias=False)
+    x, indices, weights = torch.randn(16, 8), torch.arange(32).view(16, 2) % 2, torch.rand(16, 2)
+    compiled = torch.compile(
+        lambda *arguments: checkpoint(experts, *arguments, use_reentrant=False), fullgraph=True, backend="aot_eager"
+    )
+    output = compiled(x, indices, weights).sum()
+    (grad,) = torch.autograd.grad(output, experts.fc2.weight)
+    # Linear in these weights: with the same features, the derivative along them is the value
+    torch.testing.assert_close((grad * experts.fc2.weight).sum(), output)
+
+
 def test_exported_programs_need_no_operator_of_this_package():
     experts = StackedExperts(EXPERTS, WIDTH, HIDDEN).double().eval()
     arguments = tuple(one.detach() for one in call())

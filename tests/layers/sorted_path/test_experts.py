@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.layers.sorted_path.forms import FORMS
 from timm_moe_dg.layers.dispatch import sort_assignments
-from timm_moe_dg.layers.experts import StackedExperts, dispatch_info
+from timm_moe_dg.layers.experts import StackedExperts, dispatch_info, set_dispatch
 from timm_moe_dg.layers.feed_forwards import GatedActivation
 from timm_moe_dg.layers.sorted_path.activations import sorted_activation
 from timm_moe_dg.layers.sorted_path.experts import Operands, sorted_experts
@@ -177,6 +177,7 @@ def test_losing_everything_leaves_the_bias():
 @pytest.mark.parametrize("drop", [0.0, 0.1])
 def test_one_tensor_of_hidden_features_and_no_mask_is_kept_for_the_backward_pass(drop):
     experts = StackedExperts(3, 8, 32, hidden_drop=drop).train()
+    set_dispatch(experts, "sorted")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         experts(torch.randn(10, 8), torch.arange(20).view(10, 2) % 3, torch.rand(10, 2, requires_grad=True))
@@ -205,6 +206,7 @@ class Watch(TorchDispatchMode):
 
 def test_one_experts_hidden_features_are_all_that_is_held_in_inference_and_in_the_backward_pass():
     experts = StackedExperts(8, 8, 512)
+    set_dispatch(experts, "sorted")
     items, indices, weights = torch.randn(64, 8), torch.arange(64).view(64, 1) % 8, torch.rand(64, 1)
     with torch.no_grad(), Watch() as watch:
         experts(items, indices, weights)
@@ -226,7 +228,7 @@ def test_no_matrix_product_for_a_gradient_that_nobody_needs(frozen, products):
     assert watch.calls[torch.ops.aten.mm.out] == products * EXPERTS
 
 
-@pytest.mark.parametrize("path", ["forward_sorted", "forward_loop"])
+@pytest.mark.parametrize("path", ["forward_sorted", "forward_grouped", "forward_loop"])
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
 def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(path, weight):
     experts = StackedExperts(EXPERTS, 8, 16)
@@ -266,9 +268,11 @@ def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_str
     torch.testing.assert_close(weights.grad, expected)
 
 
-def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
+@pytest.mark.parametrize("dispatch", ["sorted", "grouped"])
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(dispatch):
     torch.manual_seed(0)
     experts = StackedExperts(EXPERTS, 8, 16)
+    set_dispatch(experts, dispatch)
     x, weights = torch.randn(ITEMS, 8, requires_grad=True), torch.rand(ITEMS, TOP_K)
     exact = experts(x, INDICES, weights)
     with torch.autocast("cpu", torch.bfloat16):
@@ -282,9 +286,11 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
     assert {tensor.grad.dtype for tensor in (x, *experts.parameters())} == {torch.float32}
 
 
-def test_backward_within_autocast_computes_as_without():
+@pytest.mark.parametrize("dispatch", ["sorted", "grouped"])
+def test_backward_within_autocast_computes_as_without(dispatch):
     torch.manual_seed(0)
     experts = StackedExperts(EXPERTS, 8, 16)
+    set_dispatch(experts, dispatch)
     x, weights = torch.randn(ITEMS, 8, requires_grad=True), torch.rand(ITEMS, TOP_K, requires_grad=True)
     loss = experts(x, INDICES, weights).square().sum()
     wanted = [x, weights, *experts.parameters()]
@@ -299,6 +305,7 @@ def test_backward_within_autocast_computes_as_without():
 def test_torch_func_differentiates_through_the_loop():
     torch.manual_seed(0)
     experts = StackedExperts(EXPERTS, 8, 16)
+    set_dispatch(experts, "sorted")
     x, weights = torch.randn(ITEMS, 8), torch.rand(ITEMS, TOP_K)
     loss = experts(x, INDICES, weights).square().sum()
     expected = torch.autograd.grad(loss, list(experts.parameters()))

@@ -13,7 +13,18 @@ from torch import Tensor
 from ..dispatch import sort_assignments
 from ..precision import without_autocast
 from .activations import SortedActivation
-from .experts import Kept, Operands, Plan, backward_of, forward_into, known_weights, new_features, new_outputs
+from .experts import (
+    Kept,
+    Operands,
+    Plan,
+    backward_of,
+    draw_lost,
+    dropout_scale,
+    forward_into,
+    known_weights,
+    new_features,
+    new_outputs,
+)
 
 # What a CUDA graph cannot hold: the counts come to the host
 _TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -33,9 +44,8 @@ def compiled_experts(operands: Operands, expert_indices: Tensor, activation: Sor
     """
     x, lost, scale = operands.x, None, 1.0
     if drop > 0:
-        shape = (expert_indices.numel() * x.shape[1], operands.weight2.shape[2])
-        lost = torch.rand(shape, device=x.device) < drop
-        scale = 1 / (1 - drop) if drop < 1 else 0.0
+        lost = _draw_lost(x, expert_indices.numel() * x.shape[1], operands.weight2.shape[2], drop)
+        scale = dropout_scale(drop)
     sums, _, _ = _sorted_experts(*operands, expert_indices, lost, scale, *activation)
     return sums.view(x.shape)
 
@@ -52,6 +62,18 @@ def _room(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[Tensor, T
     """For the features before the activation, and for the experts' outputs."""
     places = expert_indices.numel()
     return new_features(x, weight1, places), new_outputs(x, places)
+
+
+# A program's own random numbers take ten times as long on a CPU; the tag lets none of it be merged or computed again
+@torch.library.custom_op("timm_moe_dg::draw_lost", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _draw_lost(like: Tensor, rows: int, columns: int, drop: float) -> Tensor:
+    """(rows, columns) bool, true with probability `drop`, on the device of `like`."""
+    return draw_lost((rows, columns), drop, like.device)
+
+
+@_draw_lost.register_fake
+def _(like: Tensor, rows: int, columns: int, drop: float) -> Tensor:
+    return like.new_empty(rows, columns, dtype=torch.bool)
 
 
 # Optional, not |: the operators' schemas are read from the annotations

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import SortedAssignments
+from ..precision import without_autocast
 from .activations import SortedActivation
 
 
@@ -109,7 +110,8 @@ def sorted_experts(
     operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
     lost, scale = None, 1.0
     if drop > 0:
-        lost, scale = _draw_dropout((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
+        lost = draw_lost((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
+        scale = dropout_scale(drop)
     plan = Plan(assignments, activation, scale)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
         sums: Tensor = _SortedExperts.apply(plan, lost, *operands)
@@ -126,16 +128,25 @@ def known_weights(assignments: SortedAssignments, weights: Tensor) -> Tensor:
     return weights.masked_fill(assignments.ranks == len(assignments.items), 0)
 
 
-def _draw_dropout(shape: tuple[int, int], drop: float, device: torch.device) -> tuple[Tensor, float]:
-    """A mask, true with probability `drop`, and the factor of what is left.
+def _lost_steps(drop: float) -> int:
+    """The dropout rate in steps of 2^-16, at least one."""
+    return max(1, round(drop * 2**16))
+
+
+def draw_lost(shape: tuple[int, int], drop: float, device: torch.device) -> Tensor:
+    """A mask, true with probability `drop` (in steps of 2^-16).
 
     Four features share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
     """
-    steps = max(1, round(drop * 2**16))
     size = shape[0] * shape[1]
     draws = torch.empty(-(-size // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
-    lost = draws.view(torch.int16)[:size].view(shape) <= steps - 2**15 - 1
-    return lost, 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
+    return draws.view(torch.int16)[:size].view(shape) <= _lost_steps(drop) - 2**15 - 1
+
+
+def dropout_scale(drop: float) -> float:
+    """The factor of what `draw_lost` leaves."""
+    steps = _lost_steps(drop)
+    return 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
 
 
 class _SortedExperts(torch.autograd.Function):
@@ -156,7 +167,7 @@ class _SortedExperts(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: under checkpointing, unpacking computes
         operands, kept = Operands(*saved[:6]), Kept(*saved[6:])
         needed = ctx.needs_input_grad[2:]
-        with torch.autocast(grad.device.type, enabled=False):
+        with without_autocast(grad.device.type):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
                 return None, None, *_differentiable_backward(ctx.plan, operands, kept, grad, needed)
             return None, None, *backward_of(ctx.plan, operands, kept, grad, needed)
