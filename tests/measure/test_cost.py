@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from timm_moe_dg.layers import set_dispatch
+from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.measure.cost import count_macs
 
 B, T, D = 3, 7, 32
@@ -48,6 +50,14 @@ def test_a_vision_transformer_costs_patches_blocks_and_head():
     block = attention_macs(1, patches + 1, width) + (patches + 1) * 8 * width**2
     expected = patches * 3 * 16**2 * width + depth * block + width * classes
     assert count_macs(model, [torch.randn(1, 3, 32, 32)]) == expected
+
+
+@pytest.mark.parametrize("dispatch", ["sorted", "grouped", "loop"])
+def test_experts_cost_what_their_items_visit_by_every_dispatch(dispatch):
+    experts = StackedExperts(4, D, 4 * D)
+    set_dispatch(experts, dispatch)
+    indices = torch.tensor([[0, 1], [1, 3], [3, 0]])
+    assert count_macs(experts, [torch.randn(3, T, D), indices, torch.rand(3, 2)]) == 3 * 2 * T * 8 * D**2
 
 
 def test_the_preferred_kernel_is_restored():

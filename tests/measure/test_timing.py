@@ -3,7 +3,7 @@
 import pytest
 
 from timm_moe_dg.measure import timing
-from timm_moe_dg.measure.timing import interleaved, quartiles, ratios, seconds_of
+from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
 
 
 @pytest.fixture
@@ -69,3 +69,8 @@ def test_quartiles_divide_values_into_four_equal_parts():
 def test_estimates_have_the_unit_that_fits():
     words = [timing.duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
     assert words == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
+
+
+def test_devices_have_names():
+    assert device_name("cpu")
+    assert device_name("meta") == "meta"

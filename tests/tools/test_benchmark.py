@@ -65,6 +65,34 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
         picture.verify()
 
 
+@pytest.mark.slow
+def test_types_programs_and_dispatches_are_varied_and_said_in_the_table(tool, tmp_path):
+    words = ["--model", "gmoe_tiny_patch16", "--layer", "--batch-size", "1", "--table", str(tmp_path / "table.md")]
+    varied = ["--dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--program", "eager"]
+    rows, _ = run(tool, tmp_path, *words, *varied)
+    own = [row for row in rows if row["against"] == row["model"]]
+    assert [(row["dtype"], row["dispatch"]) for row in own] == [
+        (dtype, dispatch) for dtype in ("float32", "bfloat16") for dispatch in ("sorted", "grouped", "loop")
+    ]
+    assert all(row["taken"] == [row["dispatch"]] for row in own)
+    where, _, heading, _, *lines = (tmp_path / "table.md").read_text().splitlines()
+    assert where.startswith("torch ")
+    assert "1 threads" in where
+    assert len(lines) == len(rows)
+    assert {line.count("|") for line in (heading, *lines)} == {12}
+    for row, line in zip(rows, lines, strict=True):
+        assert all(str(row[name]) in line for name in tool.CONDITIONS)
+        assert f"{row['seconds'] * 1e3:.2f}" in line
+
+
+@pytest.mark.slow
+def test_compiled_programs_are_measured(tool, tmp_path):
+    words = ["--model", "gmoe_tiny_patch16", "--layer", "--batch-size", "1", "--program", "compiled"]
+    _, by = run(tool, tmp_path, *words)
+    assert by["gmoe_tiny_patch16"]["program"] == "compiled"
+    assert by["gmoe_tiny_patch16"]["taken"] == []  # its program is no dispatch of an eager forward
+
+
 @pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])
 def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_path, backbone):
     words = ["--model", "gmoe", "--backbone", backbone, "--batch-size", "1", "--rounds", "2", "--warmup", "0"]

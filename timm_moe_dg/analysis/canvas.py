@@ -101,10 +101,10 @@ def swatch(color: "ColorType", label: str) -> "Patch":
 
 
 def line_handle(label: str, **style: Any) -> "Line2D":
-    """Returns a legend's entry of a gray line or marker."""
+    """Returns a legend's entry of a line or marker, gray unless it has a color."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color="#555555", label=label, **style)
+    return Line2D([], [], label=label, **{"color": "#555555", **style})
 
 
 def legend_below(axes: "Axes", handles: Sequence["Artist"], columns: int = 2) -> None:

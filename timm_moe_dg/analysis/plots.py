@@ -1,4 +1,4 @@
-"""Pictures of results: tables as bars, ablations as lines, and what mixtures cost."""
+"""Pictures of results: tables as bars, and ablations as lines."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -12,16 +12,13 @@ from ..protocols.run_identity import settings
 from ..results.columns import Cell
 from ..results.runs import RowKey
 from ..results.tables import Table
-from .canvas import Style, line_handle, picture, swatch, text_size
+from .canvas import picture, swatch, text_size
 from .drawing import LETTER, fitted
 from .palette import category_color, model_colors
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-MARKERS = "os^Dvpx*"
-DASHES = {"train": "-", "inference": "--"}
 WIDEST = 10.0  # inches
 
 
@@ -35,60 +32,6 @@ class Bars(NamedTuple):
 
     heights: list[float]
     errors: list[float]
-
-
-def plot_cost(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws the cost of mixture layers over dense models, against the number of experts and the batch size.
-
-    Args:
-        rows: Of `tools/benchmark.py`: "model", "against", "mode", "batch_size", "options", "ratio" (three quartiles).
-        path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    compared = [row for row in rows if row["against"] != row["model"]]
-    pairs = list(dict.fromkeys((row["model"], row["against"]) for row in compared))
-    colors = dict(zip(pairs, model_colors([model for model, _ in pairs]), strict=True))
-    with picture(path, 7.5, 4.0 + 0.2 * (len(pairs) + 4)) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
-        fixed = _cost_panel(left, compared, "num_experts", "batch_size", colors)
-        fixed |= _cost_panel(right, compared, "batch_size", "num_experts", colors)
-        left.set_ylabel("time over the dense model's")
-        handles: list[Artist] = [swatch(colors[pair], f"{pair[0]} / {pair[1]}") for pair in pairs]
-        modes = [mode for mode in DASHES if any(row["mode"] == mode for row in compared)]
-        handles += [line_handle(mode, linestyle=DASHES[mode]) for mode in modes]
-        handles += [line_handle(label, marker=marker, linestyle="none") for label, marker in fixed.items()]
-        figure.legend(handles=handles, loc="outside lower center")
-
-
-def _cost_panel(
-    panel: "Axes", rows: Sequence[Mapping[str, Any]], quantity: str, other: str, colors: Mapping[tuple[str, str], str]
-) -> dict[str, str]:
-    """Draws ratios against one quantity: colors are models, dashes are modes, markers values of the other quantity.
-
-    Returns:
-        What the markers stand for -> marker.
-    """
-    lines: dict[tuple[str, str, str, Any], list[tuple[int, Sequence[float]]]] = {}
-    for row in rows:
-        values = {**row["options"], "batch_size": row["batch_size"]}
-        if quantity in values:
-            key = (row["model"], row["against"], row["mode"], values.get(other))
-            lines.setdefault(key, []).append((values[quantity], row["ratio"]))
-    fixed = sorted({key[3] for key in lines if key[3] is not None})
-    markers = {value: MARKERS[at % len(MARKERS)] for at, value in enumerate(fixed)}
-    for (model, against, mode, value), points in lines.items():
-        at, ratios = zip(*sorted(points), strict=True)
-        low, middle, high = np.array(ratios).T
-        style: Style = {"color": colors[model, against], "linestyle": DASHES[mode], "marker": markers.get(value, "o")}
-        panel.errorbar(at, middle, [middle - low, high - middle], **style)
-    ticks = sorted({at for points in lines.values() for at, _ in points})
-    panel.set(xlabel=quantity.replace("_", " "), xscale="log")
-    panel.set_xticks(ticks, map(str, ticks))
-    panel.minorticks_off()
-    panel.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    return {f"{other.replace('_', ' ')} {value}": marker for value, marker in markers.items()}
 
 
 def bars_of(table: Table) -> dict[RowKey, Bars]:

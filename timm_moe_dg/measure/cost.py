@@ -1,11 +1,21 @@
 """Cost of a forward pass, counted and not timed: multiply-accumulates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+
+def _grouped_flops(rows: Sequence[int], stack: Sequence[int], *rest: object, **options: object) -> int:
+    """(A, D) rows times (E, D, H): each row meets one matrix."""
+    return 2 * prod(rows) * stack[-1]
+
+
+_UNKNOWN: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_flops}  # to torch's counter
 
 
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
@@ -24,6 +34,7 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
         The count for the whole batch.
     """
     model.eval()
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    counting = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counting as counter:
         model(*inputs)
     return counter.get_total_flops() // 2

@@ -1,8 +1,10 @@
 """Times of things that are compared: interleaved, so that what else a machine does hits all of them alike."""
 
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -38,6 +40,18 @@ def seconds_of(step: Step, device: str | torch.device = "cpu", repeats: int = 1)
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize()
     return (time.perf_counter() - start) / repeats
+
+
+def device_name(device: str | torch.device) -> str:
+    """What a machine calls the device: a GPU's name, or the processor's."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if torch.device(device).type != "cpu":
+        return str(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def interleaved(measures: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[str, list[float]]:

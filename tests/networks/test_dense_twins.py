@@ -1,0 +1,55 @@
+"""What a mixture is measured against computes as much, or is the network that it was made of."""
+
+import pytest
+import timm
+import torch
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.measure.cost import count_macs
+from timm_moe_dg.networks.dense_twins import (
+    EQUIVALENT,
+    TWIN,
+    layer_and_rivals,
+    mixture_and_rivals,
+    mixture_layer,
+    random_inputs,
+)
+
+MIXTURES = [
+    ("gmoe_tiny_patch16", {"img_size": 32}),
+    ("moge_tiny", {"img_size": 32}),
+    ("gmoe", {"backbone": "test_vit"}),
+    ("gmoe", {"backbone": "test_convnext2"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), MIXTURES)
+@pytest.mark.parametrize("make", [mixture_and_rivals, layer_and_rivals])
+def test_inputs_fit_and_the_equivalent_lies_between_the_twin_and_the_mixture(name, options, make):
+    macs = {}
+    for label, maker in make(name, options).items():
+        model = maker().eval()
+        inputs = random_inputs(model, name, options, 1, "cpu")
+        macs[label] = count_macs(model, [one.detach() for one in inputs])
+    # The router adds at most as much: its projection is 256 wide, the smallest of these feed-forwards 64
+    assert macs[TWIN] < macs[EQUIVALENT] < macs[name] < 2 * macs[EQUIVALENT]
+
+
+def test_the_dense_twin_has_the_parameters_of_the_source():
+    twin = mixture_and_rivals("gmoe_tiny_patch16", {"img_size": 32})[TWIN]()
+    dense = timm.create_model("deit_tiny_patch16_224", img_size=32)
+    assert {name: one.shape for name, one in twin.named_parameters()} == {
+        name: one.shape for name, one in dense.named_parameters()
+    }
+
+
+def test_any_model_is_compared_with_besides():
+    makers = mixture_and_rivals("gmoe_tiny_patch16", {"num_classes": 3}, "test_vit")
+    assert list(makers) == ["gmoe_tiny_patch16", TWIN, EQUIVALENT, "test_vit"]
+    assert makers["test_vit"]()(torch.zeros(1, 3, 160, 160)).shape == (1, 3)
+
+
+def test_a_dense_model_has_no_mixture_layer():
+    with pytest.raises(ArgumentError, match=r"model='test_vit': has no mixture layers"):
+        mixture_layer(timm.create_model("test_vit"))
