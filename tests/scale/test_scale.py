@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import Record
@@ -13,7 +14,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, processes, reading, steps, sweeping
+from . import collecting, expert_floor, processes, reading, steps, sweeping
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
 
@@ -74,3 +75,12 @@ def test_the_long_run_is_one_of_finetune(tmp_path: Path) -> None:
     words = steps.command(tmp_path / "run", 4, 2)
     options = load_tool("finetune").build_parser().parse_args(words[2:])
     assert (options.steps, options.eval_freq, options.workers) == (4, 2, 2), shlex.join(words)
+
+
+def test_what_is_read_is_what_one_image_visits() -> None:
+    torch.manual_seed(0)
+    size, steps = expert_floor.make_steps(4, torch.float32)
+    assert size == 4 * 2 * expert_floor.FEATURES * expert_floor.HIDDEN * 4  # 197 tokens leave no expert out
+    assert list(steps) == ["reading", "sorted", "grouped", "loop"]
+    for step in steps.values():
+        step()

@@ -49,7 +49,7 @@ def plot_cost(rows: Sequence[Row], path: Path) -> None:
             panel.set_xticks(ticks, map(str, ticks))
             panel.minorticks_off()
             panel.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        figure.axes[0].set_ylabel("time, times the dense model's")
+        figure.axes[0].set_ylabel("times the dense model's time")
         if others:
             handles = [line_handle(line, **look) for line, look in looks.items()]
             figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})
