@@ -161,7 +161,11 @@ def test_with_onnxruntime_the_rows_are_those_of_pytorch_and_say_so(moge, images,
     rows = read(tmp_path / "out.csv")
     assert_rows(rows, [images / name for name in names], probabilities(moge, [images / name for name in names], places))
     assert [row["engine"] for row in rows] == ["onnxruntime"] * 3
-    assert len(list((tmp_path / "cache" / "programs").glob("*/model.onnx"))) == 1
+    (program,) = (tmp_path / "cache" / "programs").glob("*/model.onnx")
+    made = program.stat().st_mtime_ns
+    predict(*words, "--engine", "onnxruntime", "--output", tmp_path / "again.csv")
+    assert read(tmp_path / "again.csv") == rows
+    assert program.stat().st_mtime_ns == made
 
 
 def test_with_auto_and_without_onnxruntime_the_rows_are_pytorch_s_and_say_so(

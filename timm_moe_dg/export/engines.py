@@ -11,7 +11,7 @@ from ..networks.features import WithFeatures
 from .agreement import check_agreement, in_tuple
 from .program_cache import cached_program
 from .programs import Inputs, first_line
-from .sessions import Session, open_session, required
+from .sessions import CPU, Session, open_session, providers
 
 TORCH, ONNXRUNTIME, AUTO = ENGINES = ("torch", "onnxruntime", "auto")
 _logger = logging.getLogger(__name__)
@@ -108,10 +108,11 @@ def _check_possible(network: nn.Module) -> None:
     """Looks at what can be told without a program.
 
     Raises:
-        ExportError: The network refuses images by their metadata alone, which a program cannot.
+        ExportError: onnxruntime has nothing for the network's device, or the network refuses images by their metadata,
+            which a program cannot.
         MissingDependencyError: onnxruntime is not installed.
     """
-    required(f"engine={ONNXRUNTIME!r}", "onnxruntime")
+    providers(next((one.device for one in network.parameters()), CPU))
     if any(isinstance(module, GeoMoeMlp) and module.shared is None for module in network.modules()):
         remedy = "shared_expert=False leaves nothing for images without metadata, which only PyTorch refuses; "
         raise ExportError.of("engine", ONNXRUNTIME, remedy + "give --engine torch")

@@ -4,7 +4,6 @@ An entry is a folder with model.onnx (and its weights in a file beside it, beyon
 folder's name, and the checksums of both. What is damaged, or lies under another's name, is made again.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -105,10 +104,12 @@ def _write(network: nn.Module, inputs: Inputs, made_of: str, folder: Path) -> No
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; on a file system without locks, as many as come."""
+    """One process at a time; on a system or a file system without locks, as many as come."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        with suppress(OSError):
+        with suppress(ImportError, OSError):
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -15,6 +15,7 @@ from ..errors import ExportError, MissingDependencyError
 Session: TypeAlias = Callable[..., tuple[Tensor, ...]]
 Provider: TypeAlias = str | tuple[str, dict[str, int]]
 CPU = torch.device("cpu")
+FEATURE = "engine='onnxruntime'"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
@@ -44,10 +45,10 @@ def open_session(path: Path, device: torch.device = CPU) -> Session:
         ExportError: onnxruntime has no provider for the device.
         MissingDependencyError: onnxruntime is not installed.
     """
-    (runtime,) = required("engine='onnxruntime'", "onnxruntime")
+    (runtime,) = required(FEATURE, "onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(path, options, providers=_providers(runtime, device))
+    session = runtime.InferenceSession(path, options, providers=providers(device))
     names = [one.name for one in session.get_inputs()]
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -57,12 +58,18 @@ def open_session(path: Path, device: torch.device = CPU) -> Session:
     return run
 
 
-def _providers(runtime: ModuleType, device: torch.device) -> list[Provider]:
-    """Those of a device; on CUDA without TF32, which is no float32."""
+def providers(device: torch.device) -> list[Provider]:
+    """What onnxruntime computes with on a device; on CUDA without TF32, which is no float32.
+
+    Raises:
+        ExportError: It has nothing for the device.
+        MissingDependencyError: It is not installed.
+    """
+    (runtime,) = required(FEATURE, "onnxruntime")
+    offered = runtime.get_available_providers()
     if device.type == "cpu":
         return ["CPUExecutionProvider"]
-    if device.type != "cuda" or CUDA_PROVIDER not in runtime.get_available_providers():
-        offered = ", ".join(runtime.get_available_providers())
-        remedy = f"onnxruntime has {offered} here; run on a CPU, install onnxruntime-gpu, or give --engine torch"
+    if device.type != "cuda" or CUDA_PROVIDER not in offered:
+        remedy = f"onnxruntime has {', '.join(offered)}; run on a CPU, install onnxruntime-gpu, or give --engine torch"
         raise ExportError.of("device", str(device), remedy)
     return [(CUDA_PROVIDER, {"device_id": device.index or 0, "use_tf32": 0}), "CPUExecutionProvider"]
