@@ -18,7 +18,7 @@ def opened(monkeypatch):
 
     class Session:
         def __init__(self, path, options, providers):
-            found.update(path=path, threads=options.intra_op_num_threads, providers=providers)
+            found.update(options.entries, threads=options.intra_op_num_threads, providers=providers)
 
         def get_inputs(self):
             return [SimpleNamespace(name="images"), SimpleNamespace(name="metadata")]
@@ -27,9 +27,16 @@ def opened(monkeypatch):
             assert all(isinstance(one, np.ndarray) for one in fed.values())
             return [fed["images"] * 2, fed["images"] + fed["metadata"]]
 
+    class Options:
+        def __init__(self):
+            self.entries = {}
+
+        def add_session_config_entry(self, name, value):
+            self.entries[name] = value
+
     found["offered"] = ["CPUExecutionProvider"]
     runtime = SimpleNamespace(
-        InferenceSession=Session, SessionOptions=SimpleNamespace, get_available_providers=lambda: found["offered"]
+        InferenceSession=Session, SessionOptions=Options, get_available_providers=lambda: found["offered"]
     )
     monkeypatch.setattr(sessions, "required", lambda feature, *packages: [runtime])
     return found
@@ -42,6 +49,7 @@ def test_threads_are_those_of_torch_and_inputs_go_by_their_order(opened, tmp_pat
             torch.set_num_threads(threads)
             run = open_session(tmp_path / "model.onnx")
             assert opened["threads"] == threads
+            assert opened["session.intra_op.allow_spinning"] == "0"
     finally:
         torch.set_num_threads(before)
     doubled, added = run(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))

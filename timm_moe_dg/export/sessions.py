@@ -48,6 +48,7 @@ def open_session(path: Path, device: torch.device = CPU) -> Session:
     (runtime,) = required(FEATURE, "onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # loaders and others need the cores
     session = runtime.InferenceSession(path, options, providers=providers(device))
     names = [one.name for one in session.get_inputs()]
 
