@@ -31,7 +31,7 @@ class WithFeatures(nn.Module):
     """A network that gives, beside its logits, what its classifier saw: (B, C) and (B, D).
 
     Args:
-        network: Any network of timm's, of images or of images and metadata.
+        network: One of timm's, of images or of images and metadata.
 
     Raises:
         ArgumentError: It has no single classifier.
