@@ -28,6 +28,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.evaluation.evaluated import Evaluated
@@ -53,11 +54,11 @@ from timm_moe_dg.data import (
     get_benchmark,
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.export.engines import Engine, add_engine_option
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
-from timm_moe_dg.networks.features import classifier_inputs
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
 from timm_moe_dg.protocols.evaluation import answer
@@ -102,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     mode = "MoGE: which experts answer (default: as in that run, else routed)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
     add_loader_options(group)
+    add_engine_option(parser.add_argument_group("computation"))
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
     add("--save-features", type=Path, metavar="FILE", help="write what the classifier sees of each image, as npz")
@@ -181,12 +183,12 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
     images = EvaluationImages(domains, restrict(splits, args.split), view, with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=args.batch_size, workers=args.workers, pin_memory=not on_cpu)
-    network = network.to(accelerator.device)
-    looks = args.output or args.save_features
-    with classifier_inputs(network) if looks else nullcontext() as seen:
-        answers = answer(network, accelerator.prepare(loader), positions, accelerator.gather_for_metrics, seen)
+    looks = bool(args.output or args.save_features)
+    engine = Engine(args.engine, network.to(accelerator.device), features=looks)
+    answers = answer(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
+    engines = " and ".join(sorted(set(gather_object([engine.name]))))  # each process chooses for itself
     name = run_arguments(args.model).get("model", args.model)  # of a run, what was trained
-    return Evaluated(name, images, answers, args.test_domains, args.domains)
+    return Evaluated(name, images, answers, args.test_domains, args.domains, engines)
 
 
 @contextmanager
@@ -201,7 +203,7 @@ def outputs(args: argparse.Namespace) -> Iterator[tuple[Path | None, Path | None
 
 def report(args: argparse.Namespace, found: Evaluated, folder: Path | None, features: Path | None) -> None:
     """Prints the table and writes the files that are asked for."""
-    print(f"{args.model} on {args.dataset}, {args.split} images of each domain")
+    print(f"{args.model} on {args.dataset}, {args.split} images of each domain, by {found.engine}")
     print(score_table(found))
     for role, scores in found.roles.items() if args.split != "out" else ():
         print(role_line(role, scores).strip())

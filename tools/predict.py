@@ -8,6 +8,9 @@ the arguments, and within a folder in the order of the paths. Classes have the n
 numbers if it holds none. A MoGE model answers with its shared expert unless `--metadata` says where images were taken:
 a csv file with columns path, lon and lat in degrees, and those of the model's --metadata-columns if it was trained with
 any; or path and location for models that know locations by number.
+
+`--engine onnxruntime` (or auto) computes with a program that is made of the model once and kept, and adds the column
+engine, which says what has answered.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from timm_moe_dg.cli.escape import csv_path
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
+from timm_moe_dg.export.engines import TORCH, Engine, add_engine_option
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
@@ -61,7 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
     add_loader_options(group)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", type=usable_device, default=device, help="where the model runs (default here: %(default)s)")
+    group = parser.add_argument_group("computation")
+    group.add_argument(
+        "--device", type=usable_device, default=device, help="where the model runs (default here: %(default)s)"
+    )
+    add_engine_option(group)
     add = parser.add_argument_group("output").add_argument
     add("--top-k", type=positive_int, default=1, metavar="K", help="classes per image (default: %(default)s)")
     add("--output", metavar="FILE", help="csv file (default: standard output)")
@@ -86,7 +94,7 @@ def metadata_of(network: Any, args: argparse.Namespace, paths: Sequence[str]) ->
 
 
 @torch.inference_mode()
-def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Iterator[list[Any]]:
+def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Namespace) -> Iterator[list[Any]]:
     """Yields a row of the table for each image that can be read."""
     names = label_names(network) or tuple(map(str, range(network.num_classes)))
     loader = image_loader(images, batch_size=args.batch_size, workers=args.workers)
@@ -94,7 +102,8 @@ def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Itera
         if not batch:
             continue
         positions, *inputs = batch
-        probabilities = network(*(part.to(args.device) for part in inputs)).float().softmax(dim=1)
+        logits, *_ = engine(*(part.to(args.device) for part in inputs))
+        probabilities = logits.float().softmax(dim=1)
         if not probabilities.isfinite().all():
             bad = images.paths[positions[int((~probabilities.isfinite()).any(dim=1).nonzero()[0])]]
             raise CheckpointError(f"model={args.model!r}: answers {bad!r} with NaN; give another checkpoint")
@@ -102,13 +111,14 @@ def rows_of(network: Any, images: ImageFiles, args: argparse.Namespace) -> Itera
         for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
             pairs = zip(classes, values, strict=True)
             cells = (cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))
-            yield [images.paths[position], *cells]
+            yield [images.paths[position], *cells, *([engine.name] if args.engine != TORCH else ())]
 
 
-def write(rows: Sequence[Sequence[Any]], top_k: int, file: Any) -> None:
+def write(rows: Sequence[Sequence[Any]], args: argparse.Namespace, file: Any) -> None:
     """Writes the table; paths that are not UTF-8 have the bytes that the file system has."""
-    others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
-    write_rows(file, [["path", "class", "probability", *others], *([csv_path(path), *cells] for path, *cells in rows)])
+    others = [f"{name}_{rank}" for rank in range(2, args.top_k + 1) for name in ("class", "probability")]
+    columns = ["path", "class", "probability", *others, *(["engine"] if args.engine != TORCH else ())]
+    write_rows(file, [columns, *([csv_path(path), *cells] for path, *cells in rows)])
 
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:
@@ -126,11 +136,12 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
     ).to(args.device)
     if args.top_k > network.num_classes:
         raise ArgumentError.of("top_k", args.top_k, f"the model has {network.num_classes} classes")
+    engine = Engine(args.engine, network)
     config = data_config(network, args.img_size)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     metadata = metadata_of(network, args, paths)
     images = ImageFiles(paths, view, metadata, args.skip_unreadable, in_chans_of(network))
-    rows = list(rows_of(network, images, args))
+    rows = list(rows_of(network, engine, images, args))
     if len(rows) < len(paths):
         read = {row[0] for row in rows}
         skipped = [path for path in paths if path not in read]
@@ -148,13 +159,13 @@ def main(argv: Sequence[str]) -> None:
     if args.output is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape")
-        write(predict(args), args.top_k, sys.stdout)
+        write(predict(args), args, sys.stdout)
         return
     path = Path(args.output)
     with all_or_nothing(path.parent, [path.name], overwrite=args.force) as folder:
         rows = predict(args)
         with (folder / path.name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            write(rows, args.top_k, file)
+            write(rows, args, file)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,17 +59,46 @@ def family(pid: int) -> list[Usage]:
     return found
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a command took, with the processes that it started and waited for.
+
+    Attributes:
+        seconds: On the clock.
+        processor: Seconds of processors.
+        peak: The largest resident memory of one process, in MiB.
+    """
+
+    seconds: float
+    processor: float
+    peak: float
+
+
+def cost(command: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
+    """Runs a command, whose output is dropped, and measures it.
+
+    Args:
+        command: Its words.
+        env: Its environment; None for this process's own.
+
+    Raises:
+        CalledProcessError: It failed.
+    """
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(took, cpu, after.ru_maxrss / 1024)
+
+
 def peak(command: Sequence[str]) -> str:
     """Runs a command, whose output is dropped, and says how long it took and how much memory it had at most.
 
     Raises:
         CalledProcessError: It failed.
     """
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return f"{took:.1f} s, of which processor {cpu:.1f} s; peak {after.ru_maxrss / 1024:.0f} MiB"
+    found = cost(command)
+    return f"{found.seconds:.1f} s, of which processor {found.processor:.1f} s; peak {found.peak:.0f} MiB"
 
 
 def total(found: Sequence[Usage]) -> float:

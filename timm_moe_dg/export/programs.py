@@ -4,23 +4,24 @@ Every program is loaded back from its file and has to give the eager model's log
 normalized, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
 """
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
+from .sessions import open_session, required
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
+OUTPUTS = ("logits", "features")
+TO_ONNX = "export to ONNX"
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
 
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -67,16 +68,16 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Translates a recorded program, which is used up by it, to ONNX, opset 20, with inputs `INPUTS` and output logits.
+    """Translates a recorded program, which is used up by it, to ONNX, opset 20, with inputs `INPUTS` and `OUTPUTS`.
 
     Raises:
         MissingDependencyError: onnx or onnxscript is not installed.
     """
-    _required("onnx", "onnxscript")
+    required(TO_ONNX, "onnx", "onnxscript")
     translated = torch.onnx.export(
         program,
         input_names=INPUTS[: len(program.graph_signature.user_inputs)],
-        output_names=["logits"],
+        output_names=OUTPUTS[: len(program.graph_signature.user_outputs)],
         opset_version=OPSET,
         dynamo=True,
         verbose=False,
@@ -91,21 +92,12 @@ def load_onnx(path: Path) -> Program:
     Raises:
         MissingDependencyError: onnxruntime is not installed.
     """
-    (runtime,) = _required("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-
-    def run(*inputs: Tensor) -> Tensor:
-        (logits,) = session.run(None, {name: np.asarray(one) for name, one in zip(names, inputs, strict=True)})
-        return torch.from_numpy(logits)
-
-    return run
+    session = open_session(path)
+    return lambda *inputs: session(*inputs)[0]
 
 
 def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    _required("onnx", "onnxscript", "onnxruntime")  # before the work
+    required(TO_ONNX, "onnx", "onnxscript", "onnxruntime")  # before the work
     save_onnx(record_program(model, inputs), path)
 
 
@@ -154,7 +146,7 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
         except MissingDependencyError:
             raise
         except Exception as error:  # the three exporters raise whatever their compilers raise
-            raise ExportError.of("format", name, f"cannot be made of this model ({_first_line(error)})") from error
+            raise ExportError.of("format", name, f"cannot be made of this model ({first_line(error)})") from error
         difference = largest_difference(model, program, inputs)
     if not difference <= tolerance:
         remedy = (
@@ -230,12 +222,6 @@ def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) 
     }
 
 
-def _required(*packages: str) -> list[ModuleType]:
-    try:
-        return [importlib.import_module(package) for package in packages]
-    except ImportError as error:
-        raise MissingDependencyError.of("export to ONNX", str(error.name), "export") from error
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Kind and beginning of what a compiler had to say."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

@@ -102,26 +102,27 @@ def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
 
 @torch.no_grad()
 def answer(
-    network: nn.Module,
+    network: Callable[..., Tensor | tuple[Tensor, ...]],
     batches: Batches,
     positions: Tensor,
     gather: Gather = tuple,
-    seen: list[Tensor] | None = None,
 ) -> Answers:
     """Asks a network, in the mode that it is in, about every image.
 
     Args:
-        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, C).
+        network: Maps images (B, 3, H, W), and their metadata where batches have any, to logits (B, C); or to a tuple of
+            these and, possibly, what the classifier saw (B, D).
         batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
         positions: (C,) the class that each logit is about, see `class_positions`.
         gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
-        seen: Where the classifier's inputs (B, D) appear with each batch, see `networks.features`; None for none.
     """
     columns = []
     for images, target, group, *metadata in batches:
-        probabilities = network(images, *metadata).float().softmax(dim=1)
-        features = seen.pop() if seen else probabilities[:, :0]
-        columns.append([part.cpu() for part in gather((target, group, probabilities, features))])
+        given = network(images, *metadata)
+        logits, *seen = given if isinstance(given, tuple) else (given,)
+        probabilities = logits.float().softmax(dim=1)
+        row = (target, group, probabilities, seen[0] if seen else logits[:, :0])
+        columns.append([part.cpu() for part in gather(row)])
     target, group, probabilities, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
     probabilities = probabilities[:, positions.argsort()]
     confidence, predicted = probabilities.max(dim=1)

@@ -27,6 +27,7 @@ class Evaluated:
         answers: Its answers, in the same order.
         test_domains: Positions of the domains that it was not trained on; empty where nobody knows.
         counted: Positions of the domains that overall scores and confusions are of.
+        engine: What computed the answers, see `export.engines`.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Evaluated:
     answers: Answers
     test_domains: Sequence[int]
     counted: Sequence[int]
+    engine: str = "torch"
 
     @property
     def domains(self) -> Sequence[Domain]:

@@ -43,6 +43,7 @@ def metrics(found: Evaluated, settings: Mapping[str, object]) -> dict[str, objec
     scores = zip(found.domains, found.found.domains, inside, outside, found.parts, strict=True)
     return {
         **settings,
+        "engine": found.engine,
         "domains": {
             domain.name: {**each._asdict(), "in_accuracy": own, "out_accuracy": other, "role": part}
             for domain, each, own, other, part in scores

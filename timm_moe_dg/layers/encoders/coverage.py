@@ -51,16 +51,21 @@ class Coverage(nn.Module):
 
     def distance(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN where one of them is."""
+        return self.earth_radius * torch.acos(self._cosine(lonlat))
+
+    def _cosine(self, lonlat: Tensor) -> Tensor:
+        """(B, 2) degrees -> (B,) cosine of the angle to the nearest point."""
         places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / self.units)
         cosine = (places @ points.mT).amax(1)  # in float64, which resolves a meter where the cosine is near 1
-        return self.earth_radius * torch.acos(cosine.clamp(-1.0, 1.0))
+        return cosine.clamp(-1.0, 1.0)
 
     def forward(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees -> (B,) bool: within the radius of a point."""
         radius = self.radius
         if radius is None:
             return torch.ones(lonlat.shape[0], dtype=torch.bool, device=lonlat.device)
-        return self.distance(lonlat) <= radius
+        # Not by the distance: onnxruntime has no arc cosine in float64
+        return self._cosine(lonlat) >= math.cos(min(radius / self.earth_radius, math.pi))
 
 
 def distances(coverage: Coverage, lonlat: Tensor) -> Tensor:
