@@ -110,3 +110,29 @@ def test_moments_of_scalars_are_taken_over_in_today_s_shapes(name):
         steps(*pair, (3, 4))
     assert torch.equal(layer.bias, resumed[0].bias)
     assert torch.equal(layer.weight, resumed[0].weight)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lamb"])
+def test_moments_from_a_file_are_laid_out_as_their_parameters(name):
+    def start():
+        torch.manual_seed(0)
+        layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+        return layer, build_optimizer(layer, name, lr=0.1, weight_decay=0.01)
+
+    def steps(layer, optimizer, numbers):
+        for number in numbers:
+            optimizer.zero_grad()
+            layer(torch.linspace(0, number, 100).view(1, 4, 5, 5)).square().sum().backward()
+            optimizer.step()
+
+    layer, optimizer = start()
+    steps(layer, optimizer, (1, 2))
+    resumed = start()
+    resumed[0].load_state_dict(layer.state_dict())
+    state = deepcopy(optimizer.state_dict())
+    for moments in state["state"].values():
+        moments.update({key: value.contiguous() for key, value in moments.items() if torch.is_tensor(value)})
+    resumed[1].load_state_dict(state)
+    for pair in ((layer, optimizer), resumed):
+        steps(*pair, (3, 4))
+    assert torch.equal(layer.weight, resumed[0].weight)

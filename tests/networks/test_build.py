@@ -12,7 +12,7 @@ from timm.data import create_transform
 import timm_moe_dg  # registers the models
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.errors import ArgumentError, CheckpointError
-from timm_moe_dg.networks.build import build_network, data_config, save_network
+from timm_moe_dg.networks.build import build_network, data_config, lay_channels_last, save_network
 
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3}
 MIXTURE = {**SMALL, "moe_layers": (1,), "num_experts": 3}
@@ -229,3 +229,19 @@ def test_saving_stores_every_weight_once(tmp_path):
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == network.state_dict().keys()
     assert timm_moe_dg.auxiliary_loss  # the import is what registers the models
+
+
+def test_a_network_with_channels_last_answers_alike_and_saves_the_same_file(tmp_path):
+    network = timm.create_model("resnet10t", num_classes=3).eval()
+    images = torch.rand(2, 3, 64, 64)
+    save_network(network, tmp_path / "usual", ("a", "b", "c"), data_config(network))
+    before = network(images)
+    lay_channels_last(network)
+    assert not network.layer1[0].conv1.weight.is_contiguous()
+    seen = []
+    network.layer1[0].conv1.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    torch.testing.assert_close(network(images), before, rtol=1e-5, atol=1e-5)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)  # images follow the weights
+    save_network(network, tmp_path / "last", ("a", "b", "c"), data_config(network))
+    names = ("model.safetensors", "config.json")
+    assert all((tmp_path / "usual" / one).read_bytes() == (tmp_path / "last" / one).read_bytes() for one in names)

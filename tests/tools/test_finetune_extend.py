@@ -54,6 +54,19 @@ def test_an_extended_run_is_the_longer_one_bit_for_bit(runs):
     assert (runs / "extended" / "done").exists()
 
 
+def test_a_run_with_channels_last_goes_on_bit_for_bit(tmp_path):
+    tool = load_tool("finetune")
+    words = ["--model", "resnet10t", "--channels-last", "--img-size", "32", "-b", "2", "--eval-freq", "9", *QUICK]
+    common = [*words, "--no-eval-train", "--cpu-threads", "1", "--output", str(tmp_path), "--experiment"]
+    tool.main([*common, "whole", "--steps", "6"])
+    tool.main([*common, "extended", "--steps", "4"])
+    tool.main(["--resume", str(tmp_path / "extended"), "--steps", "6"])
+    weights = [(tmp_path / name / "best_oracle" / "model.safetensors").read_bytes() for name in ("whole", "extended")]
+    assert weights[0] == weights[1]
+    with pytest.raises(SystemExit, match="channels_last=False: the run to resume was started with True"):
+        tool.main(["--resume", str(tmp_path / "extended"), "--steps", "8", "--no-channels-last"])
+
+
 def test_what_a_finished_run_ignores_is_said(runs, capsys, tmp_path):
     tool = load_tool("finetune")
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}

@@ -24,6 +24,7 @@ from ..networks.build import (
     build_network,
     checkpoint_activations,
     data_config,
+    lay_channels_last,
     save_network,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
@@ -137,6 +138,8 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     force_tokens(network, options.cka_tokens if options.cka_coef else 0)
     if options.grad_checkpointing:
         checkpoint_activations(network)
+    if options.channels_last:
+        lay_channels_last(network)
     if options.freeze_bn:
         freeze_batch_norm(network)
     return network

@@ -65,6 +65,7 @@ def build_optimizer(
     for group in extra_groups:
         optimizer.add_param_group(dict(group))
     optimizer.register_load_state_dict_pre_hook(give_moments_an_axis)
+    optimizer.register_load_state_dict_post_hook(lay_moments_out)
     return optimizer
 
 
@@ -92,6 +93,18 @@ def give_moments_an_axis(optimizer: Optimizer, loaded: StateDict) -> StateDict:
         for index, kept in loaded["state"].items()
     }
     return {**loaded, "state": state}
+
+
+def lay_moments_out(optimizer: Optimizer) -> None:
+    """Gives moments the memory layout of their parameters; fused kernels walk through both without looking.
+
+    Args:
+        optimizer: That has loaded its state, in which everything is contiguous.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if getattr(value, "shape", None) == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def build_schedule(

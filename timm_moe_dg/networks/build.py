@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 import timm
+import torch
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -195,6 +196,23 @@ def checkpoint_activations(network: Network) -> None:
     except (AttributeError, AssertionError) as error:
         name = type(network).__name__
         raise ArgumentError.of("grad_checkpointing", True, f"{name} does not support it ({error})") from error
+
+
+def lay_channels_last(network: nn.Module) -> None:
+    """Keeps four-dimensional weights channels last in memory, and images from the first convolution on.
+
+    The `state_dict` shows them in the usual layout: files are the same, and safetensors takes no other.
+    """
+    network.to(memory_format=torch.channels_last)
+    network.register_state_dict_post_hook(_show_contiguous)
+
+
+def _show_contiguous(
+    network: nn.Module, state: dict[str, object], prefix: str, local_metadata: Mapping[str, object]
+) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            state[name] = value.contiguous()
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:

@@ -181,6 +181,9 @@ class TrainingOptions:
     amp_dtype: str | None = option(None, help="automatic mixed precision (default: off, or as accelerate is told)")
     grad_checkpointing: bool = option(False,
         help="compute activations again in the backward pass, to save memory (default: off)")
+    channels_last: bool = option(False,
+        help="keep the weights of convolutions, and so their images, channels last in memory: ResNets are faster "
+        "(default: off)")
     compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
     cpu_threads: int | None = option(None, role=MEANS, type=threads,
         help="per process, on CPU (default: all cores, shared)")
