@@ -64,8 +64,3 @@ def test_quartiles_divide_values_into_four_equal_parts():
     # of 1 ... 7, the second, the fourth and the sixth have as many values on both sides as quarters demand
     low, median, high = quartiles([7, 1, 6, 2, 5, 3, 4])
     assert (low, median, high) == (2, 4, 6)
-
-
-def test_estimates_have_the_unit_that_fits():
-    words = [timing.duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
-    assert words == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from ..errors import ArgumentError
@@ -192,6 +191,8 @@ def output_file(text: str) -> Path:
 
 def usable_device(text: str) -> str:
     """Reads the name of a torch device that a tensor can be on here."""
+    import torch  # not at the top: most command lines name no device
+
     try:
         torch.empty(0, device=text)
     except (AssertionError, RuntimeError) as error:

@@ -29,6 +29,9 @@ _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
 _ROLE_NUMBERS = ("accuracy", "worst_accuracy", "f1_macro")
 
 Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
+SCORED_ROLES = ("id", "ood")
+OOD_VALIDATION = "ood_val"
+VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
 
 class RoleScores(TypedDict, total=False):

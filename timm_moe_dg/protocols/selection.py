@@ -13,8 +13,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from ..errors import RecordError
-from .records import Record, RoleScores, Score
-from .roles import OOD_VALIDATION
+from .records import OOD_VALIDATION, Record, RoleScores, Score
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
