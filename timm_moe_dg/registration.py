@@ -7,6 +7,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from .cli.garbage import uncollected
+
 _TIMM, _MODELS = "timm", f"{__package__}.models"
 
 
@@ -45,7 +47,8 @@ class _ThenModels(Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._own  # which also reads its resources and its source
-        self._own.exec_module(module)
-        if self._watch in sys.meta_path:  # not where timm is reloaded
-            sys.meta_path.remove(self._watch)
-        import_module(_MODELS)
+        with uncollected():
+            self._own.exec_module(module)
+            if self._watch in sys.meta_path:  # not where timm is reloaded
+                sys.meta_path.remove(self._watch)
+            import_module(_MODELS)

@@ -1,13 +1,12 @@
 """Finished runs as tables need them: found below folders, DomainBed's own included, and grouped into rows."""
 
-import gc
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..cli.arguments import Arguments
+from ..cli.garbage import uncollected
 from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.records import Record, read_records
@@ -97,7 +96,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
     for folder in folders:
         if not Path(folder).is_dir():
             raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
-        with _without_collection():
+        with uncollected():
             for path in _results_below(Path(folder)):
                 if (path.parent / "done").exists() and (records := read_records(path)):
                     runs.append(FinishedRun(path.parent, records))
@@ -105,18 +104,6 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
                     unfinished.append(path.parent)
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Looks for no garbage in circles: of millions of objects that reading makes, all that are kept are needed."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _results_below(folder: Path) -> list[Path]:
