@@ -128,11 +128,11 @@ def one_sweep(root: Path, steps: int, runs: int) -> Seconds:
         command = [sys.executable, str(root / "tools" / "sweep.py"), *axes, "--output", folder]
         _run([*command, "--", "--steps", str(steps)], root)
         took, cpu = time.monotonic() - began, processor() - before
-        in_steps = sum(map(_seconds_in_steps, Path(folder).glob("*/results.jsonl")))
+        in_steps = sum(map(seconds_in_steps, Path(folder).glob("*/results.jsonl")))
     return {"steps": (in_steps, math.nan), "all": (took, cpu), "no steps": (took - in_steps, math.nan)}
 
 
-def _seconds_in_steps(results: Path) -> float:
+def seconds_in_steps(results: Path) -> float:
     """From each record's mean over the steps since the one before it."""
     records = [json.loads(line) for line in results.read_text().splitlines()]
     last = [-1, *(record["step"] for record in records)]
