@@ -95,8 +95,9 @@ def inside(root: str, began: str, report: str, *words: str) -> None:
         clock.wrap(tool, name, part)
     for name, part in METHODS.items():
         clock.wrap(tool.FineTuning, name, part)
+    sys.argv = ["finetune.py", *words]
     with clock.part("end"):
-        tool.main(list(words))
+        tool.main()
     Path(report).write_text(json.dumps([clock.parts, time.monotonic()]))
 
 
