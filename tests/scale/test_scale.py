@@ -14,7 +14,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, processes, reading, short_run, steps, sweeping
+from . import collecting, processes, reading, short_run, starting, steps, sweeping
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
 
@@ -102,3 +102,7 @@ def test_parts_of_a_short_run_add_up() -> None:
         assert sum(parts) <= seconds["all"][kind] + 0.1  # processor time of workers is beside them
     assert sum(seconds[name][0] for name in short_run.PARTS) == pytest.approx(seconds["all"][0], abs=0.1)
     assert all(seconds[name][1] > 0 for name in ("start-up", "data", "network", "steps", "evaluation", "records"))
+
+
+def test_a_start_takes_processor_time() -> None:
+    assert 0 < starting.seconds(starting.HERE, "collect_results.py") < 60
