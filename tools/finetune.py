@@ -36,6 +36,8 @@ the start; not under a schedule or an average, which end with a run, and of whic
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """
 
+# ruff: noqa: E402 (two settings precede the imports that they are for)
+
 import gc
 import os
 from argparse import ArgumentParser
