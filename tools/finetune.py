@@ -36,6 +36,9 @@ the start; not under a schedule or an average, which end with a run, and of whic
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """
 
+# ruff: noqa: E402 (two settings precede the imports that they are for)
+
+import gc
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -43,6 +46,7 @@ from collections.abc import Sequence
 # Read when torch loads its OpenMP runtime. By default idle threads spin for long, and where another program has a core
 # that slows a step tenfold; this is what the runtime itself uses once it knows of too few cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a second
 
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
@@ -76,6 +80,7 @@ from timm_moe_dg.finetuning import (
 from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.protocols.options import RunOptions
 
+gc.enable()
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
 
 

@@ -30,20 +30,19 @@ On Slurm, as one array (the extra `slurm`); parameters are those of submitit's A
 
 import argparse
 import ast
-import importlib.util
 import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import indent
-from types import ModuleType
 from typing import Any
 
 from timm_moe_dg.cli.arguments import available_cpus, key_value, parse_arguments, positive_int, read_yaml, table_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.protocols.command_line import run_parser
 from timm_moe_dg.protocols.formats import read_repeatable, read_run_arguments
 from timm_moe_dg.protocols.options import PLANNED, having
 from timm_moe_dg.protocols.planner import (
@@ -139,17 +138,6 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
     )
 
 
-def load_finetune() -> ModuleType:
-    """Loads the tool whose runs are planned, to check their options before the first one starts."""
-    spec = importlib.util.spec_from_file_location("finetune", FINETUNE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["finetune"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     """Turns a planned run into a command, and makes sure that what its folder holds was run with the same options.
 
@@ -224,7 +212,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
     plan = read_sweep(args)
     runs = plan_runs(plan)
     print(indent(describe_plan(plan), "# " if args.dry_run else ""))
-    parser = load_finetune().build_parser()
+    parser = run_parser()
     jobs = [make_job(args, run, words, parser) for run in runs]
     todo = [job for job in jobs if job.state() not in ("finished", "running")]
     if args.status:

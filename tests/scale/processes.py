@@ -1,14 +1,20 @@
 """Memory and open files of a process and its descendants, as Linux counts them under /proc."""
 
 import os
-import resource
 import subprocess
-import time
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+_WATCH = """
+import resource, subprocess, sys, time
+began = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+"""
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,10 @@ def cost(command: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
     Raises:
         CalledProcessError: It failed.
     """
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(took, cpu, after.ru_maxrss / 1024)
+    # A process inherits the peak of the one that starts it: this one's, which has torch, would hide the command's
+    between = [sys.executable, "-S", "-c", _WATCH, *command]
+    found = subprocess.run(between, check=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return Cost(*map(float, found.stdout.split()))
 
 
 def peak(command: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The short forms of the scripts beside this file: counts, and memory per item, never a time."""
 
+import json
 import os
 import shlex
 import tracemalloc
@@ -15,7 +16,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, engines, expert_floor, processes, programs, reading, steps, sweeping
+from . import collecting, engines, expert_floor, processes, programs, reading, short_run, starting, steps, sweeping
 from .timed_program import Seen
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
@@ -157,3 +158,34 @@ def test_what_a_program_did_is_counted_and_another_amount_refused(capsys: pytest
     assert "0.50 (0.50-0.50)" in said
     with pytest.raises(SystemExit, match="did not do the same"):
         programs.show({"a": [run], "b": [{**run, "trained": 9}]})
+
+
+def test_time_of_an_inner_part_is_the_inner_one_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = short_run.Clock(100.0)
+    now = iter((103.0, 104.0, 109.0, 111.0))  # start-up 3; steps 1, evaluation 5 within, steps 2
+    monkeypatch.setattr(short_run.time, "monotonic", lambda: next(now))
+    with clock.part("steps"), clock.part("evaluation"):
+        pass
+    wall = {name: seconds for name, (seconds, _) in clock.parts.items() if seconds}
+    assert wall == {"start-up": 3.0, "steps": 3.0, "evaluation": 5.0}
+
+
+def test_seconds_of_steps_are_those_between_records(tmp_path: Path) -> None:
+    rows = [{"step": 0, "step_time": 2.0}, {"step": 10, "step_time": 0.5}, {"step": 19, "step_time": 1.0}]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert short_run.seconds_in_steps(tmp_path / "results.jsonl") == 2.0 + 10 * 0.5 + 9 * 1.0
+
+
+@pytest.mark.slow
+def test_parts_of_a_short_run_add_up() -> None:
+    seconds = short_run.one_run(short_run.HERE, steps=2, launch=False)
+    for kind in (0, 1):
+        parts = [seconds[name][kind] for name in short_run.PARTS]
+        assert min(parts) >= 0
+        assert sum(parts) <= seconds["all"][kind] + 0.1  # processor time of workers is beside them
+    assert sum(seconds[name][0] for name in short_run.PARTS) == pytest.approx(seconds["all"][0], abs=0.1)
+    assert all(seconds[name][1] > 0 for name in ("start-up", "data", "network", "steps", "evaluation", "records"))
+
+
+def test_a_start_takes_processor_time() -> None:
+    assert 0 < starting.seconds(starting.HERE, "collect_results.py") < 60

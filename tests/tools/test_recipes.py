@@ -34,8 +34,8 @@ def sweep():
 
 
 @pytest.fixture(scope="module")
-def finetune(sweep):
-    return sweep.load_finetune()
+def finetune():
+    return load_tool("finetune")
 
 
 def test_both_kinds_are_there():
@@ -51,7 +51,7 @@ def test_a_recipe_is_a_configuration_of_finetune(path, finetune):
 
 
 @pytest.mark.parametrize("path", FILES, ids=names)
-def test_a_file_dry_runs_as_its_header_says(path, sweep, finetune, monkeypatch, tmp_path, capsys):
+def test_a_file_dry_runs_as_its_header_says(path, sweep, monkeypatch, tmp_path, capsys):
     """The very command of the header, from the folder that it is written for."""
     command = re.search(
         r"python tools/sweep\.py (.*?)(?= python tools/collect_results\.py)", header(path).replace("\\ ", "")
@@ -59,7 +59,6 @@ def test_a_file_dry_runs_as_its_header_says(path, sweep, finetune, monkeypatch, 
     words = command[1].split()
     assert str(path.relative_to(TOOLS.parent)) in words
     monkeypatch.chdir(TOOLS.parent)
-    monkeypatch.setattr(sweep, "load_finetune", lambda: finetune)
     own, passed = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
     sweep.main([*own, "--dry-run", "--output", str(tmp_path), *passed])
     lines = capsys.readouterr().out.splitlines()

@@ -1,6 +1,7 @@
 """tools/sweep.py with a stand-in for finetune.py that takes its options and ends at once, and one real run."""
 
 import re
+import runpy
 import shlex
 import sys
 
@@ -52,6 +53,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     script.write_text(STAND_IN)
     tool = load_tool("sweep")
     monkeypatch.setattr(tool, "FINETUNE", script)
+    monkeypatch.setattr(tool, "run_parser", runpy.run_path(str(script))["build_parser"])
     monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
 
     def run(*words, passed=()):

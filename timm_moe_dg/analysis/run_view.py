@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data import Domain, evaluation_transform, get_benchmark
 from ..data.loaders import seeded_torch
-from ..data.transforms import Pixels, Transform
+from ..data.pixels import Pixels, Transform
 from ..errors import ArgumentError
 from ..layers.router import Router
 from ..networks.build import Network, data_config, in_chans_of

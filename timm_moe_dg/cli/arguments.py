@@ -7,10 +7,10 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from ..errors import ArgumentError
@@ -48,14 +48,20 @@ def parse_arguments(
         ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
     """
     argv = [_hyphenated(word) for word in argv]
-    finder = argparse.ArgumentParser(add_help=False)  # `parser` would ask for what the file is to supply
-    finder.add_argument("-c", "--config")
-    known, _ = finder.parse_known_args(argv)
+    known, _ = _config_finder().parse_known_args(argv)
     files = {"resume": saved, "config": known.config}  # argument -> path
     found = [(name, str(path)) for name, path in files.items() if path is not None]
     tables = [(name, path, (read or read_yaml)(path, name)) for name, path in found]
     words = [word for name, path, table in tables for word in table_words(parser, table, name, path)]
     return parser.parse_args([*words, *argv])
+
+
+@cache
+def _config_finder() -> argparse.ArgumentParser:
+    """Looks for `--config` alone: the whole parser would ask for what the file is to supply."""
+    finder = argparse.ArgumentParser(add_help=False)
+    finder.add_argument("-c", "--config")
+    return finder
 
 
 def read_yaml(path: str, argument: str) -> Arguments:
@@ -192,6 +198,8 @@ def output_file(text: str) -> Path:
 
 def usable_device(text: str) -> str:
     """Reads the name of a torch device that a tensor can be on here."""
+    import torch  # not at the top: most command lines name no device
+
     try:
         torch.empty(0, device=text)
     except (AssertionError, RuntimeError) as error:

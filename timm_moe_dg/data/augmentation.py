@@ -12,7 +12,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .transforms import RGB, Pixels, Transform
+from .pixels import RGB, Pixels, Transform
 
 _POLICIES = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from .domains import Domain, Split
-from .transforms import RGB
+from .pixels import RGB
 
 
 def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from .bands import read_bands
+from .pixels import RGB, Pixels
 from .texts import take
-from .transforms import RGB, Pixels
 
 DataDir = str | os.PathLike[str] | None
 UNGROUPED = "Other"  # the group of images that belong to none: counted overall, but never the worst group

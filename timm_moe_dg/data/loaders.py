@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import ProtocolError
 from .domains import Domain
+from .pixels import Pixels, Transform
 from .splits import Split
-from .transforms import Pixels, Transform
 
 DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
 TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, metadata if asked for

@@ -1,20 +1,15 @@
 """From an RGB image or bands to the tensor that a model takes: augmented for training, plain for evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
 from ..errors import ArgumentError
 from .color import ColorJitter
-
-Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
-Transform: TypeAlias = Callable[[Pixels], Tensor]
-RGB = 3  # bands that readers make of images by themselves
+from .pixels import RGB, Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:

@@ -1,5 +1,6 @@
 """The runtime of training: its plan, what feeds and steps the network, and how a run ends or goes on."""
 
+from ..protocols.command_line import run_parser
 from .assembly import Model, build_model
 from .loaders import rehearse
 from .log import RunLog
@@ -8,7 +9,7 @@ from .plan import RunPlan, make_plan
 from .processes.launch import join_processes, set_up_logging
 from .processes.peers import PeerWatch
 from .progress import StepBar
-from .resume import nothing_to_do, parse_resumable, run_parser
+from .resume import nothing_to_do, parse_resumable
 from .run import Beginning, FineTuning, find_beginning, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
 from .summary import describe

@@ -14,7 +14,6 @@ from ..algorithms.base import ParameterGroup
 from ..errors import ArgumentError
 
 StateDict = dict[str, Any]  # torch's
-SCHEDULES = ("cosine", "tanh", "poly")
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -114,7 +113,7 @@ def build_schedule(
 
     Args:
         optimizer: Whose rates are scheduled; the layers' scales take effect through the schedule.
-        name: One of `SCHEDULES`; None for a constant rate.
+        name: One of `protocols.command_line.SCHEDULES`; None for a constant rate.
         steps: Steps of the run, warm-up included.
         warmup_steps: Steps during which the rate rises linearly from 0.
         min_lr: Where the rate ends.

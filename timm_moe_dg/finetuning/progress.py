@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..cli.arguments import Arguments
 from ..errors import ArgumentError, MissingDependencyError
-from ..measure.timing import duration
+from ..measure.duration import duration
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 

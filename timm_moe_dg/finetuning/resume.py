@@ -6,40 +6,20 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import Arguments, parse_arguments
 from ..cli.options import from_parsed
 from ..errors import ArgumentError, CheckpointError
-from ..networks.freeze import FREEZABLE
 from ..protocols.formats import read_repeatable, read_run_arguments
-from ..protocols.options import NOT_IDENTITY, RunOptions, add_run_options
+from ..protocols.options import NOT_IDENTITY, RunOptions
 from ..protocols.run_identity import as_recorded, comparable
 from ..storage.checkpoint import Checkpoints
 from ..storage.outcome import DONE, lost
 from ..storage.ownership import is_owned, start_number
 from ..storage.run_folder import ARGUMENTS
-from .optimization import SCHEDULES
-from .processes.launch import PRECISIONS
 
 AUTO = "auto"
 _logger = logging.getLogger(__name__)
 _UNSAID = NOT_IDENTITY - {"epochs"}
-NAMES = {
-    "algorithm": ALGORITHMS,
-    "averaging": AVERAGING,
-    "freeze": FREEZABLE,
-    "sched": SCHEDULES,
-    "amp_dtype": PRECISIONS,
-}
-
-
-def run_parser(description: str | None = None) -> argparse.ArgumentParser:
-    """Builds the command line of tools/finetune.py."""
-    parser = argparse.ArgumentParser(
-        prog="finetune.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_run_options(parser, NAMES)
-    return parser
 
 
 def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> RunOptions:

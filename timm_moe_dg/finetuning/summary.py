@@ -1,6 +1,6 @@
 """What a run is about to do, said before it does it."""
 
-from ..data.transforms import RGB
+from ..data.pixels import RGB
 from ..protocols.roles import part_played
 from .plan import RunPlan
 

@@ -20,7 +20,8 @@ from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, CheckpointError, OptionError
-from ..layers import MetadataEncoder, RoutedMlp
+from ..layers.encoders.metadata import MetadataEncoder
+from ..layers.moe_mlp import RoutedMlp
 from ._build import IMAGENET_CFG
 
 Keywords = dict[str, Any]  # timm's, whose values are what its models take

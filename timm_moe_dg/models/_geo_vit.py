@@ -11,7 +11,10 @@ from timm.models._input import update_model_args
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from ..layers import Coverage, GeoMoeMlp, MetadataEncoder, NoMetadata, undecayed_parameters
+from ..layers.encoders.coverage import Coverage
+from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.own_parameters import undecayed_parameters
 from ._metadata import bound_coverage, build_metadata_encoder, index_coordinates
 from ._moe_vit import MoeLayers, mixture_block, resolve_moe_layers
 

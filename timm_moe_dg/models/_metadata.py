@@ -7,20 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MetadataError
-from ..layers import (
+from ..layers.encoders.columns import ColumnsEncoder
+from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
+from ..layers.encoders.location import (
     LOCATION_ENCODERS,
-    ColumnsEncoder,
-    Coverage,
+    CoordinateEncoder,
     LocationEncoder,
     LocationIdEmbedding,
-    MetadataEncoder,
-    NoMetadata,
     SinCosEncoder,
-    load_satclip,
-    thin_coordinates,
 )
-from ..layers.encoders.coverage import checked_radius
-from ..layers.encoders.location import CoordinateEncoder
+from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.encoders.satclip import load_satclip
 
 SATCLIP_PREFIX = "satclip:"
 _logger = logging.getLogger(__name__)

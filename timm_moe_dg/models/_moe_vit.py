@@ -9,7 +9,8 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from ..errors import MoeLayersError
-from ..layers import MoeMlp, undecayed_parameters
+from ..layers.moe_mlp import MoeMlp
+from ..layers.own_parameters import undecayed_parameters
 
 MoeLayers = str | Sequence[int]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
-from ..layers import RoutedMlp
+from ..layers.moe_mlp import RoutedMlp
 from ..layers.own_parameters import give_scalars_an_axis
 
 _logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from ..layers import MetadataEncoder, NoMetadata
+from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._metadata import build_metadata_encoder
 from ._upcycle import check_complete, rename_final_norm

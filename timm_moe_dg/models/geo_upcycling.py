@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from ..errors import MoeLayersError
-from ..layers import GeoMoeMlp
+from ..layers.geo_moe_mlp import GeoMoeMlp
 from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
 from ._metadata import build_metadata_encoder
 from ._moe_vit import MoeLayers, resolve_moe_layers

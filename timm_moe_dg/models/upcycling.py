@@ -15,8 +15,9 @@ from timm.models._input import update_model_args
 from torch import nn
 
 from ..errors import MoeLayersError, RouterError
-from ..layers import MoeMlp, RoutedMlp, undecayed_parameters
 from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
+from ..layers.moe_mlp import MoeMlp, RoutedMlp
+from ..layers.own_parameters import undecayed_parameters
 from ._moe_vit import MoeLayers, resolve_moe_layers
 
 NAME = "gmoe"  # what a saved network is built by again

@@ -28,7 +28,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from ..data.transforms import RGB
+from ..data.pixels import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 from .reach import hub_or_cache
 from .saved_config import saved_config

@@ -15,7 +15,7 @@ from typing import Any
 from timm.models import parse_model_name
 from timm.models._hub import download_from_hf
 
-from ..data.transforms import RGB
+from ..data.pixels import RGB
 from ..errors import CheckpointError
 from .reach import hub_or_cache
 

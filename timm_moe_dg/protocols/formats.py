@@ -3,9 +3,7 @@
 import reprlib
 from pathlib import Path
 
-import timm
-import torch
-
+from .. import __version__
 from ..cli.arguments import Arguments, read_yaml
 from ..cli.typed import fits, type_name
 from ..errors import ArgumentError, FormatError
@@ -16,7 +14,8 @@ FORMAT = 1  # raised when what was written before cannot be read any more; 0: no
 
 def stamp() -> dict[str, object]:
     """Returns the format number, and the versions that a result may depend on."""
-    from .. import __version__  # not at the top: the package imports its rooms before it has a version
+    import timm  # not at the top: who only reads what was written down needs neither
+    import torch
 
     versions = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
     return {"format": FORMAT, "versions": versions}

@@ -30,8 +30,7 @@ from ..cli.arguments import (
 )
 from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
-from ..data.transforms import RGB
-from ..losses.router import FORMS
+from ..data.pixels import RGB
 
 
 class Role(Flag):
@@ -133,7 +132,7 @@ class MethodOptions:
         help="average weights over steps: one of {names} (default: off)")
     aux_coef: float = option(0.01, type=non_negative,
         help="weight of the routers' auxiliary loss (default: %(default)s)")
-    aux_form: str = option("vmoe", choices=FORMS,
+    aux_form: str = option("vmoe",
         help="of that loss: V-MoE's, as GMoE's text has it, or Tutel's, as its code (default: %(default)s)")
     cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
     cka_tokens: int = option(256, type=positive_int,

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
@@ -26,9 +26,13 @@ _ARGS = '{"args": '  # which both programs write first, with sorted keys
 _DECODER = json.JSONDecoder()
 _OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
 _NUMBERS = ("step", "epoch", "step_time", "mem_gb")
+_PLAIN = frozenset((int, float))
 _ROLE_NUMBERS = ("accuracy", "worst_accuracy", "f1_macro")
 
 Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
+SCORED_ROLES = ("id", "ood")
+OOD_VALIDATION = "ood_val"
+VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
 
 class RoleScores(TypedDict, total=False):
@@ -91,8 +95,7 @@ class Record:
     @property
     def training_domains(self) -> tuple[int, ...]:
         """Positions of the domains that were trained on."""
-        held_out = set(self.test_domains)
-        return tuple(domain for domain in range(len(self.in_acc)) if domain not in held_out)
+        return _others(self.test_domains, len(self.in_acc))
 
     def to_json(self) -> str:
         """Returns the row as one line of JSON, keys sorted."""
@@ -109,12 +112,12 @@ class Record:
         return {f"env{at}_{kind}": column[at] for at in domains for kind, column in columns.items() if column}
 
     @classmethod
-    def from_json(cls, line: str, args: Arguments | None = None) -> Self:
+    def from_json(cls, line: str, before: Self | None = None) -> Self:
         """Reads a row.
 
         Args:
-            line: The row, or without its args if these are given.
-            args: Those of a row of the same run, which are shared; they have been checked.
+            line: The row, or without its args if a record is given.
+            before: Of the same run; its args, which have been checked, and equal hyper-parameters are shared.
 
         Raises:
             RecordError: The line is no JSON object, lacks what a record needs, or has a field of another type.
@@ -129,6 +132,7 @@ class Record:
         if not isinstance(row, dict):
             raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
         row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
+        args = None if before is None else before.args
         row = row if args is None else {"args": args, **row}
         missing = [key for key in _OWN_KEYS if key not in row]
         for key in ("args", "hparams", "roles"):
@@ -144,6 +148,8 @@ class Record:
         _check_roles(row.get("roles", {}))
         known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
         known["averaged"] = row.pop("averaged", False)
+        if before is not None and repr(known["hparams"]) == repr(before.hparams):
+            known["hparams"] = before.hparams
         scores = _pop_scores(row)
         _check_numbers({key: known[key] for key in _NUMBERS} | row)
         return cls(**scores, losses={sys.intern(name): loss for name, loss in row.items()}, **known)
@@ -188,18 +194,23 @@ def _alike(line: str, head: str | None, before: Record | None) -> Record | None:
     if head is None or before is None or not line.startswith(head):
         return None
     with suppress(RecordError):  # which is better said of the whole line
-        record = Record.from_json("{" + line[len(head) :], before.args)
-        same = repr(record.hparams) == repr(before.hparams)
-        return replace(record, hparams=before.hparams) if same else record
+        return Record.from_json("{" + line[len(head) :], before)
     return None
+
+
+@lru_cache(maxsize=1024)
+def _others(held_out: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """Positions of the domains that are not held out; one tuple for all records with the same ones."""
+    return tuple(domain for domain in range(number) if domain not in held_out)
 
 
 def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
     columns = _score_columns(tuple(row))
-    scores = {kind: tuple(row.pop(key) for key in keys) for kind, keys in columns.items()}
+    scores = {kind: tuple(map(row.pop, keys)) for kind, keys in columns.items()}
     for kind, keys in columns.items():
-        _check_numbers(dict(zip(keys, scores[kind], strict=True)))
+        if not _are_numbers(scores[kind]):
+            _check_numbers(dict(zip(keys, scores[kind], strict=True)))
     return scores
 
 
@@ -217,8 +228,13 @@ def _score_columns(keys: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return columns
 
 
+def _are_numbers(values: Iterable[object]) -> bool:
+    """Whether all are plain ones: millions are looked at, and hardly any is not."""
+    return _PLAIN.issuperset(map(type, values))
+
+
 def _check_numbers(values: Mapping[str, object]) -> None:
-    if set(map(type, values.values())) <= {int, float}:
+    if _are_numbers(values.values()):
         return
     for key, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -11,11 +11,7 @@ import torch
 from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
 from .evaluation import Judged
-from .records import RoleScores
-
-SCORED_ROLES = ("id", "ood")
-OOD_VALIDATION = "ood_val"
-VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
+from .records import SCORED_ROLES, VALIDATION_ROLES, RoleScores
 
 
 def part_played(domain: Domain, tested: bool) -> str:

@@ -13,8 +13,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from ..errors import RecordError
-from .records import Record, RoleScores, Score
-from .roles import OOD_VALIDATION
+from .records import OOD_VALIDATION, Record, RoleScores, Score
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
@@ -31,12 +30,12 @@ def validation_accuracy(record: Record, validated: Collection[int] | None = None
     """
     known = [domain for domain in record.training_domains if not isnan(record.out_acc[domain])]
     counted = known if validated is None else [domain for domain in record.training_domains if domain in validated]
-    return fmean(record.out_acc[domain] for domain in counted) if counted else nan
+    return fmean([record.out_acc[domain] for domain in counted]) if counted else nan
 
 
 def reported_accuracy(record: Record) -> float:
     """What is reported: accuracy on the test domain's in-split, the unweighted mean where several are held out."""
-    return fmean(record.in_acc[domain] for domain in record.test_domains)
+    return fmean([record.in_acc[domain] for domain in record.test_domains])
 
 
 def whole_accuracy(record: Record) -> float:
@@ -52,7 +51,7 @@ def whole_accuracy(record: Record) -> float:
 
 def transfer_accuracy(record: Record) -> float:
     """Mean accuracy on the test domains' out-splits: what single-source generalization is judged by."""
-    return fmean(record.out_acc[domain] for domain in record.test_domains)
+    return fmean([record.out_acc[domain] for domain in record.test_domains])
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:

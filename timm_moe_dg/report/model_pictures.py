@@ -9,7 +9,7 @@ from torch import nn
 from ..analysis.domain_report import draw_domains, is_geographic
 from ..analysis.routing.map_report import draw_attention, draw_experts
 from ..analysis.run_view import RunView
-from ..protocols.roles import SCORED_ROLES
+from ..protocols.records import SCORED_ROLES
 from .pictures import Missing, Picture, attempt, inlined
 
 COLUMNS = 4  # images side by side

@@ -11,8 +11,7 @@ from math import nan, sqrt
 from statistics import fmean
 from types import MappingProxyType
 
-from ..protocols.records import Record, RoleScores, Score
-from ..protocols.roles import SCORED_ROLES
+from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import transfer_accuracy, validation_accuracy
 
 AVERAGE_OOD = "average OOD"  # of single-source tables

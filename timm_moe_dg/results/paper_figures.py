@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-import timm
-
 from ..cli.arguments import Arguments
 from ..protocols.planner import OFFICIAL
 from ..protocols.selection import OOD_RULES
@@ -113,6 +111,8 @@ def figures_for(
 @cache
 def with_tag(model: str) -> str:
     """Completes a network's name by the tag of timm's default weights, if it has none; others stay as they are."""
+    import timm  # not at the top: tables without a comparison need no names of networks
+
     cfg = None if "." in model else timm.get_pretrained_cfg(model, allow_unregistered=True)
     return f"{model}.{cfg.tag}" if cfg and cfg.tag else model
 

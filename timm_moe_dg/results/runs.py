@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cli.arguments import Arguments
+from ..cli.garbage import uncollected
 from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.records import Record, read_records
@@ -95,11 +96,12 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
     for folder in folders:
         if not Path(folder).is_dir():
             raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
-        for path in _results_below(Path(folder)):
-            if (path.parent / "done").exists() and (records := read_records(path)):
-                runs.append(FinishedRun(path.parent, records))
-            else:
-                unfinished.append(path.parent)
+        with uncollected():
+            for path in _results_below(Path(folder)):
+                if (path.parent / "done").exists() and (records := read_records(path)):
+                    runs.append(FinishedRun(path.parent, records))
+                else:
+                    unfinished.append(path.parent)
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
 

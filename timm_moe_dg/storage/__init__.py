@@ -1,5 +1,12 @@
 """Files and folders that are complete at every moment: run folders, checkpoints, results."""
 
-from .run_folder import RunFolder
+from typing import TYPE_CHECKING
+
+from ..lazy import exports
+
+if TYPE_CHECKING:
+    from .run_folder import RunFolder
 
 __all__ = ["RunFolder"]
+
+__getattr__, __dir__ = exports(__name__, __file__)

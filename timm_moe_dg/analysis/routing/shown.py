@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...data import Domain
 from ...data.bands import as_picture
+from ...data.pixels import Pixels
 from ...data.readers import find_images, read_pixels
-from ...data.transforms import Pixels
 from ...errors import ArgumentError
 from ..run_view import RunView
 from .map_plots import Photograph, Rows

@@ -9,8 +9,8 @@ from pathlib import Path
 from ...errors import ArgumentError, DataError
 from ..band_domains import with_bands
 from ..domains import DataDir, Domain
+from ..pixels import RGB
 from ..readers.images import subfolders
-from ..transforms import RGB
 
 Hparams = Mapping[str, float | int]
 

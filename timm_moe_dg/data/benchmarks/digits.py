@@ -6,8 +6,8 @@ of 16 do not divide: give `--model-kwargs patch_size=7`, or 4 or 14, or `--img-s
 """
 
 from dataclasses import replace
-from functools import partial
 
+from .. import readers
 from ..readers.digits import (
     ANGLES,
     CLASSES,
@@ -18,8 +18,7 @@ from ..readers.digits import (
     rotated_digits,
 )
 from ..readers.geo_digits import CONTINENTS, geo_digits
-from ..readers.idx import SIDE
-from ..readers.mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
+from ..readers.idx import FASHION_MNIST, MNIST, SIDE, IdxRelease
 from .benchmark import DEFAULTS, Benchmark
 
 _DIGITS = "sklearn.datasets.load_digits (UCI Optical Recognition of Handwritten Digits, test part)"
@@ -38,7 +37,7 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
     angles, colors = tuple(map(str, ANGLES)), tuple(COLOR_NOISE)
     rotated = Benchmark(
         name=f"Rotated{prefix}",
-        reader=partial(read_rotated, release=release),
+        reader=lambda data_dir: readers.read_rotated(data_dir, release),
         domains=angles,
         classes=release.classes,
         num_classes=len(release.classes),
@@ -54,7 +53,7 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
     colored = replace(
         rotated,
         name=f"Colored{prefix}",
-        reader=partial(read_colored, release=release),
+        reader=lambda data_dir: readers.read_colored(data_dir, release),
         domains=colors,
         classes=COLORED_CLASSES,
         num_classes=len(COLORED_CLASSES),

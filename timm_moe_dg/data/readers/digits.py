@@ -14,6 +14,9 @@ more often than 75% of the time. Domains: how often the ink says the (flipped) l
 often, "-90%" is wrong that often; whoever learns the color in the first two fails on the third.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 from PIL import Image
 
@@ -26,6 +29,8 @@ COLORED_CLASSES = ("5 to 9", "0 to 4")
 LABEL_NOISE = 0.25
 COLOR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the color is not that of the label
 STORED_SIZE = 32  # pixels; a rotation of 8 pixels would be mostly interpolation, so digits are enlarged before it
+SIDE = 8  # pixels, in the file
+IN_SCIKIT_LEARN = "datasets/data/digits.csv.gz"
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
 ASSIGNMENT_SEED = 0
 
@@ -88,12 +93,17 @@ def load_digits(benchmark: str) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise MissingDependencyError.of(benchmark, "scikit-learn", "train") from error
-    digits = datasets.load_digits()
-    return digits.images, digits.target
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise MissingDependencyError.of(benchmark, "scikit-learn", "train")
+    path = Path(package.origin).parent / IN_SCIKIT_LEARN
+    if not path.is_file():
+        from sklearn import datasets  # which takes seconds to import, and knows where another release has the file
+
+        digits = datasets.load_digits()
+        return digits.images, digits.target
+    table = np.loadtxt(path, delimiter=",")
+    return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(int)
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError
 from ..domains import Domain
+from ..pixels import IMAGE_EXTENSIONS
 from ..texts import Texts
 from .images import images_below, read_picture, subfolders
 
@@ -74,6 +74,6 @@ def _read_domain(folder: Path, classes: tuple[str, ...]) -> FolderDomain:
     found = [images_below(str(folder / label)) for label in classes]
     counts = [sum(len(names) for _, names in own) for own in found]
     if not any(counts):
-        raise DataError(f"data_dir={str(folder.parent)!r}: domain {folder.name!r} holds no images ({IMG_EXTENSIONS})")
+        raise DataError(f"data_dir={str(folder.parent)!r}: domain {folder.name!r} holds no images ({IMAGE_EXTENSIONS})")
     paths = Texts(os.path.join(parent, name) for own in found for parent, names in own for name in names)
     return FolderDomain(folder.name, classes, np.repeat(np.arange(len(classes)), counts), paths)

@@ -7,16 +7,52 @@ same of t10k, each with or without .gz; copies that write a dot for the second h
 
 import gzip
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DataError
+from .digits import CLASSES
 
 SIDE = 28  # pixels
 PARTS = ("train", "t10k")
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTES = 8
+
+
+@dataclass(frozen=True)
+class IdxRelease:
+    """One of the data sets in MNIST's layout.
+
+    Attributes:
+        name: For messages.
+        folders: Names of the folder below the data folder; torchvision's comes first.
+        classes: Class names.
+        counts: Images of each class, both parts together, as published.
+    """
+
+    name: str
+    folders: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: tuple[int, ...]
+
+
+MNIST = IdxRelease(
+    name="MNIST",
+    folders=("MNIST/raw", "MNIST", "mnist"),
+    classes=CLASSES,
+    counts=(6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
+)
+FASHION_MNIST = IdxRelease(
+    name="Fashion-MNIST",
+    folders=("FashionMNIST/raw", "FashionMNIST", "fashion-mnist"),
+    classes=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    counts=(7000,) * 10,
+)
 
 
 def read_images_and_labels(folder: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
+from ..pixels import IMAGE_EXTENSIONS, RGB, Transform
 from ..texts import Texts
-from ..transforms import RGB, Transform
 from .columns import coordinates, field, numeric, parsed, read_csv
 from .images import images_below, read_pixels
 
@@ -35,7 +34,7 @@ def find_images(sources: Sequence[str]) -> list[str]:
     for source in sources:
         paths = [source] if os.path.isfile(source) else _below(source)
         if not paths:
-            raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMG_EXTENSIONS})")
+            raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMAGE_EXTENSIONS})")
         for path in paths:
             found.setdefault(os.path.abspath(path), path)
     return list(found.values())

@@ -6,12 +6,11 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
 from .. import decoders
 from ..bands import as_picture, bands_in, read_bands
-from ..transforms import RGB, Pixels
+from ..pixels import IMAGE_EXTENSIONS, RGB, Pixels
 
 SAMPLES_PER_PIXEL = 277  # the TIFF tag
 
@@ -36,7 +35,7 @@ def images_below(folder: str) -> list[tuple[str, list[str]]]:
         for path in (os.path.join(parent, name) for name in folders):
             if os.path.islink(path):
                 raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
-        images = sorted(name for name in names if name.lower().endswith(IMG_EXTENSIONS))
+        images = sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
         found += [(parent, images)] if images else []
     return sorted(found)
 

@@ -30,46 +30,12 @@ from torchvision.transforms.functional import rotate
 
 from ...errors import DataError
 from ..domains import DataDir
-from .digits import ANGLES, CLASSES, COLOR_NOISE, COLORED_CLASSES, LABEL_NOISE, DigitsDomain
-from .idx import find_idx, read_images_and_labels
+from .digits import ANGLES, COLOR_NOISE, COLORED_CLASSES, LABEL_NOISE, DigitsDomain
+from .idx import IdxRelease, find_idx, read_images_and_labels
 
 SEED = 0
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class IdxRelease:
-    """One of the data sets in MNIST's layout.
-
-    Attributes:
-        name: For messages.
-        folders: Names of the folder below the data folder; torchvision's comes first.
-        classes: Class names.
-        counts: Images of each class, both parts together, as published.
-    """
-
-    name: str
-    folders: tuple[str, ...]
-    classes: tuple[str, ...]
-    counts: tuple[int, ...]
-
-
-MNIST = IdxRelease(
-    name="MNIST",
-    folders=("MNIST/raw", "MNIST", "mnist"),
-    classes=CLASSES,
-    counts=(6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
-)
-FASHION_MNIST = IdxRelease(
-    name="Fashion-MNIST",
-    folders=("FashionMNIST/raw", "FashionMNIST", "fashion-mnist"),
-    classes=(
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-    ),
-    counts=(7000,) * 10,
-)
 
 
 @dataclass(frozen=True, eq=False)
