@@ -212,6 +212,7 @@ def fill_in(
         "test_domains": test_domains,
         "steps": benchmark.steps,
         "eval_freq": benchmark.swad_checkpoint_freq if _follows_swad(options) else benchmark.checkpoint_freq,
+        "eval_train": benchmark.eval_train,
         "img_size": benchmark.image_size,
         "num_classes": classes,
         "seed": seed_hash(*identity),

@@ -158,9 +158,9 @@ class TrainingOptions:
         help="instead of --steps: passes over the smallest training domain")
     eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
-    eval_train: bool = option(True, role=MEANS,  # no rule of selection looks at them
+    eval_train: bool = option(None, role=MEANS | FILLED_IN, action=argparse.BooleanOptionalAction,  # no rule needs it
         help="evaluate on the images that are trained on as well, as DomainBed does, which takes most of the time "
-        "(default: on)")
+        "(default: on its data sets)")
     early_stop: int | None = option(None, type=positive_int,
         help="end after N evaluations without a better training-domain validation (default: take all steps)")
     batch_size: int = option(None, "-b", role=_HYPER_PARAMETER, type=positive_int,

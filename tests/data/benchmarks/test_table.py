@@ -20,6 +20,13 @@ def test_rows_refer_to_things_that_exist():
         assert row.license
 
 
+def test_evaluations_look_at_training_images_where_domainbed_has_the_data_and_in_papers_that_follow_it():
+    domainbed = {"PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet", "SVIRO", "WILDSCamelyon", "WILDSFMoW"}
+    mnist = {f"{how}{digits}" for how in ("Rotated", "Colored") for digits in ("MNIST", "FashionMNIST")}
+    followers = {"CUB_DG", "CUB_DG_paintings", "WILDSFMoW_five_regions"}
+    assert {name for name, row in BENCHMARKS.items() if row.eval_train} == domainbed | mnist | followers
+
+
 def test_unknown_benchmark_lists_the_choices():
     with pytest.raises(ArgumentError, match=r"dataset='rotated_digit': choose from rotated_digits, colored_digits, "):
         get_benchmark("rotated_digit")

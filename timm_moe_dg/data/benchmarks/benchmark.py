@@ -42,6 +42,7 @@ class Benchmark:
             None has them all.
         steps: Default number of training steps.
         checkpoint_freq: Steps from one evaluation to the next.
+        eval_train: Whether evaluations look at the images that are trained on too, as DomainBed's do, by default.
         augmentation: Training augmentation, a name in `AUGMENTATIONS`.
         image_size: Side of the square input in pixels; None leaves it to the model.
         swad_hparams: What stochastic weight averaging (SWAD) does differently on this benchmark.
@@ -63,6 +64,7 @@ class Benchmark:
     domains_per_step: int | None = None
     steps: int = 5001
     checkpoint_freq: int = 300
+    eval_train: bool = False
     augmentation: str = "photograph"
     image_size: int | None = None
     swad_hparams: Hparams = field(default_factory=dict)

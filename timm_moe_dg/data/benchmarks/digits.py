@@ -47,6 +47,7 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
         checkpoint_freq=100,
         augmentation="none",
         image_size=SIDE,
+        eval_train=True,
         source=source,
         license=license,
     )

@@ -21,6 +21,7 @@ PLACE_ROWS = (
         num_classes=2,
         images=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
         checkpoint_freq=100,
+        eval_train=True,
         source="WILDS camelyon17_v1.0, its hospitals as DomainBed's domains",
         license="CC0",
     ),
@@ -30,6 +31,7 @@ PLACE_ROWS = (
         domains=SIX_REGIONS,
         num_classes=62,
         checkpoint_freq=100,
+        eval_train=True,
         source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the images of none, all years",
         license=_FMOW_LICENSE,
     ),
@@ -39,6 +41,7 @@ PLACE_ROWS = (
         domains=REGIONS,
         num_classes=62,
         checkpoint_freq=100,
+        eval_train=True,
         source=(
             "WILDS fmow_v1.1, its five regions as domains, all years; not comparable with DomainBed's numbers, which "
             "train on images of no region too"
