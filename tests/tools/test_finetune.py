@@ -28,7 +28,7 @@ SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
 GMOE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "moe_layers=(1,)", "num_experts=3"]
 DENSE = ["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE]
 QUICK = ["--steps", "4", "--checkpoint-freq", "2", "--batch-size", "4", "--cpu-threads", "1"]
-DIGITS_RUN = [*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2"]
+DIGITS_RUN = [*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2", "--eval-train"]
 
 
 def launch(*words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **environment):

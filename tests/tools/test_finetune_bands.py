@@ -34,7 +34,7 @@ def finetune(data, output, name, *words):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    return finetune(data, tmp_path_factory.mktemp("runs"), "a", "--in-chans", "5", "--steps", "5")
+    return finetune(data, tmp_path_factory.mktemp("runs"), "a", "--in-chans", "5", "--steps", "5", "--eval-train")
 
 
 def test_the_mean_and_deviation_of_the_training_images_stay_with_the_model(run, data):
