@@ -173,28 +173,36 @@ def test_a_sharded_model_trains_as_the_whole_one(case: Case, gloo: None) -> None
     assert_trained_alike(case, trained(shard(model), case.inputs()), expected)
 
 
-def _train_shard(rank: int, folder: str, case: Case, adam: bool, threads: int) -> None:
+# Not MoGE with Adam, which divides by the size of gradients that are rounding alone
+SHARED = [(GMOE, False), (MOGE, False), (GMOE, True), (GATED, True)]
+
+
+def _train_shards(rank: int, folder: str, threads: int) -> None:
     torch.set_num_threads(threads)  # another number adds in another order
     dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 2), rank=rank, world_size=2)
-    torch.manual_seed(0)
-    found = trained(shard(prepared(case)), case.inputs(), adam)
-    if rank == 0:
-        torch.save(found, os.path.join(folder, "weights.pt"))
+    for number, (case, adam) in enumerate(SHARED):
+        torch.manual_seed(0)
+        found = trained(shard(prepared(case)), case.inputs(), adam)
+        if rank == 0:
+            torch.save(found, os.path.join(folder, f"{number}.pt"))
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of all that is shared, one file each: two processes start once for them."""
+    folder = tmp_path_factory.mktemp("shared")
+    torch.multiprocessing.spawn(_train_shards, (str(folder), torch.get_num_threads()), nprocs=2)
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("case", "adam"),
-    # Not MoGE with Adam, which divides by the size of gradients that are rounding alone
-    [(GMOE, False), (MOGE, False), (GMOE, True), (GATED, True)],
-    ids=lambda given: getattr(given, "name", "AdamW" if given else "SGD"),
+    "number", range(len(SHARED)), ids=[f"{case.name}-{'AdamW' if adam else 'SGD'}" for case, adam in SHARED]
 )
-def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(
-    case: Case, adam: bool, tmp_path: Path
-) -> None:
+def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(number: int, trained_by_two: Path) -> None:
+    case, adam = SHARED[number]
     expected = trained(prepared(case), case.inputs(), adam)
-    torch.multiprocessing.spawn(_train_shard, (str(tmp_path), case, adam, torch.get_num_threads()), nprocs=2)
-    found = torch.load(tmp_path / "weights.pt", weights_only=True)
+    found = torch.load(trained_by_two / f"{number}.pt", weights_only=True)
     assert_trained_alike(case, found, expected)  # (g + g) / 2 is g
 
 
