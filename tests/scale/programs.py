@@ -104,7 +104,7 @@ def against_domainbed(args: argparse.Namespace, root: Path, weights: Sequence[st
     theirs = f"--data_dir {root} --dataset PACS --algorithm ERM --test_envs 0 --steps {args.steps} \
         --checkpoint_freq {args.eval_freq}".split()
     ours = f"--dataset folder --data-dir {root / 'PACS'} --test-domains 0 --steps {args.steps} --model {args.network} \
-        --eval-freq {args.eval_freq} --batch-size {BATCH} --lr {RATE} --weight-decay 0 --img-size 224".split()
+        --eval-freq {args.eval_freq} --eval-train --batch-size {BATCH} --lr {RATE} --weight-decay 0 --img-size 224".split()
     still = [] if args.network in PUBLISHED else ["--drop-path", "0"]
     theirs_too = Program("domainbed", args.program, [*theirs, "--hparams", json.dumps(hparams)], ("--output_dir",))
     return {"DomainBed": theirs_too, **finetunes(args, [*ours, *weights, *still])}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import TOOLS, load_tool
 
 SCRIPT = TOOLS / "benchmark.py"
+SPEED = TOOLS.parent / "docs" / "speed.md"
 QUICK = ["--rounds", "2", "--warmup", "0", "--img-size", "32", "--threads", "1"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
@@ -102,6 +104,13 @@ def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_pat
     twin, equivalent = by["dense twin"], by["FLOP-equivalent"]
     assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
     assert twin["gmacs"] < equivalent["gmacs"] < by["gmoe"]["gmacs"] < 1.3 * equivalent["gmacs"]
+
+
+def test_the_command_for_a_gpu_is_one_that_the_tool_takes(tool):
+    (line,) = re.findall(r"^python tools/benchmark\.py (--device cuda .*)$", SPEED.read_text(), flags=re.MULTILINE)
+    args = tool.build_parser().parse_args(line.replace("cuda", "cpu").split())  # here may be no GPU
+    assert len(tool.settings_of(args)) == 2 * 2 * 2 * 2
+    assert args.table.name == "gpu.md"
 
 
 @pytest.mark.parametrize(
