@@ -9,7 +9,8 @@
 All train the same network on as many images with the same batches, rate and optimizer, as often and as long, with
 augmentation as near as their options come; what each did is counted, and the script fails if it was not the same.
 Images are made here: four domains of seven classes, 227 pixels. Against DomainBed three of them are trained on, and
-every image is evaluated; against timm one, and its validation folder is what --no-eval-train leaves to look at.
+every image is evaluated (--eval-train); against timm one, and its validation folder is what --no-eval-train leaves to
+look at.
 DomainBed's starting weights are random files under the names that torchvision looks for; networks other than its two
 ResNets take the place of its featurizer. Time is wall clock of the whole process; "cpu" are
 processor seconds, its workers' among them.
@@ -104,7 +105,8 @@ def against_domainbed(args: argparse.Namespace, root: Path, weights: Sequence[st
     theirs = f"--data_dir {root} --dataset PACS --algorithm ERM --test_envs 0 --steps {args.steps} \
         --checkpoint_freq {args.eval_freq}".split()
     ours = f"--dataset folder --data-dir {root / 'PACS'} --test-domains 0 --steps {args.steps} --model {args.network} \
-        --eval-freq {args.eval_freq} --eval-train --batch-size {BATCH} --lr {RATE} --weight-decay 0 --img-size 224".split()
+        --eval-freq {args.eval_freq} --eval-train --batch-size {BATCH} --lr {RATE} --weight-decay 0 \
+        --img-size 224".split()
     still = [] if args.network in PUBLISHED else ["--drop-path", "0"]
     theirs_too = Program("domainbed", args.program, [*theirs, "--hparams", json.dumps(hparams)], ("--output_dir",))
     return {"DomainBed": theirs_too, **finetunes(args, [*ours, *weights, *still])}
