@@ -38,6 +38,7 @@ OTHERS = {
     "python -m tests.scale.engines": "tests/scale/test_scale.py",
     "python -m tests.scale.programs": "needs a checkout of DomainBed, minutes",
     "python -m tests.scale.expert_floor": "tests/scale/test_scale.py",
+    "python -m tests.scale.short_run": "tests/scale/test_scale.py",
     "python -m tests.tools.loop_overhead": "a measurement of many minutes",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
