@@ -253,16 +253,19 @@ class StackedExperts(nn.Module):
     @torch.jit.unused
     def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
         """Any activation and normalization: one sort, a grouped product per layer, one sum. As `forward`."""
-        dtype = self._computing_dtype(x)
         assignments = group_assignments(expert_indices, self.num_experts)
-        items = (x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)).to(dtype)
-        first, second = self.fc1(dtype), self.fc2(dtype)
-        sums = grouped_experts(items, combine_weights.to(dtype), assignments, first, second, self._between)
-        return sums.view(x.shape)
+        return grouped_experts(self._operands(x, combine_weights), assignments, self._between).view(x.shape)
 
     @torch.jit.unused
     def _between(self, hidden: Tensor) -> Tensor:
         return self.norm(self.drop(self.act(hidden)))
+
+    @torch.jit.unused
+    def _operands(self, x: Tensor, combine_weights: Tensor) -> Operands:
+        """What both fast paths compute with: (T, N, D) items, and everything in the type of the computation."""
+        dtype = self._computing_dtype(x)
+        items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
+        return Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
 
     @torch.jit.unused
     def _computing_dtype(self, x: Tensor) -> torch.dtype:
@@ -319,9 +322,7 @@ class StackedExperts(nn.Module):
         """The fast path, without normalization: one sort, two matrix products per expert; as `forward`."""
         activation = sorted_activation(self.act)
         assert activation is not None
-        dtype = self._computing_dtype(x)
-        items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
-        operands = Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
+        operands = self._operands(x, combine_weights)
         drop = self.drop.p if self.training else 0.0
         if compiled_path():
             return compiled_experts(operands, expert_indices, activation, drop).view(x.shape)

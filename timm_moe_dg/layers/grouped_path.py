@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import GroupedAssignments
-
-Stack = tuple[Tensor, Tensor | None]  # weight (E, out_features, in_features), bias (E, out_features)
+from .sorted_path import Operands
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KERNEL_BYTES = 16  # what a row of each operand is a multiple of
@@ -26,33 +25,24 @@ def has_grouped_product(shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype in _KERNEL_DTYPES and all(width * dtype.itemsize % _KERNEL_BYTES == 0 for width in shape[1:])
 
 
-def grouped_experts(
-    x: Tensor,
-    combine_weights: Tensor,
-    assignments: GroupedAssignments,
-    first: Stack,
-    second: Stack,
-    between: Callable[[Tensor], Tensor],
-) -> Tensor:
+def grouped_experts(operands: Operands, assignments: GroupedAssignments, between: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum over an item's experts of w * (W2 between(W1 x + b1) + b2) (GMoE, equation 2, for any activation).
 
     Args:
-        x: (T, N, D).
-        combine_weights: (T, K), in the type of x.
+        operands: Items, weights of the outputs, and the experts' parameters.
         assignments: Which item goes to which expert.
-        first: Of E layers from D to H features.
-        second: Of E layers from H features to D.
         between: (A * N, H) -> the same shape.
 
     Returns:
         (T, N, D); zeros for an item that went nowhere.
     """
+    x, combine_weights, weight1, bias1, weight2, bias2 = operands
     tokens, (order, ranks, absent) = x.shape[1], (assignments.order, assignments.ranks, assignments.absent)
     rows = _permuted(x, order, ranks.flatten(), combine_weights.shape[1])
     if absent is not None:
         rows = rows.masked_fill(absent.flatten()[order].view(-1, 1, 1), 0)
-    hidden = between(_grouped_linear(rows.flatten(0, 1), first, assignments, tokens))
-    outputs = _grouped_linear(hidden.to(x.dtype), second, assignments, tokens).view_as(rows)
+    hidden = between(_grouped_linear(rows.flatten(0, 1), weight1, bias1, assignments, tokens))
+    outputs = _grouped_linear(hidden.to(x.dtype), weight2, bias2, assignments, tokens).view_as(rows)
     chosen = _permuted(outputs, ranks.flatten(), order, 1).unflatten(0, ranks.shape)
     if absent is not None:
         chosen = chosen.masked_fill(absent[..., None, None], 0)
@@ -60,9 +50,10 @@ def grouped_experts(
     return (chosen * combine_weights[..., None, None]).sum(1)
 
 
-def _grouped_linear(rows: Tensor, stack: Stack, assignments: GroupedAssignments, tokens: int) -> Tensor:
+def _grouped_linear(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, assignments: GroupedAssignments, tokens: int
+) -> Tensor:
     """(A * N, in_features) in the experts' order -> (A * N, out_features)."""
-    weight, bias = stack
     if has_grouped_product(weight.shape, weight.dtype):
         outputs = F.grouped_mm(rows, weight.mT, offs=assignments.ends * tokens)
     else:

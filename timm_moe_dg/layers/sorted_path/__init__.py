@@ -2,15 +2,12 @@
 
 from .activations import SortedActivation, sorted_activation
 from .compiled import compiled_experts
-from .experts import Operands, combine, known_weights, linear_into, sorted_experts
+from .experts import Operands, sorted_experts
 
 __all__ = [
     "Operands",
     "SortedActivation",
-    "combine",
     "compiled_experts",
-    "known_weights",
-    "linear_into",
     "sorted_activation",
     "sorted_experts",
 ]
