@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.layers.sorted_path.forms import FORMS
 from timm_moe_dg.layers.feed_forwards import GatedActivation
-from timm_moe_dg.layers.sorted_path.activations import SortedActivation, sorted_activation
+from timm_moe_dg.layers.sorted_path.activations import LOST, SortedActivation, sorted_activation
 
 ROWS, HIDDEN = 5, 3
 
@@ -51,7 +51,7 @@ def test_what_is_lost_is_zero_with_its_derivatives(form, dtype):
     activation, before = sorted_activation(form), features(form).detach().to(dtype)
     mask = torch.arange(ROWS * HIDDEN).view(ROWS, HIDDEN) % 3 == 0
     expected = form(before).masked_fill(mask, 0)
-    activation.lose(before, mask)
+    activation.halves(before)[0].masked_fill_(mask, LOST)
     assert torch.equal(activation.lost(before), mask)
     hidden = torch.empty_like(expected)
     activation.into(before, hidden)

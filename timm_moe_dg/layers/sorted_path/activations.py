@@ -46,12 +46,8 @@ class SortedActivation(NamedTuple):
         after = F.gelu(passed, approximate=self.approximate) if self.function == "gelu" else F.silu(passed)
         return after if factor is None else after * factor
 
-    def lose(self, before: Tensor, lost: Tensor) -> None:
-        """Lets h and its derivatives be zero where the mask (..., H) is true: dropout, in place."""
-        self.halves(before)[0].masked_fill_(lost, LOST)
-
     def lost(self, before: Tensor) -> Tensor:
-        """That mask."""
+        """(..., H), true where dropout has put `LOST`."""
         return self.halves(before)[0] == LOST
 
     def into(self, before: Tensor, out: Tensor) -> None:

@@ -13,13 +13,12 @@ from torch import Tensor
 from ..dispatch import sort_assignments
 from ..precision import without_autocast
 from .activations import SortedActivation
+from .dropout import HiddenDropout, draw_seed
 from .experts import (
     Kept,
     Operands,
     Plan,
     backward_of,
-    draw_lost,
-    dropout_scale,
     forward_into,
     known_weights,
     new_features,
@@ -42,19 +41,16 @@ def compiled_experts(operands: Operands, expert_indices: Tensor, activation: Sor
     Returns:
         (T, N, D); zeros for an item that went nowhere.
     """
-    x, lost, scale = operands.x, None, 1.0
-    if drop > 0:
-        lost = _draw_lost(x, expert_indices.numel() * x.shape[1], operands.weight2.shape[2], drop)
-        scale = dropout_scale(drop)
-    sums, _, _ = _sorted_experts(*operands, expert_indices, lost, scale, *activation)
-    return sums.view(x.shape)
+    seed = _draw_seed(torch.device("cpu")) if drop > 0 else None
+    sums, _, _ = _sorted_experts(*operands, expert_indices, seed, drop, *activation)
+    return sums.view(operands.x.shape)
 
 
 def _plan_of(
-    operands: Operands, expert_indices: Tensor, scale: float, activation: SortedActivation
+    operands: Operands, expert_indices: Tensor, seed: Tensor | None, drop: float, activation: SortedActivation
 ) -> tuple[Plan, Operands]:
     assignments = sort_assignments(expert_indices, len(operands.weight1))
-    plan = Plan(assignments, activation, scale)
+    plan = Plan(assignments, activation, None if seed is None else HiddenDropout(drop, int(seed)))
     return plan, operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
 
 
@@ -64,16 +60,16 @@ def _room(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[Tensor, T
     return new_features(x, weight1, places), new_outputs(x, places)
 
 
-# A program's own random numbers take ten times as long on a CPU; the tag lets none of it be merged or computed again
-@torch.library.custom_op("timm_moe_dg::draw_lost", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _draw_lost(like: Tensor, rows: int, columns: int, drop: float) -> Tensor:
-    """(rows, columns) bool, true with probability `drop`, on the device of `like`."""
-    return draw_lost((rows, columns), drop, like.device)
+# With the tag no two of them become one, and a checkpointed block draws the same again: by the generator's state, which
+# torch keeps for the device among the arguments
+@torch.library.custom_op("timm_moe_dg::draw_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _draw_seed(device: torch.device) -> Tensor:
+    return draw_seed()
 
 
-@_draw_lost.register_fake
-def _(like: Tensor, rows: int, columns: int, drop: float) -> Tensor:
-    return like.new_empty(rows, columns, dtype=torch.bool)
+@_draw_seed.register_fake
+def _(device: torch.device) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device=device)
 
 
 # Optional, not |: the operators' schemas are read from the annotations
@@ -86,8 +82,8 @@ def _sorted_experts(
     weight2: Tensor,
     bias2: Optional[Tensor],  # noqa: UP045
     expert_indices: Tensor,
-    lost: Optional[Tensor],  # noqa: UP045
-    scale: float,
+    seed: Optional[Tensor],  # noqa: UP045
+    drop: float,
     function: str,
     approximate: str,
     gate: Optional[int],  # noqa: UP045
@@ -96,11 +92,10 @@ def _sorted_experts(
     with without_autocast(x.device.type):
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        plan, operands = _plan_of(operands, expert_indices, scale, activation)
+        plan, operands = _plan_of(operands, expert_indices, seed, drop, activation)
         room = _room(x, weight1, expert_indices)
         kept = Kept.of(plan.assignments, x, *room)
-        lost = None if lost is None else lost[: len(kept.rows)]
-        return forward_into(plan, lost, operands, kept), *room
+        return forward_into(plan, operands, kept), *room
 
 
 @_sorted_experts.register_fake
@@ -118,9 +113,10 @@ def _sorted_experts_backward(
     weight2: Tensor,
     bias2: Optional[Tensor],  # noqa: UP045
     expert_indices: Tensor,
+    seed: Optional[Tensor],  # noqa: UP045
     pre_activation: Tensor,
     outputs: Tensor,
-    scale: float,
+    drop: float,
     function: str,
     approximate: str,
     gate: Optional[int],  # noqa: UP045
@@ -130,7 +126,7 @@ def _sorted_experts_backward(
     with without_autocast(x.device.type):
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        plan, known = _plan_of(operands, expert_indices, scale, activation)
+        plan, known = _plan_of(operands, expert_indices, seed, drop, activation)
         kept = Kept.of(plan.assignments, x, pre_activation, outputs)
         found = backward_of(plan, known, kept, grad, tuple(needed))
     return [
@@ -149,8 +145,8 @@ def _(grad: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _, scale, function, approximate, gate = inputs
-    ctx.plan = (scale, function, approximate, gate)
+    *tensors, drop, function, approximate, gate = inputs
+    ctx.plan = (drop, function, approximate, gate)
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)
 

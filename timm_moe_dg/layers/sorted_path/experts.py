@@ -17,6 +17,7 @@ from torch import Tensor
 from ..dispatch import SortedAssignments
 from ..precision import without_autocast
 from .activations import SortedActivation
+from .dropout import HiddenDropout, draw_seed, lose
 
 
 class Operands(NamedTuple):
@@ -77,12 +78,17 @@ class Plan(NamedTuple):
     Attributes:
         assignments: Which item goes to which expert.
         activation: Of the hidden features.
-        scale: Factor of those that dropout leaves.
+        dropout: Of them; None for none.
     """
 
     assignments: SortedAssignments
     activation: SortedActivation
-    scale: float
+    dropout: HiddenDropout | None
+
+    @property
+    def scale(self) -> float:
+        """Factor of the hidden features that dropout leaves."""
+        return 1.0 if self.dropout is None else self.dropout.scale
 
     def sizes(self, num_tokens: int) -> list[int]:
         """How many of the A * N rows are each expert's."""
@@ -101,23 +107,20 @@ def sorted_experts(
         operands: Items, weights of the outputs, and the experts' parameters.
         assignments: Which item goes to which expert.
         activation: Of the hidden features.
-        drop: Dropout rate of the hidden features, in steps of 2^-16; 0 outside of training.
+        drop: Dropout rate of the hidden features; 0 outside of training.
 
     Returns:
         (T, N, D); zeros for an item that went nowhere. Supports double backward, but not batched gradients.
     """
     x = operands.x
     operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
-    lost, scale = None, 1.0
-    if drop > 0:
-        lost = draw_lost((len(assignments.items) * x.shape[1], operands.weight2.shape[2]), drop, x.device)
-        scale = dropout_scale(drop)
-    plan = Plan(assignments, activation, scale)
+    dropout = HiddenDropout(drop, int(draw_seed())) if drop > 0 else None
+    plan = Plan(assignments, activation, dropout)
     if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
-        sums: Tensor = _SortedExperts.apply(plan, lost, *operands)
+        sums: Tensor = _SortedExperts.apply(plan, *operands)
     else:
         kept = Kept.of(assignments, x, None, new_outputs(x, len(assignments.items)))
-        sums = forward_into(plan, lost, operands, kept)
+        sums = forward_into(plan, operands, kept)
     return sums.view(x.shape)
 
 
@@ -128,36 +131,15 @@ def known_weights(assignments: SortedAssignments, weights: Tensor) -> Tensor:
     return weights.masked_fill(assignments.ranks == len(assignments.items), 0)
 
 
-def _lost_steps(drop: float) -> int:
-    """The dropout rate in steps of 2^-16, at least one."""
-    return max(1, round(drop * 2**16))
-
-
-def draw_lost(shape: tuple[int, int], drop: float, device: torch.device) -> Tensor:
-    """A mask, true with probability `drop` (in steps of 2^-16).
-
-    Four features share one random integer of 64 bits; on a CPU that takes a fifth of bernoulli_'s time.
-    """
-    size = shape[0] * shape[1]
-    draws = torch.empty(-(-size // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
-    return draws.view(torch.int16)[:size].view(shape) <= _lost_steps(drop) - 2**15 - 1
-
-
-def dropout_scale(drop: float) -> float:
-    """The factor of what `draw_lost` leaves."""
-    steps = _lost_steps(drop)
-    return 2**16 / (2**16 - steps) if steps < 2**16 else 0.0
-
-
 class _SortedExperts(torch.autograd.Function):
     # `ctx` is Any: torch's own class does not declare what it carries
     @staticmethod
-    def forward(ctx: Any, plan: Plan, lost: Tensor | None, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, plan: Plan, *tensors: Any) -> Tensor:
         operands = Operands(*tensors)
         x, count = operands.x, len(plan.assignments.items)
         room = new_features(x, operands.weight1, count), new_outputs(x, count)
         kept = Kept.of(plan.assignments, x, *room)
-        sums = forward_into(plan, lost, operands, kept)
+        sums = forward_into(plan, operands, kept)
         ctx.plan = plan
         ctx.save_for_backward(*operands, *kept)
         return sums
@@ -166,11 +148,11 @@ class _SortedExperts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: under checkpointing, unpacking computes
         operands, kept = Operands(*saved[:6]), Kept(*saved[6:])
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[1:]
         with without_autocast(grad.device.type):
             if torch.is_grad_enabled():  # the gradients will be differentiated themselves
-                return None, None, *_differentiable_backward(ctx.plan, operands, kept, grad, needed)
-            return None, None, *backward_of(ctx.plan, operands, kept, grad, needed)
+                return None, *_differentiable_backward(ctx.plan, operands, kept, grad, needed)
+            return None, *backward_of(ctx.plan, operands, kept, grad, needed)
 
 
 def _rows_of(tensor: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
@@ -194,20 +176,21 @@ def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | N
     return F.embedding_bag(assignments.ranks, rows, mode="sum", per_sample_weights=weights)
 
 
-def forward_into(plan: Plan, lost: Tensor | None, operands: Operands, kept: Kept) -> Tensor:
-    """Sums (T, N * D); fills what is kept. What dropout loses is true in `lost`, (A * N, H)."""
+def forward_into(plan: Plan, operands: Operands, kept: Kept) -> Tensor:
+    """Sums (T, N * D); fills what is kept."""
     x, combine_weights, weight1, bias1, weight2, bias2 = operands
-    assignments, activation, scale = plan
+    assignments, activation, dropout = plan
     rows, pre_activation, outputs = kept
     sizes = plan.sizes(x.shape[1])
     outputs[-1] = 0
     # In place if nothing is kept
     width = weight2.shape[2] if pre_activation is not None else weight1.shape[1]
     buffer = x.new_empty(max(sizes), width)
+    lost = (None,) * len(sizes) if dropout is None else dropout.lost(sizes, weight2.shape[2], x.device)
     for own_rows, own_pre_activation, own_lost, own_outputs, w1, b1, w2, b2 in zip(
         rows.split(sizes),
         _rows_of(pre_activation, sizes),
-        _rows_of(lost, sizes),
+        lost,
         outputs[:-1].flatten(0, 1).split(sizes),
         weight1.mT,
         _part_of(bias1, sizes),
@@ -220,9 +203,9 @@ def forward_into(plan: Plan, lost: Tensor | None, operands: Operands, kept: Kept
             own_pre_activation, (hidden, _) = hidden, activation.halves(hidden)
         linear_into(own_rows, w1, b1, own_pre_activation)
         if own_lost is not None:
-            activation.lose(own_pre_activation, own_lost)
+            lose(activation.halves(own_pre_activation)[0], own_lost)
         activation.into(own_pre_activation, hidden)
-        linear_into(hidden, w2, b2, own_outputs, scale)
+        linear_into(hidden, w2, b2, own_outputs, plan.scale)
     return combine(outputs, assignments, combine_weights)
 
 
