@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -58,6 +58,7 @@ from timm_moe_dg.export.engines import Engine, add_engine_option
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
+from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
@@ -238,7 +239,9 @@ def evaluate(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    evaluate(parse_arguments(build_parser(), argv))
+    args = parse_arguments(build_parser(), argv)
+    keep_freed_memory()
+    evaluate(args)
 
 
 if __name__ == "__main__":

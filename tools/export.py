@@ -24,7 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import torch
 from PIL import Image

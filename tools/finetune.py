@@ -43,9 +43,10 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-# Read when torch loads its OpenMP runtime. By default idle threads spin for long, and where another program has a core
-# that slows a step tenfold; this is what the runtime itself uses once it knows of too few cores.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Read when torch loads its OpenMP runtime. Threads that wait spin: by default for so long that two programs on the same
+# cores hold each other up sevenfold; a tenth of this number, what the runtime takes once it knows of too few cores, wakes
+# them too late for small products
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a second
 
 from accelerate import Accelerator

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads must not hold a core that others need
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.canvas import optional_picture
