@@ -43,9 +43,9 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-# Read when torch loads its OpenMP runtime. Threads that wait spin: by default for so long that two programs on the same
-# cores hold each other up sevenfold; a tenth of this number, what the runtime takes once it knows of too few cores, wakes
-# them too late for small products
+# Read when torch loads its OpenMP runtime. Threads that wait spin: by default so long that two programs on the same
+# cores hold each other up sevenfold. What the runtime takes itself where it knows of too few cores, a tenth of this,
+# wakes them too late for small products
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a second
 
