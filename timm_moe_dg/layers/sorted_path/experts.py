@@ -284,7 +284,7 @@ def _grad_combine(
 def _expert_backward(
     plan: Plan, views: _ExpertViews, hidden: Tensor, grad_hidden: Tensor, grad_before: Tensor | None = None
 ) -> None:
-    """Writes one expert's gradients into its views; `grad_outputs` and the buffers are used up.
+    """Writes one expert's gradients into its views; the buffers are used up.
 
     The buffers are (rows, H), (rows, H) and, where the activation is gated, (rows, G).
     """
@@ -292,20 +292,18 @@ def _expert_backward(
     grad_x, grad_weight1, grad_bias1, grad_weight2, grad_bias2 = grads
     if grad_bias2 is not None:
         torch.sum(grad_outputs, 0, out=grad_bias2)
-    if plan.scale != 1:
-        grad_outputs *= plan.scale
-    torch.mm(grad_outputs, weight2, out=grad_hidden)
+    linear_into(grad_outputs, weight2, None, grad_hidden, plan.scale)
     if grad_before is None:
         grad_before = grad_hidden
     plan.activation.backward_into(pre_activation, grad_hidden, hidden, grad_before, grad_weight2 is not None)
     if grad_weight2 is not None:
-        torch.mm(grad_outputs.t(), hidden, out=grad_weight2)
+        linear_into(grad_outputs.t(), hidden, None, grad_weight2, plan.scale)
     if grad_bias1 is not None:
         torch.sum(grad_before, 0, out=grad_bias1)
     if grad_weight1 is not None:
-        torch.mm(grad_before.t(), rows, out=grad_weight1)
+        linear_into(grad_before.t(), rows, None, grad_weight1)
     if grad_x is not None:
-        torch.mm(grad_before, weight1, out=grad_x)
+        linear_into(grad_before, weight1, None, grad_x)
 
 
 def _differentiable_backward(
