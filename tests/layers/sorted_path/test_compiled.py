@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.layers.feed_forwards import GatedActivation
-from timm_moe_dg.layers.sorted_path import compiled
+from timm_moe_dg.layers.sorted_path import compiled, sorted_activation
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
 FORMS = {
@@ -117,7 +117,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(gate, drop):
     seed = torch.tensor(3) if drop else None
     torch.library.opcheck(
         compiled._sorted_experts,
-        (x, weights, *stacks, None, indices, seed, 0.3 if drop else 0.0, "gelu", "none", gate),
+        (x, weights, *stacks, None, indices, seed, 0.3 if drop else 0.0, "gelu", "none", gate, True),
         # Each comparison runs the operator twice, and places that no assignment fills differ
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
@@ -168,6 +168,21 @@ def test_what_the_fast_path_does_not_know_is_looped_over():
     compiled, programs = recorded(experts)
     torch.testing.assert_close(compiled(*arguments), experts.forward_loop(*arguments))
     assert not any(holds_the_operator(program) for program in programs)
+
+
+def test_without_gradients_the_values_are_the_same_and_nothing_is_kept(experts):
+    compiled_experts, programs = recorded(experts, dynamic=True)
+    for items in (9, 5):
+        arguments = call(items, seed=items)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled_experts(*arguments), experts.forward_loop(*arguments))
+    assert len(programs) == 1
+    if wants_the_operator():
+        x, indices, weights = call()
+        operands, activation = experts._operands(x, weights), sorted_activation(experts.act)
+        sums, *kept = compiled._sorted_experts(*operands, indices, None, 0.0, *activation, False)
+        torch.testing.assert_close(sums.view(x.shape), experts.forward_loop(x, indices, weights))
+        assert [one.numel() for one in kept] == [0, 0]
 
 
 def test_gated_experts_take_the_operator():

@@ -42,7 +42,8 @@ def compiled_experts(operands: Operands, expert_indices: Tensor, activation: Sor
         (T, N, D); zeros for an item that went nowhere.
     """
     seed = _draw_seed(torch.device("cpu")) if drop > 0 else None
-    sums, _, _ = _sorted_experts(*operands, expert_indices, seed, drop, *activation)
+    keep = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    sums, _, _ = _sorted_experts(*operands, expert_indices, seed, drop, *activation, keep)
     return sums.view(operands.x.shape)
 
 
@@ -87,20 +88,24 @@ def _sorted_experts(
     function: str,
     approximate: str,
     gate: Optional[int],  # noqa: UP045
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums (T, N * D), features before the activation (T * K * N, G), outputs (T * K + 1, N, D)."""
+    """Sums (T, N * D); if kept, features before the activation (T * K * N, G) and outputs (T * K + 1, N, D)."""
     with without_autocast(x.device.type):
         operands = Operands(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
         plan, operands = _plan_of(operands, expert_indices, seed, drop, activation)
+        if not keep:
+            kept = Kept.of(plan.assignments, x, None, new_outputs(x, len(plan.assignments.items)))
+            return forward_into(plan, operands, kept), x.new_empty(0), x.new_empty(0)
         room = _room(x, weight1, expert_indices)
-        kept = Kept.of(plan.assignments, x, *room)
-        return forward_into(plan, operands, kept), *room
+        return forward_into(plan, operands, Kept.of(plan.assignments, x, *room)), *room
 
 
 @_sorted_experts.register_fake
 def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), *_room(x, weight1, rest[3])
+    room = _room(x, weight1, rest[3]) if rest[-1] else (x.new_empty(0), x.new_empty(0))
+    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), *room
 
 
 @torch.library.custom_op("timm_moe_dg::sorted_experts_backward", mutates_args=(), tags=_TAGS)
@@ -145,7 +150,7 @@ def _(grad: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, drop, function, approximate, gate = inputs
+    *tensors, drop, function, approximate, gate, _ = inputs
     ctx.plan = (drop, function, approximate, gate)
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)
@@ -154,7 +159,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:6])
     found = _sorted_experts_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.plan, needed)
-    return *(one if need else None for one, need in zip(found, needed, strict=True)), *[None] * 6
+    return *(one if need else None for one, need in zip(found, needed, strict=True)), *[None] * 7
 
 
 _sorted_experts.register_autograd(_gradients, setup_context=_save)
