@@ -47,7 +47,7 @@ def test_places_do_not_depend_on_each_other():
         assert (deviation[distance:] * deviation[:-distance]).mean().abs() < 5 * 0.21 / 400_000**0.5
 
 
-@pytest.mark.parametrize("rate", [1e-12, 1.0])
+@pytest.mark.parametrize("rate", [1e-30, 1e-12, 1.0])
 def test_nothing_and_everything(rate):
     assert mask_of(100, rate, seed=0).eq(rate == 1).all()
     assert mask_of(0, rate, seed=0).numel() == 0
@@ -91,3 +91,18 @@ def test_a_seed_follows_torchs_generator_and_leaves_it_alone_afterwards():
     same = [HiddenDropout(0.2, int(first)).lost([40], 10, CPU)[0] for _ in range(2)]
     assert torch.equal(*same)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_defaults_of_device_and_type_have_no_part_in_it():
+    torch.manual_seed(3)
+    seed = draw_seed()
+    expected = HiddenDropout(0.2, int(seed)).lost([40, 3], 10, CPU)
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            assert draw_seed() == seed
+            found = HiddenDropout(0.2, int(seed)).lost([40, 3], 10, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, expected))

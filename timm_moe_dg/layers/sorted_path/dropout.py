@@ -37,7 +37,7 @@ class HiddenDropout(NamedTuple):
             return list(mask.bernoulli_(self.rate, generator=generator).split(sizes))
         starts = list(accumulate((size * width for size in sizes), initial=0))
         places = lost_places(starts[-1], self.rate, generator)
-        bounds = torch.searchsorted(places, torch.tensor(starts)).tolist()
+        bounds = torch.searchsorted(places, torch.tensor(starts, device=device)).tolist()
         return [
             places[begin:end].sub_(start) for start, (begin, end) in zip(starts[:-1], pairwise(bounds), strict=True)
         ]
@@ -56,7 +56,7 @@ def lose(features: Tensor, lost: Tensor) -> None:
 
 def draw_seed() -> Tensor:
     """A seed () int64 by torch's own generator, always on the CPU: reading it waits for no device."""
-    return torch.randint(2**63 - 1, ())
+    return torch.randint(2**63 - 1, (), device="cpu")
 
 
 def lost_places(size: int, rate: float, generator: torch.Generator) -> Tensor:
@@ -66,11 +66,12 @@ def lost_places(size: int, rate: float, generator: torch.Generator) -> Tensor:
     where one random number is made after another, most of dropout's time.
     """
     if rate >= 1:
-        return torch.arange(size)
+        return torch.arange(size, device=generator.device)
     expected = size * rate
     enough = int(expected + 8 * math.sqrt(expected) + 16)  # more than 8 standard deviations, also where there are few
-    draws = torch.rand(enough, generator=generator).clamp_(min=2**-25)  # half of their spacing
-    places = draws.log_().div_(math.log1p(-rate)).ceil_().long()
-    places[0] -= 1
-    places = places.cumsum(0)
+    draws = torch.rand(enough, generator=generator, dtype=torch.float32, device=generator.device)
+    draws = draws.clamp_(min=2**-25)  # half of their spacing: none is 0
+    steps = draws.log_().div_(math.log1p(-rate)).ceil_().clamp_(max=2.0 * size + 2).long()  # beyond the end is enough
+    steps[0] -= 1
+    places = steps.cumsum(0)
     return places[: int(torch.searchsorted(places, size))]
