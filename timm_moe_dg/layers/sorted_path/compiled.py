@@ -19,10 +19,11 @@ from .experts import (
     Operands,
     Plan,
     backward_of,
+    forward_alone,
     forward_into,
+    gradients_follow,
     known_weights,
-    new_features,
-    new_outputs,
+    room_for,
 )
 
 # What a CUDA graph cannot hold: the counts come to the host
@@ -42,8 +43,7 @@ def compiled_experts(operands: Operands, expert_indices: Tensor, activation: Sor
         (T, N, D); zeros for an item that went nowhere.
     """
     seed = _draw_seed(torch.device("cpu")) if drop > 0 else None
-    keep = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
-    sums, _, _ = _sorted_experts(*operands, expert_indices, seed, drop, *activation, keep)
+    sums, _, _ = _sorted_experts(*operands, expert_indices, seed, drop, *activation, gradients_follow(operands))
     return sums.view(operands.x.shape)
 
 
@@ -53,12 +53,6 @@ def _plan_of(
     assignments = sort_assignments(expert_indices, len(operands.weight1))
     plan = Plan(assignments, activation, None if seed is None else HiddenDropout(drop, int(seed)))
     return plan, operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
-
-
-def _room(x: Tensor, weight1: Tensor, expert_indices: Tensor) -> tuple[Tensor, Tensor]:
-    """For the features before the activation, and for the experts' outputs."""
-    places = expert_indices.numel()
-    return new_features(x, weight1, places), new_outputs(x, places)
 
 
 # With the tag no two of them become one, and a checkpointed block draws the same again: by the generator's state, which
@@ -96,15 +90,14 @@ def _sorted_experts(
         activation = SortedActivation(function, approximate, gate)
         plan, operands = _plan_of(operands, expert_indices, seed, drop, activation)
         if not keep:
-            kept = Kept.of(plan.assignments, x, None, new_outputs(x, len(plan.assignments.items)))
-            return forward_into(plan, operands, kept), x.new_empty(0), x.new_empty(0)
-        room = _room(x, weight1, expert_indices)
+            return forward_alone(plan, operands), x.new_empty(0), x.new_empty(0)
+        room = room_for(x, weight1, expert_indices.numel())
         return forward_into(plan, operands, Kept.of(plan.assignments, x, *room)), *room
 
 
 @_sorted_experts.register_fake
 def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    room = _room(x, weight1, rest[3]) if rest[-1] else (x.new_empty(0), x.new_empty(0))
+    room = room_for(x, weight1, rest[3].numel()) if rest[-1] else (x.new_empty(0), x.new_empty(0))
     return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), *room
 
 

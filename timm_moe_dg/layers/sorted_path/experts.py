@@ -56,18 +56,18 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, assignments: SortedAssignments, x: Tensor, pre_activation: Tensor | None, outputs: Tensor) -> "Kept":
-        """The rows, and what A assignments fill of `new_features` and `new_outputs` for as many or more."""
+        """The rows, and what A assignments fill of `room_for` as many or more."""
         rows = x.index_select(0, assignments.items).flatten(0, 1)
         features = None if pre_activation is None else pre_activation[: len(rows)]
         return cls(rows, features, outputs[: len(assignments.items) + 1])
 
 
-def new_features(x: Tensor, weight1: Tensor, num_assignments: int) -> Tensor:
-    """Room for the features before the activation."""
-    return x.new_empty(num_assignments * x.shape[1], weight1.shape[1])
+def room_for(x: Tensor, weight1: Tensor, num_assignments: int) -> tuple[Tensor, Tensor]:
+    """Room for the features before the activation, and for the experts' outputs."""
+    return x.new_empty(num_assignments * x.shape[1], weight1.shape[1]), _new_outputs(x, num_assignments)
 
 
-def new_outputs(x: Tensor, num_assignments: int) -> Tensor:
+def _new_outputs(x: Tensor, num_assignments: int) -> Tensor:
     """Room for the experts' outputs, and zeros at the end."""
     return x.new_empty(num_assignments + 1, *x.shape[1:])
 
@@ -116,12 +116,15 @@ def sorted_experts(
     operands = operands._replace(combine_weights=known_weights(assignments, operands.combine_weights))
     dropout = HiddenDropout(drop, int(draw_seed())) if drop > 0 else None
     plan = Plan(assignments, activation, dropout)
-    if torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands):
-        sums: Tensor = _SortedExperts.apply(plan, *operands)
-    else:
-        kept = Kept.of(assignments, x, None, new_outputs(x, len(assignments.items)))
-        sums = forward_into(plan, operands, kept)
+    sums: Tensor = (
+        _SortedExperts.apply(plan, *operands) if gradients_follow(operands) else forward_alone(plan, operands)
+    )
     return sums.view(x.shape)
+
+
+def gradients_follow(operands: Operands) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
 
 
 def known_weights(assignments: SortedAssignments, weights: Tensor) -> Tensor:
@@ -136,9 +139,8 @@ class _SortedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Any) -> Tensor:
         operands = Operands(*tensors)
-        x, count = operands.x, len(plan.assignments.items)
-        room = new_features(x, operands.weight1, count), new_outputs(x, count)
-        kept = Kept.of(plan.assignments, x, *room)
+        room = room_for(operands.x, operands.weight1, len(plan.assignments.items))
+        kept = Kept.of(plan.assignments, operands.x, *room)
         sums = forward_into(plan, operands, kept)
         ctx.plan = plan
         ctx.save_for_backward(*operands, *kept)
@@ -174,6 +176,13 @@ def combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | N
     if rows.shape[1] == 0:  # items without tokens, which embedding_bag does not take
         return rows.new_zeros(len(assignments.ranks), 0)
     return F.embedding_bag(assignments.ranks, rows, mode="sum", per_sample_weights=weights)
+
+
+def forward_alone(plan: Plan, operands: Operands) -> Tensor:
+    """Sums (T, N * D), and nothing for a backward pass."""
+    x, assignments = operands.x, plan.assignments
+    kept = Kept.of(assignments, x, None, _new_outputs(x, len(assignments.items)))
+    return forward_into(plan, operands, kept)
 
 
 def forward_into(plan: Plan, operands: Operands, kept: Kept) -> Tensor:
