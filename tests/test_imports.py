@@ -12,13 +12,14 @@ LEVELS = {
     "errors": 0,
     **dict.fromkeys(("layers", "metrics", "data", "cli", "measure", "conversion"), 1),
     "losses": 2,  # they judge what layers report
-    **dict.fromkeys(("models", "algorithms", "protocols", "networks"), 3),
-    **dict.fromkeys(("results", "storage"), 4),
-    **dict.fromkeys(("finetuning", "sweeping", "analysis", "hub", "export"), 5),
-    "report": 6,
+    **dict.fromkeys(("models", "algorithms", "networks"), 3),
+    "protocols": 4,  # its options list the methods and the parts that can be frozen
+    **dict.fromkeys(("results", "storage"), 5),
+    **dict.fromkeys(("finetuning", "sweeping", "analysis", "hub", "export"), 6),
+    "report": 7,
 }
 
-ABOVE_ALL = ("__init__", "registration")  # what importing the package does
+ABOVE_ALL = ("__init__",)  # what importing the package does
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -86,4 +87,4 @@ def test_no_room_is_too_full_to_live_in() -> None:
         files = list(folder.glob("*.py"))
         lines = sum(len(path.read_text().splitlines()) for path in files)
         assert len(files) <= 20, folder
-        assert lines <= 2000, f"{folder.name} has {lines} lines"
+        assert lines <= 2500, f"{folder.name} has {lines} lines"

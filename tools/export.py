@@ -15,7 +15,6 @@ CPU, by batch size, with its ratio to the model in PyTorch: medians over rounds 
 import argparse
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,8 +22,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import torch
 from PIL import Image

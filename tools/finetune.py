@@ -36,18 +36,8 @@ the start; not under a schedule or an average, which end with a run, and of whic
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """
 
-# ruff: noqa: E402 (two settings precede the imports that they are for)
-
-import gc
-import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-
-# Read when torch loads its OpenMP runtime. Threads that wait spin: by default so long that two programs on the same
-# cores hold each other up sevenfold. What the runtime takes itself where it knows of too few cores, a tenth of this,
-# wakes them too late for small products
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a second
 
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
@@ -81,7 +71,6 @@ from timm_moe_dg.finetuning import (
 from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.protocols.options import RunOptions
 
-gc.enable()
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
 
 

@@ -16,13 +16,10 @@ engine, which says what has answered.
 import argparse
 import io
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import numpy as np
 import torch

@@ -11,11 +11,8 @@ extra `plots`.
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import output_file, positive_int, processes, usable_device

@@ -42,9 +42,8 @@ from timm_moe_dg.cli.arguments import available_cpus, key_value, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.command_line import run_parser
 from timm_moe_dg.protocols.formats import read_repeatable, read_run_arguments
-from timm_moe_dg.protocols.options import PLANNED, having
+from timm_moe_dg.protocols.options import PLANNED, having, run_parser
 from timm_moe_dg.protocols.planner import (
     OFFICIAL,
     PER_REGION,

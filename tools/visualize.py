@@ -15,12 +15,9 @@ attributes.json, invariance.json; those of domains and forced experts together i
 """
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: idle threads must not hold a core that others need
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.canvas import optional_picture

@@ -1,12 +1,7 @@
 """What a trained MoGE model does: which experts it uses where, and how good each is for whom."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import exports
-
-if TYPE_CHECKING:
-    from .domains import DomainMap, domain_map, domains_at
-    from .experts import ExpertMatrix, ExpertUsage, expert_usage, forced_expert_matrix
+from .domains import DomainMap, domain_map, domains_at
+from .experts import ExpertMatrix, ExpertUsage, expert_usage, forced_expert_matrix
 
 __all__ = [
     "DomainMap",
@@ -17,5 +12,3 @@ __all__ = [
     "expert_usage",
     "forced_expert_matrix",
 ]
-
-__getattr__, __dir__ = exports(__name__, __file__)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from ..errors import ArgumentError
@@ -198,8 +199,6 @@ def output_file(text: str) -> Path:
 
 def usable_device(text: str) -> str:
     """Reads the name of a torch device that a tensor can be on here."""
-    import torch  # not at the top: most command lines name no device
-
     try:
         torch.empty(0, device=text)
     except (AssertionError, RuntimeError) as error:

@@ -1,6 +1,5 @@
 """How every tool ends: a mistake in its command line or its data is one line, not a traceback."""
 
-import gc
 import io
 import os
 import sys
@@ -35,8 +34,6 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> None:
-        if argv is None:  # a program of its own
-            gc.freeze()  # what is imported stays to the end, and needs no search through it then
         _print_any_name(sys.stdout)
         try:
             main(sys.argv[1:] if argv is None else argv)

@@ -1,7 +1,7 @@
 """Options declared as fields of a frozen dataclass: default, spellings, type, role and help of each in one place."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Flag
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ class Declaration:
     Attributes:
         spellings: Beside the field's own name with hyphens; earlier names of an option stay valid so.
         role: What the option has a part in.
-        help: In `--help`; `{names}` stands for the names that `add_options` is given, which only list them there.
+        help: In `--help`.
         how: Further arguments of argparse's `add_argument`; whole numbers are shown as N, and booleans have two forms.
         shorthand: An option that stands for one value of this one, and that value.
     """
@@ -67,7 +67,6 @@ def add_options(
     parser: argparse.ArgumentParser,
     title: str,
     table: "type[DataclassInstance]",
-    names: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
     """Adds the options of a dataclass to a parser.
 
@@ -75,15 +74,12 @@ def add_options(
         parser: The parser.
         title: Of the group that they are shown in.
         table: The dataclass.
-        names: Option -> the names that it may have, where those are registered on higher floors: argparse takes no
-            others, unless the help lists them as `{names}`; then whoever looks them up refuses, with suggestions.
     """
     group = parser.add_argument_group(title)
     for one in (one for one in fields(table) if _DECLARATION in one.metadata):
         declaration: Declaration = one.metadata[_DECLARATION]
-        known = None if names is None else names.get(one.name)
         words = _spellings(one.name, declaration)
-        group.add_argument(*words, **_keywords(one, declaration, known))
+        group.add_argument(*words, **_keywords(one, declaration))
         if declaration.shorthand:
             spelling, value = declaration.shorthand
             same = f"the same as {words[-1]} {value}"
@@ -104,16 +100,12 @@ def _spellings(name: str, declaration: Declaration) -> Sequence[str]:
     return [*short, f"--{name.replace('_', '-')}", *long]
 
 
-def _keywords(one: "Field[Any]", declaration: Declaration, names: Iterable[str] | None) -> dict[str, Any]:
+def _keywords(one: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
     whole = {"metavar": "N"} if declaration.how.get("type") in _WHOLE else {}
     keywords: dict[str, Any] = {"help": declaration.help, **whole, **declaration.how}
     if isinstance(one.default, bool):
         keywords |= {"action": argparse.BooleanOptionalAction}
     keywords["default"] = one.default_factory() if callable(one.default_factory) else one.default
-    if names is not None and "{names}" in declaration.help:
-        keywords["help"] = declaration.help.replace("{names}", ", ".join(names))
-    elif names is not None:
-        keywords["choices"] = names
     return keywords
 
 

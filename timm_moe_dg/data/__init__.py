@@ -1,24 +1,19 @@
 """Domains of images: the benchmarks' table, splits, transforms and loaders."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import exports
 from .benchmarks import BENCHMARKS, Benchmark, get_benchmark, register_benchmark
 from .domains import UNGROUPED, Domain, Split
+from .loaders import (
+    AugmentedValidation,
+    EvaluationImages,
+    StepSampler,
+    TrainingDraws,
+    evaluation_loader,
+    training_loader,
+)
 from .readable import drop_unreadable
 from .readers import FolderDomain, Places, PlacesDomain, SpritesDomain, read_folder
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
-
-if TYPE_CHECKING:
-    from .loaders import (
-        AugmentedValidation,
-        EvaluationImages,
-        StepSampler,
-        TrainingDraws,
-        evaluation_loader,
-        training_loader,
-    )
-    from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
+from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 
 __all__ = [
     "AUGMENTATIONS",
@@ -49,5 +44,3 @@ __all__ = [
     "training_loader",
     "training_transform",
 ]
-
-__getattr__, __dir__ = exports(__name__, __file__)

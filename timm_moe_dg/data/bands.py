@@ -1,23 +1,21 @@
 """Images of other than three bands, as satellites take them: files read whole, and shown as RGB."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from ..errors import ImageReadError, MissingDependencyError
 from . import decoders
 from .pixels import RGB
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _OF_PILLOW = ("L", "LA", "RGB", "RGBA", "I;16")  # modes whose values are those in the file
 _CLIPPED = (2, 98)  # percentiles between which the values of a picture are stretched
 
 
-def read_bands(path: str, bands: int) -> "Tensor":
+def read_bands(path: str, bands: int) -> Tensor:
     """Reads all bands of a TIFF file, or of whatever else Pillow opens without changing values.
 
     Args:
@@ -73,10 +71,8 @@ def _read_with_pillow(path: str) -> np.ndarray:
         return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
-def _scaled(path: str, values: np.ndarray) -> "Tensor":
+def _scaled(path: str, values: np.ndarray) -> Tensor:
     """Float values of any type of number, see `read_bands`."""
-    import torch  # not at the top: every reader knows this module, and only images of bands need it
-
     if np.issubdtype(values.dtype, np.integer):
         return torch.from_numpy(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max))
     if not np.issubdtype(values.dtype, np.floating):
@@ -90,7 +86,7 @@ def _scaled(path: str, values: np.ndarray) -> "Tensor":
     return torch.from_numpy(scaled)
 
 
-def as_picture(pixels: "Tensor") -> Image.Image:
+def as_picture(pixels: Tensor) -> Image.Image:
     """Makes an RGB image of the first three bands, or of gray where there are fewer, each stretched to all levels.
 
     Args:

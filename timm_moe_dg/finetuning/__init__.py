@@ -1,6 +1,6 @@
 """The runtime of training: its plan, what feeds and steps the network, and how a run ends or goes on."""
 
-from ..protocols.command_line import run_parser
+from ..protocols.options import run_parser
 from .assembly import Model, build_model
 from .loaders import rehearse
 from .log import RunLog

@@ -113,7 +113,7 @@ def build_schedule(
 
     Args:
         optimizer: Whose rates are scheduled; the layers' scales take effect through the schedule.
-        name: One of `protocols.command_line.SCHEDULES`; None for a constant rate.
+        name: One of `protocols.options.SCHEDULES`; None for a constant rate.
         steps: Steps of the run, warm-up included.
         warmup_steps: Steps during which the rate rises linearly from 0.
         min_lr: Where the rate ends.

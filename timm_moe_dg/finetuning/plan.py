@@ -13,7 +13,6 @@ import numpy as np
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
-from ..cli.arguments import Arguments
 from ..data import (
     Benchmark,
     Domain,
@@ -29,7 +28,7 @@ from ..data.photograph_split import FileDomain
 from ..data.photograph_split import split_by_photograph as by_photograph
 from ..errors import ArgumentError, ProtocolError
 from ..protocols.formats import stamp
-from ..protocols.options import FILLED_IN, RunOptions, having
+from ..protocols.options import FILLED_IN, Arguments, RunOptions, having
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer

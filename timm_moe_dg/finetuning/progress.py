@@ -14,9 +14,9 @@ import yaml
 from torch import Tensor
 from tqdm import tqdm
 
-from ..cli.arguments import Arguments
 from ..errors import ArgumentError, MissingDependencyError
 from ..measure.duration import duration
+from ..protocols.options import Arguments
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 

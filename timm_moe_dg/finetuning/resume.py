@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli.arguments import Arguments, parse_arguments
+from ..cli.arguments import parse_arguments
 from ..cli.options import from_parsed
 from ..errors import ArgumentError, CheckpointError
 from ..protocols.formats import read_repeatable, read_run_arguments
-from ..protocols.options import NOT_IDENTITY, RunOptions
+from ..protocols.options import NOT_IDENTITY, Arguments, RunOptions
 from ..protocols.run_identity import as_recorded, comparable
 from ..storage.checkpoint import Checkpoints
 from ..storage.outcome import DONE, lost

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..algorithms import Minibatches, StepContext
-from ..cli.arguments import Arguments
 from ..data import StepSampler
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
+from ..protocols.options import Arguments
 from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
 from ..storage.checkpoint import RunState, TrainingState

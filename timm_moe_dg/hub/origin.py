@@ -10,10 +10,10 @@ from urllib.parse import quote
 import timm
 from timm.models import parse_model_name
 
-from ..cli.arguments import Arguments, option_words
+from ..cli.arguments import option_words
 from ..cli.escape import code, markdown
 from ..protocols import Record, training_domain_validation
-from ..protocols.options import DEFAULTS, NOT_IDENTITY
+from ..protocols.options import DEFAULTS, NOT_IDENTITY, Arguments
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Expert layers: routers, stacked experts, and the feed-forward layers made of them."""
 
-import timm  # noqa: F401 (has the models registered, which import from here, before any of these is half imported)
-
 from .encoders import (
     LOCATION_ENCODERS,
     ColumnsEncoder,

@@ -1,9 +1,8 @@
 """Protocols: what a run starts from, what it records, and which of its records counts."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import exports
+from .evaluation import Predictions, domain_accuracies, out_losses, predict
 from .records import Record, read_records
+from .roles import role_scores
 from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
     OOD_RULES,
@@ -19,10 +18,6 @@ from .selection import (
     validation_accuracy,
     whole_accuracy,
 )
-
-if TYPE_CHECKING:
-    from .evaluation import Predictions, domain_accuracies, out_losses, predict
-    from .roles import role_scores
 
 __all__ = [
     "OOD_RULES",
@@ -48,5 +43,3 @@ __all__ = [
     "validation_accuracy",
     "whole_accuracy",
 ]
-
-__getattr__, __dir__ = exports(__name__, __file__)

@@ -3,20 +3,20 @@
 import reprlib
 from pathlib import Path
 
+import timm
+import torch
+
 from .. import __version__
-from ..cli.arguments import Arguments, read_yaml
+from ..cli.arguments import read_yaml
 from ..cli.typed import fits, type_name
 from ..errors import ArgumentError, FormatError
-from .options import ONCE, TYPES, by_today_s_names, having
+from .options import ONCE, TYPES, Arguments, by_today_s_names, having
 
 FORMAT = 1  # raised when what was written before cannot be read any more; 0: not numbered yet, read as well
 
 
 def stamp() -> dict[str, object]:
     """Returns the format number, and the versions that a result may depend on."""
-    import timm  # not at the top: who only reads what was written down needs neither
-    import torch
-
     versions = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
     return {"format": FORMAT, "versions": versions}
 

@@ -6,14 +6,14 @@ that `make_plan` fills in.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
+from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import (
-    Arguments,
     fraction,
     fraction_to_1,
     json_object,
@@ -31,6 +31,11 @@ from ..cli.arguments import (
 from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
 from ..data.pixels import RGB
+from ..losses.router import FORMS
+from ..networks.freeze import FREEZABLE
+
+Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
+SCHEDULES = ("cosine", "tanh", "poly")
 
 
 class Role(Flag):
@@ -109,7 +114,7 @@ class ModelOptions:
         help="side of the input (default: data set's, else model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
         help="stochastic depth (default: 0.1 for models that have it, none for ResNets)")
-    freeze: str | None = option(None, shorthand=("--train-routers-only", "all-but-routers"),
+    freeze: str | None = option(None, choices=tuple(FREEZABLE), shorthand=("--train-routers-only", "all-but-routers"),
         help="backbone: draw a new classifier and train nothing else (default: train everything)")
     freeze_bn: bool = option(True,
         help="keep the running statistics of batch normalization, as the papers do (default: on)")
@@ -127,12 +132,12 @@ class MethodOptions:
     """What a step minimizes, and what is made of the weights."""
 
     algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
-        help="one of {names} (default: %(default)s)")
+        help=f"one of {', '.join(ALGORITHMS)} (default: %(default)s)")
     averaging: str | None = option(None, role=IDENTITY, metavar="NAME",
-        help="average weights over steps: one of {names} (default: off)")
+        help=f"average weights over steps: one of {', '.join(AVERAGING)} (default: off)")
     aux_coef: float = option(0.01, type=non_negative,
         help="weight of the routers' auxiliary loss (default: %(default)s)")
-    aux_form: str = option("vmoe",
+    aux_form: str = option("vmoe", choices=tuple(FORMS),
         help="of that loss: V-MoE's, as GMoE's text has it, or Tutel's, as its code (default: %(default)s)")
     cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
     cka_tokens: int = option(256, type=positive_int,
@@ -174,10 +179,11 @@ class TrainingOptions:
         help="of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)")
     layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
         help="rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)")
-    sched: str | None = option(None, help="timm schedule of the learning rate (default: constant)")
+    sched: str | None = option(None, choices=SCHEDULES, help="timm schedule of the learning rate (default: constant)")
     warmup_steps: int = option(0, type=non_negative_int, help="steps of rising learning rate (default: %(default)s)")
     min_lr: float = option(0.0, type=non_negative, help="where a schedule ends (default: %(default)s)")
-    amp_dtype: str | None = option(None, help="automatic mixed precision (default: off, or as accelerate is told)")
+    amp_dtype: str | None = option(None, choices=("bfloat16", "float16"),
+        help="automatic mixed precision (default: off, or as accelerate is told)")
     grad_checkpointing: bool = option(False,
         help="compute activations again in the backward pass, to save memory (default: off)")
     channels_last: bool = option(False,
@@ -260,7 +266,11 @@ def by_today_s_names(args: Arguments) -> Arguments:
     return renamed | {name: value for name, value in args.items() if name in renamed}
 
 
-def add_run_options(parser: argparse.ArgumentParser, names: Mapping[str, Iterable[str]]) -> None:
-    """Adds all options of a run to a parser, group by group; `names` as in `cli.options.add_options`."""
+def run_parser(description: str | None = None) -> argparse.ArgumentParser:
+    """Builds the command line of tools/finetune.py."""
+    parser = argparse.ArgumentParser(
+        prog="finetune.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for title, group in GROUPS.items():
-        add_options(parser, title, group, names)
+        add_options(parser, title, group)
+    return parser

@@ -12,9 +12,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from ..cli.arguments import Arguments
 from ..data import evaluation_only, get_benchmark
 from ..errors import ArgumentError, ProtocolError
+from .options import Arguments
 
 DomainSets = list[tuple[int, ...]]
 

@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
-from ..cli.arguments import Arguments
 from ..errors import RecordError
 from .formats import check_format
+from .options import Arguments
 
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _ARGS = '{"args": '  # which both programs write first, with sorted keys

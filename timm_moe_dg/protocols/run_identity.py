@@ -3,10 +3,19 @@
 import json
 from collections.abc import Mapping
 
-from ..cli.arguments import Arguments
 from ..data import Benchmark
 from ..errors import ArgumentError
-from .options import DEFAULTS, DERIVED, DOMAINBED, FILLED_IN, IDENTITY, NOT_IDENTITY, by_today_s_names, having
+from .options import (
+    DEFAULTS,
+    DERIVED,
+    DOMAINBED,
+    FILLED_IN,
+    IDENTITY,
+    NOT_IDENTITY,
+    Arguments,
+    by_today_s_names,
+    having,
+)
 
 
 def settings(args: Arguments) -> dict[str, object]:

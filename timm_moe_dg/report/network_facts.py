@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis.run_view import RunView
-from ..cli.arguments import Arguments
 from ..data import (
     Domain,
     EvaluationImages,
@@ -24,6 +23,7 @@ from ..metrics import CalibrationBins, calibration_bins, confusion_matrix
 from ..networks.trained import class_positions, takes_metadata
 from ..protocols.assessment import Assessment, assess
 from ..protocols.evaluation import Answers, answer
+from ..protocols.options import Arguments
 from .pictures import Picture, thumbnail
 
 MISTAKES = 12

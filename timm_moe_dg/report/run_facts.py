@@ -6,11 +6,10 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError
 from ..hub.measured import Headline, headline
 from ..hub.origin import training_command, without_local_paths
-from ..protocols.options import DEFAULTS, NOT_IDENTITY, by_today_s_names
+from ..protocols.options import DEFAULTS, NOT_IDENTITY, Arguments, by_today_s_names
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy

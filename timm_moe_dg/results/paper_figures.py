@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from ..cli.arguments import Arguments
+import timm
+
+from ..protocols.options import Arguments
 from ..protocols.planner import OFFICIAL
 from ..protocols.selection import OOD_RULES
 
@@ -111,8 +113,6 @@ def figures_for(
 @cache
 def with_tag(model: str) -> str:
     """Completes a network's name by the tag of timm's default weights, if it has none; others stay as they are."""
-    import timm  # not at the top: tables without a comparison need no names of networks
-
     cfg = None if "." in model else timm.get_pretrained_cfg(model, allow_unregistered=True)
     return f"{model}.{cfg.tag}" if cfg and cfg.tag else model
 

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli.arguments import Arguments
-from ..cli.garbage import uncollected
 from ..data import BENCHMARKS
 from ..errors import RecordError
+from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import comparable, settings
 
@@ -96,12 +95,11 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
     for folder in folders:
         if not Path(folder).is_dir():
             raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
-        with uncollected():
-            for path in _results_below(Path(folder)):
-                if (path.parent / "done").exists() and (records := read_records(path)):
-                    runs.append(FinishedRun(path.parent, records))
-                else:
-                    unfinished.append(path.parent)
+        for path in _results_below(Path(folder)):
+            if (path.parent / "done").exists() and (records := read_records(path)):
+                runs.append(FinishedRun(path.parent, records))
+            else:
+                unfinished.append(path.parent)
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..cli.arguments import Arguments
 from ..errors import CheckpointError, FormatError
 from ..protocols.formats import check_format, stamp
+from ..protocols.options import Arguments
 from .atomic import replaced
 from .checksums import damage, json_of, write_checksums
 

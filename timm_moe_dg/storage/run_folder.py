@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import yaml
 
-from ..cli.arguments import Arguments
 from ..errors import ArgumentError, RecordError, StorageError
 from ..protocols.formats import read_run_arguments
+from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
 from ..protocols.selection import (

@@ -1,8 +1,5 @@
 """Readers: the layouts in which data sets come, each opened as a list of domains."""
 
-from typing import TYPE_CHECKING
-
-from ...lazy import exports
 from .columns import below, choice, coordinates, number, numeric, parsed, read_csv
 from .digits import DigitsDomain, colored_digits, rotated_digits
 from .domain_net import read_domain_net
@@ -10,16 +7,14 @@ from .folders import FolderDomain, read_folder
 from .geo_digits import geo_digits
 from .hub_data import HubDomain, read_hub
 from .idx import FASHION_MNIST, MNIST, IdxRelease
+from .image_files import ImageFiles, find_images, image_loader, read_metadata
 from .images import read_image, read_pixels
+from .mnist import read_colored, read_rotated
 from .place_folder import read_place_folder
 from .places import Places, PlacesDomain, domains_of
 from .sprites import SpritesDomain, sprites
 from .wilds import read_fmow, read_fmow_lao, read_iwildcam
 from .wilds_domainbed import read_camelyon, read_fmow_by_region
-
-if TYPE_CHECKING:
-    from .image_files import ImageFiles, find_images, image_loader, read_metadata
-    from .mnist import read_colored, read_rotated
 
 __all__ = [
     "FASHION_MNIST",
@@ -61,5 +56,3 @@ __all__ = [
     "rotated_digits",
     "sprites",
 ]
-
-__getattr__, __dir__ = exports(__name__, __file__)
