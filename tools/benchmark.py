@@ -40,7 +40,6 @@ from timm_moe_dg.cli.arguments import (
     output_file,
     parse_words,
     positive_int,
-    threads,
     usable_device,
 )
 from timm_moe_dg.cli.ending import tool
@@ -83,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     peak = "peak memory too, each model in a process of its own (on a CPU: Linux only)"
     add("--memory", action="store_true", help=peak)
     add("--glibc-defaults", action="store_true", help="let the C library hand freed memory back, and page faults count")
-    add("--threads", type=threads, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--output", type=output_file, metavar="JSON", help="file for the figures")
     add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")

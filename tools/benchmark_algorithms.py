@@ -41,7 +41,6 @@ from timm_moe_dg.cli.arguments import (
     output_file,
     parse_words,
     positive_int,
-    threads,
     usable_device,
 )
 from timm_moe_dg.cli.ending import tool
@@ -74,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rounds", type=int_from_2, default=10, help="timed rounds, 2 or more (%(default)s)")
     add("--warmup", type=non_negative_int, default=2, help="rounds before them (%(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="leave the peak memory out")
-    add("--threads", type=threads, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--amp-dtype", choices=list(DTYPES), help="automatic mixed precision (default: off)")
     add("--output", type=output_file, metavar="JSON", help="file for the figures")

@@ -60,15 +60,15 @@ from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
+from timm_moe_dg.protocols.domain_roles import held_out
 from timm_moe_dg.protocols.evaluation import answer
-from timm_moe_dg.protocols.options import DATA, DEFAULTS, having
-from timm_moe_dg.protocols.roles import held_out
+from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.outcome import verify_model
 from timm_moe_dg.storage.run_folder import run_arguments
 
 HELD_OUT, ALL = "held-out", "all"
-OF_THE_RUN = having(DATA)  # as finetune.py has them
+OF_THE_RUN = options_with(DATA)  # as finetune.py has them
 OF_THE_MODEL = ("expert_mode", "coverage_radius")
 
 

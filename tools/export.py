@@ -28,7 +28,7 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int, threads
+from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.pixels import RGB
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rounds", type=positive_int, default=20, metavar="N", help="of timing (default: %(default)s)")
     sizes = "images per timed forward pass (default: 1 8)"
     add("--batch-size", type=positive_int, nargs="+", default=[1, 8], metavar="N", help=sizes)
-    add("--threads", type=threads, default=torch.get_num_threads(), metavar="N", help="CPU threads (%(default)s)")
+    add("--threads", type=positive_int, default=torch.get_num_threads(), metavar="N", help="CPU threads (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help="folder of the programs (default: none is kept, the table alone)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import output_file, positive_int, processes, usable_device
+from timm_moe_dg.cli.arguments import non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.report import Reading, report
 
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", type=usable_device, default="cpu", help="where the model runs (default: %(default)s)")
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
     workers = "loader processes; 0 for none (default: %(default)s)"
-    add("-j", "--workers", type=processes, default=0, metavar="N", help=workers)
+    add("-j", "--workers", type=non_negative_int, default=0, metavar="N", help=workers)
     return parser
 
 

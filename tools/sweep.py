@@ -38,15 +38,15 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from timm_moe_dg.cli.arguments import available_cpus, key_value, parse_arguments, positive_int, read_yaml, table_words
+from timm_moe_dg.cli.arguments import available_cpus, key_value, option_words, parse_arguments, positive_int, read_yaml
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.formats import read_repeatable, read_run_arguments
-from timm_moe_dg.protocols.options import PLANNED, having, run_parser
+from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
     OFFICIAL,
     PER_REGION,
+    PLANNED,
     PROTOCOLS,
     Choice,
     PlannedRun,
@@ -54,7 +54,7 @@ from timm_moe_dg.protocols.planner import (
     describe_plan,
     plan_runs,
 )
-from timm_moe_dg.protocols.run_identity import differences
+from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable
 from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import submit_jobs
 
@@ -144,9 +144,9 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         ArgumentError: An option does not exist or is the plan's, or the folder holds a run with other options.
     """
     options = {**run.options, "output": args.output, "experiment": run.name}
-    words = [*table_words(parser, options, "options", run.name), *words]
+    words = [*(word for entry in options.items() for word in option_words(*entry)), *words]
     parsed = vars(parse_arguments(parser, words, read=read_repeatable))
-    for name in having(PLANNED):
+    for name in (*PLANNED, "output", "experiment"):
         if parsed[name] != options[name]:
             raise ArgumentError.of(name, parsed[name], "is what the sweep decides; see sweep.py --help")
     folder = Path(args.output, run.name)
@@ -163,7 +163,7 @@ def check_same_options(folder: Path, planned: Mapping[str, Any], benchmark: Benc
         ArgumentError: It differs; the message says in what.
     """
     if (folder / "args.yaml").exists():
-        there = read_run_arguments(folder / "args.yaml", "output")
+        there = read_arguments(folder / "args.yaml", "output")
         if found := differences(planned, there, benchmark):
             remedy = f"holds a run with other options ({'; '.join(found)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)

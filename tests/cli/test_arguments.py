@@ -1,22 +1,29 @@
-"""Command lines: spellings, configuration files, and values that are not words."""
+"""Options: spellings, declarations, configuration files and the values that each type accepts."""
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 import yaml
 
 from timm_moe_dg.cli.arguments import (
+    add_options,
     available_cpus,
+    declared,
     fraction,
     fraction_to_1,
+    from_parsed,
     int_from_2,
     json_object,
     key_value,
     non_negative,
     non_negative_int,
+    option,
     output_file,
     parse_arguments,
     positive_int,
+    seed_number,
     usable_device,
 )
 from timm_moe_dg.errors import ArgumentError
@@ -57,7 +64,7 @@ def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
         tmp_path / "run.yaml",
         batch_size=8,
         pretrained=True,
-        test_domains=[1, 2],
+        test_envs=[1, 2],
         hparams={"lr": 0.001},
         model_kwargs={"moe_layers": [8, 10], "router": "linear"},
         data_dir=None,
@@ -67,9 +74,13 @@ def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
     assert args.hparams == {"lr": 0.001}
     assert dict(args.model_kwargs) == {"moe_layers": [8, 10], "router": "linear"}
     assert parse_arguments(parser, ["-c", path, "--no-pretrained"]).pretrained is False
+    saved = write(tmp_path / "args.yaml", batch_size=4, amp_dtype="float16")
+    args = parse_arguments(parser, ["-c", path], tmp_path / "args.yaml")
+    assert (args.batch_size, args.amp_dtype, args.config) == (8, "float16", path)
+    assert saved
 
 
-def test_what_was_parsed_can_be_written_and_parsed_again(parser, tmp_path):
+def test_parsed_values_can_be_written_and_parsed_again(parser, tmp_path):
     words = ["--batch-size", "4", "--model-kwargs", "num_experts=4", "router='linear'", "--hparams", '{"lr": 1e-05}']
     args = parse_arguments(parser, words)
     args.model_kwargs = dict(args.model_kwargs)
@@ -81,8 +92,7 @@ def test_what_was_parsed_can_be_written_and_parsed_again(parser, tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("bath_size: 8", "'bath_size' is no option of tool.py"),
-        ("help: true", "'help' is no option"),
+        ("bath_size: 8", r"config='.*run.yaml': 'bath_size' is not an option of tool.py"),
         ("- 1\n- 2", "holds no table of options"),
         ("a: [1", "cannot be read as YAML"),
     ],
@@ -98,10 +108,56 @@ def test_missing_file(parser, tmp_path):
         parse_arguments(parser, ["-c", str(tmp_path / "nowhere.yaml")])
 
 
-def test_values_in_a_file_pass_the_same_checks(parser, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"amp_dtype": "float8"}, "argument --amp-dtype: invalid choice: 'float8'"),
+        ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number above zero"),
+        ({"test_domains": [0, "art"]}, "argument --test-domains/--test-envs: invalid int value: 'art'"),
+        ({"pretrained": "maybe"}, "unrecognized arguments: maybe"),
+    ],
+)
+def test_values_in_a_file_pass_the_same_checks(parser, tmp_path, capsys, entry, message):
     with pytest.raises(SystemExit):
-        parse_arguments(parser, ["-c", write(tmp_path / "run.yaml", amp_dtype="float8")])
-    assert "--amp-dtype: invalid choice: 'float8'" in capsys.readouterr().err
+        parse_arguments(parser, ["-c", write(tmp_path / "run.yaml", **entry)])
+    assert message in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Options."""
+
+    steps: int = option(5, "-n", "--iterations", type=positive_int, help="how long")
+    fast: bool = option(True, help="hurry")
+    shape: str = option("round", choices=("round", "square"), shorthand=("--square", "square"), help="outline")
+    extra: Mapping[str, object] = option({}, type=key_value, nargs="*", help="more")
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    add_options(parser, "toy", Toy)
+    return from_parsed(Toy, vars(parser.parse_args(words))), parser.format_help()
+
+
+def test_defaults_are_the_fields_and_tables_are_not_shared():
+    toy, text = parse()
+    assert toy == Toy()
+    assert toy.extra is not Toy().extra
+    assert "-n N" in text
+
+
+def test_every_spelling_reaches_the_field():
+    for spelling in ("-n", "--steps", "--iterations"):
+        assert parse(spelling, "7")[0].steps == 7
+    assert declared(Toy)["steps"].long_names() == ["iterations"]
+    toy, _ = parse("--no-fast", "--square", "--extra", "a=1", "b=x")
+    assert toy == Toy(fast=False, shape="square", extra={"a": 1, "b": "x"})
+
+
+def test_choices_are_enforced(capsys):
+    with pytest.raises(SystemExit):
+        parse("--shape", "oval")
+    assert "invalid choice: 'oval'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -113,52 +169,37 @@ def test_key_value(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("read", "text"),
+    ("read", "texts"),
     [
-        (key_value, "a"),
-        (key_value, "=4"),
-        (json_object, "{lr: 1}"),
-        (json_object, "[1]"),
-        (positive_int, "0"),
-        (positive_int, "-3"),
-        (positive_int, "2.5"),
-        (non_negative_int, "-1"),
-        (non_negative_int, "0.5"),
-        (non_negative, "-0.1"),
-        (non_negative, "inf"),
-        (non_negative, "nan"),
-        (fraction, "1"),
-        (fraction, "-0.1"),
-        (int_from_2, "1"),
-        (int_from_2, "many"),
-        (output_file, "no such folder/file.json"),
-        (usable_device, "gpu"),
-        (fraction_to_1, "0"),
-        (fraction_to_1, "1.1"),
-        (fraction_to_1, "much"),
+        (key_value, ["a", "=4"]),
+        (json_object, ["{lr: 1}", "[1]"]),
+        (positive_int, ["0", "-3", "2.5"]),
+        (non_negative_int, ["-1", "0.5"]),
+        (seed_number, ["4294967296"]),
+        (non_negative, ["-0.1", "inf", "nan"]),
+        (fraction, ["1", "-0.1"]),
+        (int_from_2, ["1", "many"]),
+        (fraction_to_1, ["0", "1.1", "much"]),
+        (output_file, ["no such folder/file.json"]),
+        (usable_device, ["gpu"]),
     ],
 )
-def test_bad_values(read, text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not"):
-        read(text)
+def test_bad_values(read, texts):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError, match="is not"):
+            read(text)
 
 
-def test_files_and_devices(tmp_path):
+def test_good_values(tmp_path):
+    assert [int_from_2("2"), positive_int("1"), non_negative_int("0"), seed_number("4294967295")] == [
+        2,
+        1,
+        0,
+        2**32 - 1,
+    ]
+    assert [non_negative("0"), non_negative("1e3"), fraction("0"), fraction("0.9")] == [0, 1000, 0, 0.9]
+    assert (fraction_to_1("1"), seed_number("4294967295")) == (1, 2**32 - 1)
     assert output_file(str(tmp_path / "new.json")) == tmp_path / "new.json"
     assert output_file("new.json").name == "new.json"
     assert usable_device("cpu") == "cpu"
-
-
-def test_ends_of_ranges():
-    assert [int_from_2("2"), positive_int("1"), non_negative_int("0")] == [2, 1, 0]
-    assert [non_negative("0"), non_negative("1e3"), fraction("0"), fraction("0.9"), fraction_to_1("1")] == [
-        0,
-        1000,
-        0,
-        0.9,
-        1,
-    ]
-
-
-def test_there_is_a_cpu():
     assert available_cpus() >= 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timm_moe_dg.cli.ending import LONGEST, explain, tool
+from timm_moe_dg.cli.ending import LONGEST, duration, explain, tool
 from timm_moe_dg.errors import CheckpointError, ImageReadError
 
 
@@ -34,3 +34,8 @@ def test_names_that_are_not_utf_8_are_printed(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.stdout", stream)
         tool(lambda argv: stream.write("caf\udce9\n"))([])
     assert (tmp_path / "out").read_text() == "caf\\udce9\n"
+
+
+def test_estimated_times_have_the_unit_that_fits():
+    texts = [duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
+    assert texts == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]

@@ -40,20 +40,12 @@ MODEL_KWARGS = [
 
 # Tool, words -> what the line says; {best} and {data} are folders, {file} is a file
 ROWS = [
-    ("predict", "--model local-dir:{best} {data} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 1024"),
-    ("predict", "--model local-dir:{best} {data} -j 9999999", r"'9999999' is not a whole number from 0 to 1024"),
+    ("predict", "--model local-dir:{best} {data} -j -1", r"-j/--workers: '-1' is not a whole number of 0 or more"),
     ("predict", "--model local-dir:{best} {data} --device tpu9", r"'tpu9' is not a device that torch can use here"),
     ("predict", "--model local-dir:{best} {data} --output out --force", r"holds a folder called out; choose another"),
     ("predict", "--model local-dir:{best} {file}/x.csv", r"no such file, or no image below or matching it"),
-    ("evaluate", "--model local-dir:{best} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 1024"),
+    ("evaluate", "--model local-dir:{best} -j -1", r"-j/--workers: '-1' is not a whole number of 0 or more"),
     ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),
-    ("finetune", "--cpu-threads 99999999", r"--cpu-threads: '99999999' is not a whole number from 1 to 1024"),
-    ("finetune", "-j 99999999", r"--workers.*: '99999999' is not a whole number from 0 to 1024"),
-    (
-        "finetune",
-        "--steps 9999999999999999999999",
-        r"--steps: '9999999999999999999999' is not a whole number above zero",
-    ),
     ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
     ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
     ("sweep", "-c {file} --dry-run", r"config='.*': cannot be read as YAML"),
@@ -62,7 +54,6 @@ ROWS = [
     ("sweep", "--datasets folder --data-dir {data} --output {file} --status", r"output='.*': is a file"),
     ("sweep", "--models {{1,2}} --dry-run", r"models=\{1, 2\}: is neither a name nor a table"),
     ("push_to_hub", "--upcycled gmoe_tiny_patch16 --repo-id a/b --seed 99999999999", r"--seed: '99999999999' is not a"),
-    ("export", "--model gmoe_tiny_patch16 --threads 99999999", r"--threads: '99999999' is not a whole number from 1"),
 ]
 
 

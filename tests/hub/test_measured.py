@@ -16,7 +16,7 @@ from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
 from timm_moe_dg.hub import fill_from_run, load_folder, write_card
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 from timm_moe_dg.protocols import Record
-from timm_moe_dg.protocols.options import NOT_IDENTITY
+from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 
 MODEL = ["--model", "gmoe_tiny_patch16", "--steps", "7", "--aux-coef", "0.02"]
 PLACES = [
@@ -176,7 +176,7 @@ def test_the_command_says_what_differs_from_the_defaults_and_gives_the_same_plan
     given = [str(published.plan.options.data_dir) if word == "DATA" else word for word in words]
     again = make_plan(parse_resumable(run_parser(), [*given, "--output", str(tmp_path)]))
     first, second = (
-        {name: value for name, value in plan.identity().items() if name not in NOT_IDENTITY - {"domain_facts"}}
+        {name: value for name, value in plan.identity().items() if name not in NO_EFFECT_ON_RESULTS - {"domain_facts"}}
         for plan in (published.plan, again)
     )
     assert second == first

@@ -8,7 +8,7 @@ from tests.hub.published import (
 )
 from tests.load_tool import load_tool
 from timm_moe_dg.hub.origin import training_command, without_local_paths
-from timm_moe_dg.protocols.options import NOT_IDENTITY
+from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 from timm_moe_dg.results.runs import domain_names
 
 
@@ -32,7 +32,7 @@ def test_the_command_gives_every_option_of_the_run_back():
     again = vars(parser.parse_args(said))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
-    expected = {name: value for name, value in args.items() if name not in NOT_IDENTITY} | {"data_dir": "DATA"}
+    expected = {name: value for name, value in args.items() if name not in NO_EFFECT_ON_RESULTS} | {"data_dir": "DATA"}
     del expected["model_kwargs"]
     assert {name: again[name] for name in expected} == expected
 

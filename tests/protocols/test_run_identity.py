@@ -1,9 +1,60 @@
-"""What a run is recognized by."""
+"""What a run writes down: its format, its arguments, and what it is recognized by."""
 
 import pytest
+import timm
+import torch
+import yaml
 
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.run_identity import check_unchanged
+import timm_moe_dg
+from tests.invented import make_record
+from timm_moe_dg.errors import ArgumentError, FormatError
+from timm_moe_dg.protocols import Record
+from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.run_identity import (
+    FORMAT,
+    canonical_json,
+    changed_options,
+    check_unchanged,
+    read_arguments,
+    read_repeatable,
+    settings,
+    stamp,
+)
+
+
+def write(path, **table):
+    path.write_text(yaml.safe_dump(table))
+    return path
+
+
+def test_a_stamp_names_the_versions_that_count():
+    versions = {"torch": torch.__version__, "timm": timm.__version__, "timm_moe_dg": timm_moe_dg.__version__}
+    assert stamp() == {"format": FORMAT, "versions": versions}
+    assert yaml.safe_load(yaml.safe_dump(stamp())) == stamp()
+
+
+def test_configurations_without_a_format_are_read_under_any_spelling(tmp_path):
+    path = write(tmp_path / "args.yaml", checkpoint_freq=3, steps=9)
+    assert read_arguments(path, "run") == {"eval_freq": 3, "steps": 9}
+
+
+def test_a_repeated_run_leaves_out_filled_in_values_and_options_of_one_start(tmp_path):
+    table = {"lr": 0.1, "steps": 9, "resume": "auto", "config": "a.yaml", "filled_in": ["lr"], **stamp()}
+    assert read_repeatable(str(write(tmp_path / "args.yaml", **table)), "config") == {"steps": 9}
+
+
+@pytest.mark.parametrize("number", [1, FORMAT + 1, "2", None, [1]])
+@pytest.mark.parametrize(("versions", "version"), [({"timm_moe_dg": "9.9"}, "9.9"), ("x", "unknown")])
+def test_another_format_is_refused_with_the_version_that_wrote_it(tmp_path, number, versions, version):
+    stamped = {"format": number, "versions": versions}
+    message = f"has format {number!r}, written by timm_moe_dg {version}, and this version reads format {FORMAT} alone"
+    with pytest.raises(FormatError) as caught:
+        read_arguments(write(tmp_path / "args.yaml", **stamped), "run")
+    assert str(caught.value).startswith(f"run={str(tmp_path / 'args.yaml')!r}: {message}")
+    record = make_record(args={**make_record().args, **stamped})
+    with pytest.raises(FormatError) as caught:
+        Record.from_json(record.to_json())
+    assert message in str(caught.value)
 
 
 def test_a_changed_argument_is_named_with_both_values():
@@ -13,3 +64,28 @@ def test_a_changed_argument_is_named_with_both_values():
         check_unchanged(recorded, {**recorded, "lr": 0.2})
     with pytest.raises(ArgumentError, match=r"averaging='ema': .* started with None"):
         check_unchanged(recorded, {**recorded, "averaging": "ema"})
+
+
+def test_rows_of_tables_are_told_apart_by_settings_alone():
+    named = {"dataset": "toy", "trial_seed": 1, "lr": 0.1, "output": "a", "workers": 3, "format": 1, "output_dir": "b"}
+    assert settings({**named, "steps": 5, "checkpoint_freq": 2, "model_kwargs": {"depth": 3}}) == {
+        "steps": 5,
+        "eval_freq": 2,
+        "depth": 3,
+    }
+    assert {"config", "resume", "filled_in", "versions"} <= NO_EFFECT_ON_RESULTS
+
+
+def test_changed_options_are_those_that_a_user_gave():
+    args = {"steps": 9, "lr": 0.1, "workers": 5, "test_envs": [1], "data_dir": "a", "hparams": {}, "model_kwargs": []}
+    assert changed_options({**args, "filled_in": ["lr"], "domains": ["x"], **stamp()}) == {
+        "steps": 9,
+        "test_domains": [1],
+        "data_dir": "a",
+    }
+
+
+def test_values_that_mean_the_same_have_the_same_canonical_json():
+    for alike in ([1, 1.0], [(1, 2), [1, 2.0]], [[("a", 1)], {"a": 1}], [None, {}, []]):
+        assert len(set(map(canonical_json, alike))) == 1
+    assert len(set(map(canonical_json, (None, 0, 1, "1", [1], {"a": 1})))) == 6

@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from timm_moe_dg.protocols.formats import stamp
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.records import Record
+from timm_moe_dg.protocols.run_identity import stamp
 
 from ..invented import invented_records
 from .processes import peak

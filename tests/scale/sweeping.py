@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.protocols.formats import stamp
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.planner import Choice, Sweep, plan_runs
-from timm_moe_dg.protocols.run_identity import left_open
+from timm_moe_dg.protocols.run_identity import benchmark_defaults, stamp
 
 from .processes import peak
 
@@ -52,7 +51,7 @@ def write_finished(output: Path, trial_seeds: int) -> int:
         folder = output / run.name
         folder.mkdir(parents=True)
         given = {**DEFAULTS, "experiment": run.name, **run.options}
-        filled = left_open(given, get_benchmark(run.options["dataset"]))
+        filled = benchmark_defaults(given, get_benchmark(run.options["dataset"]))
         args = {**given, **{name: value for name, value in filled.items() if given[name] is None}, **stamp()}
         (folder / "args.yaml").write_text(yaml.dump(args, Dumper=yaml.CSafeDumper))
         (folder / "done").write_text("done")

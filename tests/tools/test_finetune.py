@@ -21,7 +21,7 @@ from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols import Record, read_records, training_domain_validation
-from timm_moe_dg.protocols.options import NOT_IDENTITY
+from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]
@@ -154,7 +154,7 @@ CHANGES = (
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
         plan = tool.make_plan(parse_resumable(tool.build_parser(), words))
-        known = {name: value for name, value in plan.identity().items() if name not in NOT_IDENTITY}
+        known = {name: value for name, value in plan.identity().items() if name not in NO_EFFECT_ON_RESULTS}
         return json.loads(json.dumps(known))
 
     run, _ = digits_run

@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
 from torch import multiprocessing as mp
 
 from tests.load_tool import TOOLS, load_tool
@@ -157,42 +156,6 @@ def rewrite(path, change):
     (path / "checksums.json").write_text(json.dumps(digests))
 
 
-def before_formats(run):
-    """Makes of a run what releases before the numbering of formats have written."""
-
-    def older(args):
-        named = {"checkpoint_freq" if name == "eval_freq" else name: value for name, value in args.items()}
-        return {name: value for name, value in named.items() if name not in ("format", "versions")}
-
-    def older_state(stamped):
-        state = dict(stamped["state"]["dict"])
-        del state["records"]
-        state["identity"] = {"dict": list(map(list, older(dict(state["identity"]["dict"])).items()))}
-        return {"dict": list(map(list, state.items()))}
-
-    (run / "args.yaml").write_text(yaml.safe_dump(older(yaml.safe_load((run / "args.yaml").read_text()))))
-    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
-    lines = [json.dumps({**row, "args": older(row["args"])}, sort_keys=True) + "\n" for row in rows]
-    (run / "results.jsonl").write_text("".join(lines))
-    for path in (run / "checkpoints").iterdir():
-        tensors = load_file(path / "tensors.safetensors")
-        scales = {name: value.reshape(()) for name, value in tensors.items() if value.shape == (1,)}
-        # The router's scale: of the network, of its average, and its two moments
-        assert sorted(name.split(".")[3] for name in scales) == ["averaging", "network", "optimizer", "optimizer"]
-        save_file(tensors | scales, path / "tensors.safetensors")
-        rewrite(path, older_state)
-
-
-def test_a_run_from_before_formats_were_numbered_goes_on_bit_for_bit(whole, unfinished, tool, capfd):
-    before_formats(unfinished)
-    text = "".join(path.read_text() for path in unfinished.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml"))
-    assert "eval_freq" not in text
-    assert '"versions"' not in text
-    tool.main(["--resume", str(unfinished)])
-    assert outcome(unfinished) == outcome(whole)
-    assert f"resumed {unfinished} after step 5" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005"])
 def test_another_format_is_refused_by_name_and_nothing_is_touched(unfinished, tool, file):
     path = unfinished / file
@@ -201,9 +164,7 @@ def test_another_format_is_refused_by_name_and_nothing_is_touched(unfinished, to
     else:
         rewrite(path, lambda state: {**state, "format": 99})
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
-    with pytest.raises(
-        SystemExit, match=rf"finetune.py: FormatError: \w+='.*{file}': has format 99, and this .*"
-    ) as caught:
+    with pytest.raises(SystemExit, match=rf"finetune.py: FormatError: \w+='.*{file}': has format 99, .*") as caught:
         tool.main(["--resume", str(unfinished)])
     assert "\n" not in str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before

@@ -1,4 +1,4 @@
-"""Command lines of the tools: either spelling of an option, configuration files, KEY=VALUE and JSON values."""
+"""Command-line options: declaring them as dataclass fields, reading configuration files, and checking values."""
 
 import argparse
 import ast
@@ -6,25 +6,29 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields
+from enum import Flag
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import yaml
 
 from ..errors import ArgumentError
 
-MOST_CORES = 1024
-MOST_SEED = 2**32 - 1
-DIGITS = 18  # of whole numbers that fit into 64 bits
-FLAT = 300  # characters of a YAML file that may open a table or a list; more than any run writes
-Arguments = Mapping[str, Any]  # options by name; a value is whatever its type reads, or JSON and YAML hold
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
+Options = Mapping[str, Any]  # values by option name, as parsed or as read from YAML
+Declared = TypeVar("Declared", bound="DataclassInstance")
+_DECLARATION = "declaration"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
 
 
 def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line, without the program's name, whose options may be spelled with hyphens or underscores."""
+    """Parses a command line, without the program's name. Option names may have hyphens or underscores."""
     return parser.parse_args([_hyphenated(word) for word in argv])
 
 
@@ -32,107 +36,178 @@ def parse_arguments(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
     saved: Path | None = None,
-    read: Callable[[str, str], Arguments] | None = None,
+    read: "Callable[[str, str], Options] | None" = None,
 ) -> argparse.Namespace:
-    """Parses a command line whose options may be spelled with hyphens or underscores.
-
-    A file given with `--config` supplies values for options that the command line does not mention: its entries are put
-    before the command line's own, so they pass the same checks and the later ones win.
+    """Parses a command line and the YAML file that its `--config` names. The command line wins over the file.
 
     Args:
         parser: Has a `--config` option.
         argv: The command line, without the program's name.
-        saved: A file like that of `--config`, of the run that `--resume` names; both win over it.
-        read: Reads such a file; given the path, and the name of the argument for errors. By default `read_yaml`.
+        saved: The args.yaml of a run to resume; the command line and `--config` win over it.
+        read: Reads a file, given its path and the argument that named it. By default `read_yaml`.
 
     Raises:
-        ArgumentError: A configuration file is missing, is not a table, or has an entry that is no option.
+        ArgumentError: A file is missing, is not a table, or has an entry that is not an option.
     """
     argv = [_hyphenated(word) for word in argv]
-    known, _ = _config_finder().parse_known_args(argv)
-    files = {"resume": saved, "config": known.config}  # argument -> path
-    found = [(name, str(path)) for name, path in files.items() if path is not None]
-    tables = [(name, path, (read or read_yaml)(path, name)) for name, path in found]
-    words = [word for name, path, table in tables for word in table_words(parser, table, name, path)]
-    return parser.parse_args([*words, *argv])
+    command_line, _ = _config_finder().parse_known_args(argv)
+    files = {"resume": saved, "config": command_line.config}
+    tables = {name: (read or read_yaml)(str(path), name) for name, path in files.items() if path is not None}
+    # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
+    words = [word for table in tables.values() for entry in table.items() for word in option_words(*entry)]
+    args, unknown = parser.parse_known_args([*words, *argv])
+    for name, table in tables.items():
+        for key in table:
+            if _option_name(key) in unknown:
+                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}; see --help")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 @cache
 def _config_finder() -> argparse.ArgumentParser:
-    """Looks for `--config` alone: the whole parser would ask for what the file is to supply."""
+    """A parser of `--config` alone, because the options in that file may be required ones."""
     finder = argparse.ArgumentParser(add_help=False)
     finder.add_argument("-c", "--config")
     return finder
 
 
-def read_yaml(path: str, argument: str) -> Arguments:
-    """Reads a YAML file of names and values.
+def read_yaml(path: str, argument: str) -> Options:
+    """Reads a YAML file of option names and values.
 
     Args:
         path: The file.
-        argument: Where the path comes from, for the error's message.
+        argument: The argument that named it, for the error message.
 
     Raises:
-        ArgumentError: It cannot be read, or is no table.
+        ArgumentError: The file cannot be read, or is not a table.
     """
     try:
-        table = _parse_yaml(Path(path).read_text(encoding="utf-8"))
-    except (
-        OSError,
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: no text, or a date like 99-99-99
-        reason = " ".join(str(error).split())  # YAML's own take several lines
+        table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
+    # ValueError: bytes that are not UTF-8, or a date such as 2024-99-99
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())  # YAML's messages have several lines
         raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason})") from error
     if not isinstance(table, dict):
         raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
     return table
 
 
-def _parse_yaml(text: str) -> object:
-    """Parses YAML: with libyaml, ten times as fast, where nothing is nested so deeply that its recursion could crash.
-
-    What that refuses is left to the other parser, so that messages are the same on every machine.
-    """
-    if yaml.__with_libyaml__ and sum(map(text.count, "[{-?:")) < FLAT:
-        with suppress(yaml.YAMLError):
-            return yaml.load(text, Loader=yaml.CSafeLoader)
-    return yaml.safe_load(text)
-
-
-def table_words(parser: argparse.ArgumentParser, table: Arguments, argument: str, source: str) -> list[str]:
-    """Turns option names and values into words of a command line.
+def option_words(name: str, value: object) -> list[str]:
+    """Writes an option and its value as words of a command line.
 
     Args:
-        parser: Knows the options.
-        table: Option name, with hyphens or underscores, -> value; None leaves an option out.
-        argument: Where the table comes from, for the error's message: the argument...
-        source: ...and its value.
-
-    Raises:
-        ArgumentError: A name is no option.
+        name: With hyphens or underscores, such as test_domains.
+        value: None gives no words; True and False give --name and --no-name.
     """
-    # Reversed, so that of several ways to set a value the first in --help counts
-    options = {action.dest: action for action in reversed(parser._actions) if action.option_strings}
-    others = {spelling: action for action in options.values() for spelling in action.option_strings}
-    options = {spelling.lstrip("-").replace("-", "_"): action for spelling, action in others.items()} | options
-    words: list[str] = []
-    for key, value in table.items():
-        action = options.get(str(key).replace("-", "_"))
-        if action is None or action.dest == "help":
-            raise ArgumentError.of(argument, source, f"{key!r} is no option of {parser.prog}; see --help")
-        words += _option_words(action, value)
-    return words
+    option = _option_name(name)
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    if option == "--hparams":  # DomainBed's form
+        return [option, json.dumps(value)]
+    if isinstance(value, Mapping):
+        return [option, *(f"{key}={item!r}" for key, item in value.items())]
+    return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
+
+
+def _option_name(name: object) -> str:
+    return "--" + str(name).replace("_", "-")
+
+
+def _hyphenated(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, separator, value = word.partition("=")
+    return name.replace("_", "-") + separator + value
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An option's declaration, kept in the metadata of a dataclass field.
+
+    Attributes:
+        spellings: Further spellings, beside the field's name with hyphens.
+        role: The option's effect on a run.
+        help: Text for `--help`.
+        keywords: Further arguments of argparse's `add_argument`.
+        shorthand: An option that stands for one value of this one, and that value.
+    """
+
+    spellings: tuple[str, ...]
+    role: Flag | None
+    help: str
+    keywords: Mapping[str, Any]
+    shorthand: tuple[str, str] | None = None
+
+    def long_names(self) -> list[str]:
+        """Returns the further spellings as names of table entries, such as test_envs."""
+        return [name.removeprefix("--").replace("-", "_") for name in self.spellings if name.startswith("--")]
+
+
+def option(
+    default: object,
+    *spellings: str,
+    help: str,
+    role: Flag | None = None,
+    shorthand: tuple[str, str] | None = None,
+    **keywords: object,
+) -> Any:
+    """Declares an option as the default of a dataclass field; see `Declaration`.
+
+    Whole numbers are shown as N in `--help`, and a boolean has the forms --name and --no-name.
+
+    Returns:
+        What `dataclasses.field` returns; typed as `Any`, as there.
+    """
+    metadata = {_DECLARATION: Declaration(spellings, role, help, keywords, shorthand)}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def declared(table: "type[DataclassInstance]") -> dict[str, Declaration]:
+    """Returns the options of a dataclass by field name."""
+    return {item.name: item.metadata[_DECLARATION] for item in fields(table) if _DECLARATION in item.metadata}
+
+
+def add_options(parser: argparse.ArgumentParser, title: str, table: "type[DataclassInstance]") -> None:
+    """Adds the options of a dataclass to a parser, as a group with a title."""
+    group = parser.add_argument_group(title)
+    for item in (item for item in fields(table) if _DECLARATION in item.metadata):
+        declaration: Declaration = item.metadata[_DECLARATION]
+        short = [spelling for spelling in declaration.spellings if not spelling.startswith("--")]
+        long = [spelling for spelling in declaration.spellings if spelling.startswith("--")]
+        spellings = [*short, _option_name(item.name), *long]
+        group.add_argument(*spellings, **_keywords(item, declaration))
+        if declaration.shorthand:
+            shorthand, value = declaration.shorthand
+            same = f"the same as {spellings[-1]} {value}"
+            group.add_argument(shorthand, action="store_const", const=value, dest=item.name, help=same)
+
+
+def from_parsed(table: type[Declared], parsed: Options) -> Declared:
+    """Makes a dataclass of options from the values that argparse returned; KEY=VALUE pairs become tables."""
+    pairs = {name for name, declaration in declared(table).items() if declaration.keywords.get("type") is key_value}
+    return table(**{name: dict(parsed[name]) if name in pairs else parsed[name] for name in declared(table)})
+
+
+def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
+    whole = {"metavar": "N"} if declaration.keywords.get("type") in _WHOLE_NUMBERS else {}
+    boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
+    default = item.default_factory() if callable(item.default_factory) else item.default
+    return {"help": declaration.help, "default": default, **whole, **boolean, **declaration.keywords}
 
 
 def position_or_name(text: str) -> int | str:
-    """Reads a whole number as such, and anything else as a name."""
+    """Reads a whole number as a position, and anything else as a name."""
     return int(text) if text.isdecimal() else text
 
 
 def key_value(text: str) -> tuple[str, object]:
-    """Reads KEY=VALUE; the value is a Python literal if it reads as one, and a string otherwise."""
+    """Reads KEY=VALUE. The value is a Python literal if it reads as one, and a string otherwise."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
@@ -159,30 +234,13 @@ def positive_int(text: str) -> int:
 
 
 def non_negative_int(text: str) -> int:
-    """Reads a whole number, 0 included."""
+    """Reads a whole number of 0 or more."""
     return _whole(text, 0, "a whole number of 0 or more")
 
 
-def processes(text: str) -> int:
-    """Reads a number of loader processes, 0 for none; no more than any machine has cores."""
-    return _whole(text, 0, f"a whole number from 0 to {MOST_CORES}", MOST_CORES)
-
-
-def available_cpus() -> int:
-    """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def threads(text: str) -> int:
-    """Reads a number of threads; OpenMP's runtime ends a process that asks it for millions."""
-    return _whole(text, 1, f"a whole number from 1 to {MOST_CORES}", MOST_CORES)
-
-
 def seed_number(text: str) -> int:
-    """Reads a seed that every generator takes: numpy's have 32 bits."""
-    return _whole(text, 0, f"a whole number from 0 to {MOST_SEED}", MOST_SEED)
+    """Reads a seed that every random generator takes."""
+    return _whole(text, 0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
 
 
 def int_from_2(text: str) -> int:
@@ -190,20 +248,7 @@ def int_from_2(text: str) -> int:
     return _whole(text, 2, "a whole number of 2 or more")
 
 
-def output_file(text: str) -> Path:
-    """Reads the path of a file to write at the end; its folder has to be there from the start."""
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
-    return Path(text)
-
-
-def usable_device(text: str) -> str:
-    """Reads the name of a torch device that a tensor can be on here."""
-    try:
-        torch.empty(0, device=text)
-    except (AssertionError, RuntimeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
-    return text
+_WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
 
 
 def non_negative(text: str) -> float:
@@ -217,7 +262,7 @@ def positive(text: str) -> float:
 
 
 def kilometers(text: str) -> float:
-    """Reads a distance; inf is one."""
+    """Reads a distance, which may be infinite."""
     return _number(text, lambda value: value >= 0, "a distance of 0 km or more, or inf")
 
 
@@ -227,7 +272,7 @@ def kilometers_or_auto(text: str) -> float | str:
 
 
 def fraction(text: str) -> float:
-    """Reads a number from 0 up to, but without, 1."""
+    """Reads a number from 0 to below 1."""
     return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 
@@ -237,7 +282,7 @@ def fraction_to_1(text: str) -> float:
 
 
 def _whole(text: str, least: int, description: str, most: float = math.inf) -> int:
-    if not text.isdecimal() or len(text) > DIGITS or not least <= int(text) <= most:
+    if not text.isdecimal() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
     return int(text)
 
@@ -252,37 +297,31 @@ def _number(text: str, fits: Callable[[float], bool], description: str) -> float
     return value
 
 
-def _hyphenated(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, separator, value = word.partition("=")
-    return name.replace("_", "-") + separator + value
+def output_file(text: str) -> Path:
+    """Reads the path of a file to write, whose folder has to exist."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
+    return Path(text)
 
 
-def option_words(option: str, value: object, pairs: bool = False) -> list[str]:
-    """Turns an option's value into words of a command line.
-
-    Args:
-        option: Such as --steps.
-        value: None leaves the option out; True and False become --option and --no-option.
-        pairs: Write a table as KEY=VALUE words rather than as one JSON object.
-    """
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        return [option if value else option.replace("--", "--no-", 1)]
-    if isinstance(value, Mapping):
-        return [option, *(f"{key}={item!r}" for key, item in value.items())] if pairs else [option, json.dumps(value)]
-    return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
+def usable_device(text: str) -> str:
+    """Reads the name of a torch device that exists on this machine."""
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
+    return text
 
 
-def _option_words(action: argparse.Action, value: object) -> list[str]:
-    option = next(option for option in action.option_strings if option.startswith("--"))
-    return option_words(option, value, pairs=action.nargs is not None)
+def available_cpus() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which network, and from where; `load_trained` takes their values."""
+    """Adds the options that name a network and its weights; `load_trained` takes their values."""
     add = parser.add_argument_group("model").add_argument
     source = "local-dir:output/RUN/best, hf-hub:ORGANIZATION/NAME, or any timm model with one of the next two options"
     add("--model", required=True, metavar="NAME", help=source)
@@ -291,14 +330,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    reach = "MoGE: farther than this from all training coordinates the shared expert answers; inf: nowhere"
-    add("--coverage-radius", type=kilometers, metavar="KM", help=f"{reach} (default: the model's)")
+    radius = (
+        "MoGE: use the shared expert alone beyond this distance from the training data; inf disables it "
+        "(default: the model's)"
+    )
+    add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
     verify = "compare the files of a local-dir: model with the checksums that a run wrote (default: on)"
     add("--verify", action=argparse.BooleanOptionalAction, default=True, help=verify)
 
 
 def add_loader_options(group: argparse._ArgumentGroup) -> None:
-    """Adds how images are loaded to a group: how many at a time, and by how many processes."""
+    """Adds the batch size and the number of loader processes to a group of options."""
     batch, workers = "images (default: %(default)s)", "loader processes; 0 for none (default: %(default)s)"
     group.add_argument("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=batch)
-    group.add_argument("-j", "--workers", type=processes, default=2, metavar="N", help=workers)
+    group.add_argument("-j", "--workers", type=non_negative_int, default=2, metavar="N", help=workers)

@@ -68,3 +68,11 @@ def _line(text: str) -> str:
     """One line of bearable length: messages of other libraries quote whole files, line breaks included."""
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def duration(seconds: float) -> str:
+    """Formats an estimated time in seconds, such as "about 5 min"."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {minutes} min" if minutes < 120 else f"about {hours} h"

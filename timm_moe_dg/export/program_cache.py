@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StorageError
-from ..protocols.formats import stamp
+from ..protocols.run_identity import stamp
 from ..storage.atomic import replaced
 from ..storage.checksums import damage, file_hash, write_checksums
 from .programs import OPSET, RECORDED_BATCH, Inputs, record_program, save_onnx

@@ -27,8 +27,8 @@ from ..data import (
 from ..data.photograph_split import FileDomain
 from ..data.photograph_split import split_by_photograph as by_photograph
 from ..errors import ArgumentError, ProtocolError
-from ..protocols.formats import stamp
-from ..protocols.options import FILLED_IN, Arguments, RunOptions, having
+from ..protocols.options import FILLED_IN, Arguments, RunOptions, options_with
+from ..protocols.run_identity import stamp
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
@@ -217,7 +217,7 @@ def fill_in(
         "seed": seed_hash(*identity),
         "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
     }
-    open_ = [name for name in having(FILLED_IN) if vars(options)[name] is None]
+    open_ = [name for name in options_with(FILLED_IN) if vars(options)[name] is None]
     filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")

@@ -14,8 +14,8 @@ import yaml
 from torch import Tensor
 from tqdm import tqdm
 
+from ..cli.ending import duration
 from ..errors import ArgumentError, MissingDependencyError
-from ..measure.duration import duration
 from ..protocols.options import Arguments
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy

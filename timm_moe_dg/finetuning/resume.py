@@ -6,12 +6,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli.arguments import parse_arguments
-from ..cli.options import from_parsed
+from ..cli.arguments import from_parsed, parse_arguments
 from ..errors import ArgumentError, CheckpointError
-from ..protocols.formats import read_repeatable, read_run_arguments
-from ..protocols.options import NOT_IDENTITY, Arguments, RunOptions
-from ..protocols.run_identity import as_recorded, comparable
+from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
+from ..protocols.run_identity import canonical_json, read_arguments, read_repeatable, with_defaults
 from ..storage.checkpoint import Checkpoints
 from ..storage.outcome import DONE, lost
 from ..storage.ownership import is_owned, start_number
@@ -19,7 +17,7 @@ from ..storage.run_folder import ARGUMENTS
 
 AUTO = "auto"
 _logger = logging.getLogger(__name__)
-_UNSAID = NOT_IDENTITY - {"epochs"}
+_UNSAID = NO_EFFECT_ON_RESULTS - {"epochs"}
 
 
 def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> RunOptions:
@@ -36,7 +34,6 @@ def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Run
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
-        read_run_arguments(run / ARGUMENTS, "resume")  # which names an entry that is none, argparse only an option
         args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
         args.output, args.experiment = str(run.parent), run.name
     return from_parsed(RunOptions, vars(args))
@@ -95,7 +92,7 @@ def nothing_to_do(options: RunOptions) -> str | None:
             return None
         remedy = "nothing is left to make it again from; run it again under another --experiment, or see --no-verify"
         raise CheckpointError(f"resume={str(run)!r}: is finished, but {missing}; {remedy}")
-    recorded = as_recorded(read_run_arguments(run / ARGUMENTS, "resume"))
+    recorded = with_defaults(read_arguments(run / ARGUMENTS, "resume"))
     steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))
     longer = (options.steps or 0) > steps or (options.epochs or 0) > epochs
     obstacle = _obstacle(run, recorded)
@@ -104,7 +101,9 @@ def nothing_to_do(options: RunOptions) -> str | None:
     if not can_be_extended(recorded):
         shutil.rmtree(run / "checkpoints", ignore_errors=True)  # left by a kill between `done` and their removal
     said = {name: value for name, value in vars(options).items() if value is not None and name not in _UNSAID}
-    ignored = [f"{name}={said[name]!r}" for name in said if comparable(said[name]) != comparable(recorded[name])]
+    ignored = [
+        f"{name}={said[name]!r}" for name in said if canonical_json(said[name]) != canonical_json(recorded[name])
+    ]
     reason = f" ({obstacle})" if longer else ""
     remark = f"; ignored: {', '.join(ignored)}{reason}" if ignored else ""
     return f"{run} is finished: nothing to do{remark}"

@@ -1,7 +1,7 @@
 """What a run is about to do, said before it does it."""
 
 from ..data.pixels import RGB
-from ..protocols.roles import part_played
+from ..protocols.domain_roles import part_played
 from .plan import RunPlan
 
 

@@ -1,8 +1,8 @@
 """Protocols: what a run starts from, what it records, and which of its records counts."""
 
+from .domain_roles import role_scores
 from .evaluation import Predictions, domain_accuracies, out_losses, predict
 from .records import Record, read_records
-from .roles import role_scores
 from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
     OOD_RULES,

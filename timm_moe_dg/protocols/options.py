@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import (
+    add_options,
+    declared,
     fraction,
     fraction_to_1,
     json_object,
@@ -21,14 +23,12 @@ from ..cli.arguments import (
     kilometers_or_auto,
     non_negative,
     non_negative_int,
+    option,
     position_or_name,
     positive,
     positive_int,
-    processes,
     seed_number,
-    threads,
 )
-from ..cli.options import add_options, declared, option
 from ..data import BENCHMARKS
 from ..data.pixels import RGB
 from ..losses.router import FORMS
@@ -39,21 +39,16 @@ SCHEDULES = ("cosine", "tanh", "poly")
 
 
 class Role(Flag):
-    """What an option has a part in; one without a role is a setting, which rows of tables are told apart by."""
+    """An option's effect on a run. Options without a role are settings, which tell the rows of a table apart."""
 
-    IDENTITY = auto()  # names a run among those of its setting: what on, what with, held-out domains, seeds
-    DERIVED = auto()  # follows from the seeds and the data
-    FILLED_IN = auto()  # by `make_plan` where it is not given; args.yaml names those that were
-    PLANNED = auto()  # decided by a sweep for each of its runs
-    DATA = auto()  # decides which images there are and how they are split
-    PLACE = auto()  # where files are; moved data is recognized by its content
-    MEANS = auto()  # how it is computed, which has no part in the numbers
-    ONCE = auto()  # of one start of a run; repeating its args.yaml leaves it out
-    DOMAINBED = auto()  # where DomainBed puts things, in its own runs
+    IDENTITY = auto()  # identifies a run among those of its setting, or follows from what does
+    FILLED_IN = auto()  # by `make_plan` if it is not given; args.yaml lists those names
+    DATA = auto()  # determines which images there are and how they are split
+    NO_EFFECT = auto()  # on results: where files are, what is logged, how the numbers are computed
+    ONCE = auto()  # of one start of a run, so that repeating its args.yaml leaves it out
 
 
-IDENTITY, DERIVED, FILLED_IN, PLANNED, DATA, PLACE, MEANS, ONCE, DOMAINBED = Role
-_HYPER_PARAMETER = DERIVED | FILLED_IN
+IDENTITY, FILLED_IN, DATA, NO_EFFECT, ONCE = Role
 
 
 # fmt: off
@@ -61,14 +56,14 @@ _HYPER_PARAMETER = DERIVED | FILLED_IN
 class DataOptions:
     """What is trained on, what is held out, and how images reach the model."""
 
-    dataset: str = option("rotated_digits", role=IDENTITY | PLANNED | DATA, metavar="NAME",
+    dataset: str = option("rotated_digits", role=IDENTITY | DATA, metavar="NAME",
         help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
-    data_dir: str | None = option(None, role=PLACE | DATA, metavar="DIR",
+    data_dir: str | None = option(None, role=NO_EFFECT | DATA, metavar="DIR",
         help="folder of the images, for data sets that do not come with a package")
-    test_domains: Sequence[int] = option(None, "--test-envs", role=IDENTITY | FILLED_IN | PLANNED | DATA,
+    test_domains: Sequence[int] = option(None, "--test-envs", role=IDENTITY | FILLED_IN | DATA,
         type=position_or_name, nargs="+", metavar="DOMAIN",  # names until `make_plan` knows their positions
         help="domains to hold out, by name or by position (default: those set apart by the data, or 0)")
-    trial_seed: int = option(0, role=IDENTITY | PLANNED | DATA, type=int,
+    trial_seed: int = option(0, role=IDENTITY | DATA, type=int,
         help="repetition; decides the splits (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
         help="share of a domain for validation (default: %(default)s)")
@@ -94,7 +89,7 @@ class DataOptions:
         "the training images)")
     std: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="VALUE",
         help="of each of the images' channels (default: likewise)")
-    workers: int = option(2, "-j", role=MEANS, type=processes,
+    workers: int = option(2, "-j", role=NO_EFFECT, type=non_negative_int,
         help="loader processes; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,
         help="images per evaluation batch and process (default: %(default)s)")
@@ -104,11 +99,11 @@ class DataOptions:
 class ModelOptions:
     """What is trained, and from which weights."""
 
-    model: str = option("gmoe_small_patch16", role=IDENTITY | PLANNED, metavar="NAME",
+    model: str = option("gmoe_small_patch16", role=IDENTITY, metavar="NAME",
         help="any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)")
     pretrained: bool = option(False, help="start from published weights")
     initial_checkpoint: str | None = option(None, metavar="FILE", help="start from this file; a dense one is upcycled")
-    num_classes: int = option(None, role=DERIVED | FILLED_IN, type=positive_int,
+    num_classes: int = option(None, role=IDENTITY | FILLED_IN, type=positive_int,
         help="size of the classifier (default: classes in the data)")
     img_size: int | None = option(None, role=FILLED_IN, type=positive_int, metavar="PIXELS",
         help="side of the input (default: data set's, else model's)")
@@ -131,7 +126,7 @@ class ModelOptions:
 class MethodOptions:
     """What a step minimizes, and what is made of the weights."""
 
-    algorithm: str = option("ERM", role=IDENTITY | PLANNED, metavar="NAME",
+    algorithm: str = option("ERM", role=IDENTITY, metavar="NAME",
         help=f"one of {', '.join(ALGORITHMS)} (default: %(default)s)")
     averaging: str | None = option(None, role=IDENTITY, metavar="NAME",
         help=f"average weights over steps: one of {', '.join(AVERAGING)} (default: off)")
@@ -150,7 +145,7 @@ class MethodOptions:
         help="balanced: weigh classes in the task loss by one over their number of training images; ERM (default: off)")
     hparams: Mapping[str, float] = option({}, type=json_object, metavar="JSON",
         help="hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it")
-    hparams_seed: int = option(0, role=IDENTITY | PLANNED, type=int,
+    hparams_seed: int = option(0, role=IDENTITY, type=int,
         help="draw hyper-parameters; 0 for defaults (default: 0)")
 
 
@@ -159,23 +154,23 @@ class TrainingOptions:
     """How long is trained, with which optimizer, and on what."""
 
     steps: int = option(None, role=FILLED_IN, type=positive_int, help="training steps (default: data set's)")
-    epochs: float | None = option(None, role=MEANS, type=positive,  # the numbers follow from the steps that it comes to
+    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
         help="instead of --steps: passes over the smallest training domain")
     eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
-    eval_train: bool = option(None, role=MEANS | FILLED_IN, action=argparse.BooleanOptionalAction,  # no rule needs it
+    eval_train: bool = option(None, role=NO_EFFECT | FILLED_IN, action=argparse.BooleanOptionalAction,
         help="evaluate on the images that are trained on as well, as DomainBed does, which takes most of the time "
         "(default: on its data sets)")
     early_stop: int | None = option(None, type=positive_int,
         help="end after N evaluations without a better training-domain validation (default: take all steps)")
-    batch_size: int = option(None, "-b", role=_HYPER_PARAMETER, type=positive_int,
+    batch_size: int = option(None, "-b", role=IDENTITY | FILLED_IN, type=positive_int,
         help="images per training domain and step, over all processes (default: data set's)")
     grad_accum_steps: int = option(1, type=positive_int,
         help="parts that a step's images are cut into, to save memory (default: %(default)s)")
     opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
     momentum: float = option(0.9, type=fraction, help="of optimizers that have it (default: %(default)s)")
-    lr: float = option(None, role=_HYPER_PARAMETER, type=non_negative, help="learning rate (default: data set's)")
-    weight_decay: float = option(None, role=_HYPER_PARAMETER, type=non_negative,
+    lr: float = option(None, role=IDENTITY | FILLED_IN, type=non_negative, help="learning rate (default: data set's)")
+    weight_decay: float = option(None, role=IDENTITY | FILLED_IN, type=non_negative,
         help="of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)")
     layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
         help="rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)")
@@ -190,9 +185,9 @@ class TrainingOptions:
         help="keep the weights of convolutions, and so their images, channels last in memory: ResNets are faster "
         "(default: off)")
     compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
-    cpu_threads: int | None = option(None, role=MEANS, type=threads,
+    cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="per process, on CPU (default: all cores, shared)")
-    seed: int = option(None, role=DERIVED | FILLED_IN, type=seed_number,
+    seed: int = option(None, role=IDENTITY | FILLED_IN, type=seed_number,
         help="of the run (default: derived from data set, algorithm, domains, seeds)")
 
 
@@ -202,19 +197,19 @@ class OutputOptions:
 
     config: str | None = option(None, "-c", role=ONCE, metavar="YAML",
         help="file of option values; the command line overrides it")
-    output: str = option("output", role=PLACE | PLANNED, metavar="DIR",
+    output: str = option("output", role=NO_EFFECT, metavar="DIR",
         help="folder of all runs (default: %(default)s)")
-    experiment: str = option(None, role=PLACE | FILLED_IN | PLANNED, metavar="NAME",
+    experiment: str = option(None, role=NO_EFFECT | FILLED_IN, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
     dry_run: bool = option(False, role=ONCE, help="read the data, build the model, say what would be done, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="resume this folder; auto: --experiment's run, else the newest unfinished")
     verify: bool = option(True, role=ONCE,
         help="compare networks, and a finished run's files, with their checksums when resuming (default: on)")
-    save_freq: int | None = option(None, role=MEANS, type=positive_int,
+    save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="steps between checkpoints, beside those at evaluations (default: at evaluations only)")
-    log_tensorboard: bool = option(False, role=MEANS, help="write RUN/tensorboard/ (default: off)")
-    log_wandb: bool = option(False, role=MEANS, help="Weights & Biases; files in RUN/wandb/ (default: off)")
+    log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
+    log_wandb: bool = option(False, role=NO_EFFECT, help="Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on
 
 
@@ -240,28 +235,26 @@ class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, Outp
 
 _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
-# Of options, and of what is written down beside them, once all is filled in
-TYPES: Mapping[str, object] = {**get_type_hints(RunOptions), "format": int, "versions": Mapping[str, str]}
-# What is written down beside the options
-_BESIDE: Mapping[str, Role] = {
+# Entries of args.yaml and of DomainBed's records that are not options
+_FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions", "domain_facts"), ONCE),
-    **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), DOMAINBED),
+    **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
 }
-_ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_BESIDE}
+_ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_FURTHER}
 _OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
 
 
 @cache
-def having(role: Role) -> tuple[str, ...]:
-    """Returns the names, of options and of what is written down beside them, that have one of the roles."""
-    return tuple(name for name, own in _ROLES.items() if own is not None and own & role)
+def options_with(role: Role) -> tuple[str, ...]:
+    """Returns the names of the options, and of further entries of args.yaml, that have one of the roles."""
+    return tuple(name for name, its_role in _ROLES.items() if its_role is not None and its_role & role)
 
 
-NOT_IDENTITY = frozenset(having(PLACE | MEANS | ONCE))  # what has no part in a run's numbers
+NO_EFFECT_ON_RESULTS = frozenset(options_with(NO_EFFECT | ONCE))
 
 
-def by_today_s_names(args: Arguments) -> Arguments:
-    """Renames arguments that an older run, or DomainBed's, has under another spelling."""
+def canonical_names(args: Arguments) -> Arguments:
+    """Returns a run's arguments by the names of their options, where DomainBed or the user wrote another spelling."""
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in args.items()}
     return renamed | {name: value for name, value in args.items() if name in renamed}
 
@@ -269,7 +262,10 @@ def by_today_s_names(args: Arguments) -> Arguments:
 def run_parser(description: str | None = None) -> argparse.ArgumentParser:
     """Builds the command line of tools/finetune.py."""
     parser = argparse.ArgumentParser(
-        prog="finetune.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="finetune.py",
+        usage="%(prog)s [options]",  # those of all 75 would bury the line of an error
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for title, group in GROUPS.items():
         add_options(parser, title, group)

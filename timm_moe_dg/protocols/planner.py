@@ -45,6 +45,7 @@ PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingP
 )
 OFFICIAL = "official"  # one run, which holds out what the data itself sets apart
 PER_REGION = "per_region"  # the same, trained on each of the regions alone: n runs
+PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed")  # options of every run
 TRAINING_PREFIX = "train "  # how the training domain of a region is called, see `data.readers.places`
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 from ..errors import RecordError
-from .formats import check_format
 from .options import Arguments
+from .run_identity import check_format
 
 _SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
 _ARGS = '{"args": '  # which both programs write first, with sorted keys

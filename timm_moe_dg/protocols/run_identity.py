@@ -1,93 +1,172 @@
-"""Arguments that determine a run's results: to tell settings apart, to recognize a run, to name what differs."""
+"""What a run writes down: format and versions, the arguments in args.yaml, and comparisons with other arguments."""
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
+import timm
+import torch
+
+from .. import __version__
+from ..cli.arguments import read_yaml
 from ..data import Benchmark
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FormatError
 from .options import (
     DEFAULTS,
-    DERIVED,
-    DOMAINBED,
     FILLED_IN,
     IDENTITY,
-    NOT_IDENTITY,
+    NO_EFFECT_ON_RESULTS,
+    ONCE,
     Arguments,
-    by_today_s_names,
-    having,
+    canonical_names,
+    options_with,
 )
+
+FORMAT = 2  # of args.yaml, records and checkpoints; raised when their content changes
+
+
+def stamp() -> dict[str, object]:
+    """Returns the format number, and the versions that a result may depend on."""
+    versions = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
+    return {"format": FORMAT, "versions": versions}
+
+
+def check_format(stamped: Arguments, source: str) -> None:
+    """Raises an error for files of another format. DomainBed's records and handwritten configurations have no number.
+
+    Args:
+        stamped: A table that holds what `stamp` returned when it was written.
+        source: Description of the file, for the error message.
+
+    Raises:
+        FormatError: The format is another one.
+    """
+    number = stamped.get("format", FORMAT)
+    if number != FORMAT:
+        versions = stamped.get("versions")
+        version = versions.get("timm_moe_dg", "unknown") if isinstance(versions, dict) else "unknown"
+        raise FormatError(
+            f"{source}: has format {number!r}, written by timm_moe_dg {version}, and this version reads format "
+            f"{FORMAT} alone; use the version that wrote it"
+        )
+
+
+def read_arguments(path: Path, argument: str) -> Arguments:
+    """Reads the arguments of a run from its args.yaml.
+
+    Args:
+        path: The file.
+        argument: The argument that named it, for the error message.
+
+    Raises:
+        ArgumentError: The file cannot be read, or is not a table.
+        FormatError: It has another format.
+    """
+    table = read_yaml(str(path), argument)
+    check_format(table, f"{argument}={str(path)!r}")
+    return canonical_names(table)
+
+
+def read_repeatable(path: str, argument: str) -> Arguments:
+    """Reads option values from a configuration file, or from a run's args.yaml those that its user gave.
+
+    Values that were filled in are left out, because another seed or data set fills in others.
+    """
+    table = read_arguments(Path(path), argument)
+    filled_in = table.get("filled_in")
+    left_out = [*options_with(ONCE), *(filled_in if isinstance(filled_in, list) else ())]
+    return {name: value for name, value in table.items() if name not in left_out}
 
 
 def settings(args: Arguments) -> dict[str, object]:
-    """Returns those of a run's arguments that are the same for all seeds and held-out domains; tables are flattened."""
-    left_out = {*NOT_IDENTITY, *having(IDENTITY | DERIVED | DOMAINBED)}
-    found: dict[str, object] = {}
-    for name, value in by_today_s_names(args).items():
+    """Returns the arguments that are the same for all seeds and held-out domains, with tables flattened."""
+    left_out = {*NO_EFFECT_ON_RESULTS, *options_with(IDENTITY)}
+    flat: dict[str, object] = {}
+    for name, value in canonical_names(args).items():
         if name not in left_out:
-            found |= value if isinstance(value, Mapping) else {name: value}
-    return found
+            flat |= value if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
-def as_recorded(args: Arguments) -> dict[str, object]:
-    """Returns what a run wrote down, with the defaults of options that it does not know."""
-    return {**DEFAULTS, **by_today_s_names(args)}
+def with_defaults(args: Arguments) -> dict[str, object]:
+    """Returns a run's recorded arguments, completed by the defaults of options that it did not record."""
+    return {**DEFAULTS, **canonical_names(args)}
 
 
-def differences(planned: Arguments, there: Arguments, benchmark: Benchmark) -> list[str]:
-    """Compares the options that a run would be started with to the arguments of one that exists.
+def changed_options(args: Arguments) -> dict[str, object]:
+    """Returns the options by which a user told a run what to do.
+
+    Left out are options without effect on results (but for `data_dir`), filled-in ones, and those with their default.
 
     Args:
-        planned: Options as parsed, None for those that are left to the benchmark.
-        there: The arguments that the run wrote down, everything filled in.
-        benchmark: What it is trained on.
+        args: What the run recorded.
+    """
+    left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir"}
+    return {
+        name: value
+        for name, value in canonical_names(args).items()
+        if name in DEFAULTS and name not in left_out and canonical_json(value) != canonical_json(DEFAULTS[name])
+    }
+
+
+def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
+    """Compares the options that a run would be started with to the arguments of a run that exists.
+
+    Args:
+        planned: Options as parsed; None for those that the benchmark decides.
+        recorded: The arguments that the run wrote down, with all options filled in.
+        benchmark: The benchmark of both.
 
     Returns:
-        One phrase per option that differs.
+        One phrase for each option that differs.
     """
-    open_ = {name: value for name, value in left_open(planned, benchmark).items() if planned[name] is None}
-    there = as_recorded(there)
+    recorded = with_defaults(recorded)
+    filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}
     return [
-        f"{name}: {there[name]!r} there, {value!r} planned"
-        for name, value in {**planned, **open_}.items()
-        if name not in NOT_IDENTITY
-        and not (value is None and name in having(FILLED_IN))
-        and repr(value) != repr(there[name])  # the same without a doubt
-        and comparable(value) != comparable(there[name])
+        f"{name}: {recorded[name]!r} there, {value!r} planned"
+        for name, value in {**planned, **filled}.items()
+        if name not in NO_EFFECT_ON_RESULTS
+        and not (value is None and name in options_with(FILLED_IN))
+        and repr(value) != repr(recorded[name])  # a quick check first: a sweep compares 100,000 values
+        and canonical_json(value) != canonical_json(recorded[name])
     ]
 
 
-def left_open(planned: Arguments, benchmark: Benchmark) -> dict[str, object]:
-    """What options that are not given come to, as far as the benchmark decides them alone."""
-    known: dict[str, object] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, object]:
+    """Returns the values of options that the benchmark alone decides if they are not given."""
+    defaults: dict[str, object] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
     if not str(planned["averaging"]).startswith("swad"):
-        known["eval_freq"] = benchmark.checkpoint_freq
+        defaults["eval_freq"] = benchmark.checkpoint_freq
     if planned["hparams_seed"]:
-        return known
+        return defaults
     hparams = {**benchmark.hparams, **planned["hparams"]}
-    return known | {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
+    return defaults | {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
 
 
-def comparable(value: object) -> str:
-    """Text that is equal for values that mean the same: 1 and 1.0, tuples and lists, pairs and tables, empty ones."""
+def canonical_json(value: object) -> str:
+    """Returns text that is equal for values that mean the same.
+
+    These are 1 and 1.0, tuples and lists, KEY=VALUE pairs and tables, and empty containers and None.
+    """
     if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         value = dict(value)
     text = json.dumps(None if value in ({}, []) else value, default=str)
     return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
 
 
-def check_unchanged(recorded: Arguments, asked: Arguments) -> None:
-    """Makes sure that a run goes on as it began.
+def check_unchanged(recorded: Arguments, given: Arguments) -> None:
+    """Checks that a run is resumed with the arguments that it was started with.
 
     Args:
         recorded: The run's arguments by name; an option that it does not know had its default.
-        asked: Those of the command line.
+        given: The arguments of the command line.
 
     Raises:
-        ArgumentError: One that has a part in the numbers differs; the message gives the old and the new value.
+        ArgumentError: An argument that affects results differs; the message gives both values.
     """
-    there, now = (json.loads(json.dumps(by_today_s_names(arguments))) for arguments in (recorded, asked))
-    for name in sorted((there.keys() | now.keys()) - NOT_IDENTITY):
-        old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (there, now))
+    before, now = (json.loads(json.dumps(canonical_names(arguments), default=str)) for arguments in (recorded, given))
+    for name in sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS):
+        old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
         if old != new:
             remedy = f"the run to resume was started with {old!r}; use that, or start another run with --experiment"
             raise ArgumentError.of(name, new, remedy)

@@ -9,7 +9,7 @@ from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
-from ..protocols.run_identity import comparable, settings
+from ..protocols.run_identity import canonical_json, settings
 
 RESULTS = "results.jsonl"
 NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
@@ -151,7 +151,7 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
 def _differs(values: Iterable[object]) -> bool:
     """Whether values do not all mean the same; few of thousands are written in more than one way."""
     spellings = {repr(value): value for value in values}
-    return len(set(map(comparable, spellings.values()))) > 1
+    return len(set(map(canonical_json, spellings.values()))) > 1
 
 
 def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:

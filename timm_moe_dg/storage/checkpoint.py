@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import CheckpointError, FormatError
-from ..protocols.formats import check_format, stamp
 from ..protocols.options import Arguments
+from ..protocols.run_identity import check_format, stamp
 from .atomic import replaced
 from .checksums import damage, json_of, write_checksums
 

@@ -18,10 +18,9 @@ from typing import Any, cast
 import yaml
 
 from ..errors import ArgumentError, RecordError, StorageError
-from ..protocols.formats import read_run_arguments
 from ..protocols.options import Arguments
 from ..protocols.records import Record
-from ..protocols.run_identity import check_unchanged
+from ..protocols.run_identity import check_unchanged, read_arguments
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
@@ -225,7 +224,7 @@ class RunFolder:
 
     def _check_occupant(self, resume: bool) -> None:
         done, written = (self.path / DONE).exists(), self.path / ARGUMENTS
-        recorded = read_run_arguments(written, "resume") if resume and written.exists() else {}
+        recorded = read_arguments(written, "resume") if resume and written.exists() else {}
         extends = bool(recorded) and done and self.args["steps"] > recorded["steps"]
         self._reopens = extends or (bool(recorded) and done and self._verify and lost(self.path) is not None)
         if not recorded or (done and not self._reopens):
@@ -243,7 +242,7 @@ def run_arguments(model: str) -> dict[str, Any]:
     """
     source, _, folder = model.partition(":")
     path = Path(folder).parent / ARGUMENTS
-    return dict(read_run_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
+    return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
 
 
 def _yaml(args: Arguments) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..measure.duration import duration
+from ..cli.ending import duration
 from ..storage.outcome import DONE
 from ..storage.ownership import is_locked, is_owned, try_lock
 

@@ -12,9 +12,9 @@ from ...data import Domain, EvaluationImages
 from ...metrics import confusion_matrix
 from ...protocols import domain_accuracies, role_scores
 from ...protocols.assessment import Assessment, assess
+from ...protocols.domain_roles import held_out, part_played
 from ...protocols.evaluation import Answers
 from ...protocols.records import RoleScores
-from ...protocols.roles import held_out, part_played
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Evaluated:
 
     @property
     def parts(self) -> list[str]:
-        """What each domain was to the network, see `protocols.roles.part_played`; "" where nobody knows."""
+        """What each domain was to the network, see `protocols.domain_roles.part_played`; "" where nobody knows."""
         known = bool(self.test_domains)
         return [part_played(domain, at in self.test_domains) if known else "" for at, domain in enumerate(self.domains)]
 
