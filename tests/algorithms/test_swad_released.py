@@ -1,16 +1,11 @@
-"""Released SWAD beside the paper's: both against plain lists, by hand, and from a state of an older release."""
+"""Released SWAD beside the paper's: both against plain lists, and by hand."""
 
 from statistics import fmean
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.algorithms.test_averaging import run, value, weights
-from tests.algorithms.test_state import AVERAGES, through_json
-from timm_moe_dg.algorithms import AVERAGING
 
 
 def paper_window(losses, converge, tolerance, ratio):
@@ -88,41 +83,3 @@ def test_released_swad_counts_the_segment_of_convergence_twice():
     segments = [fmean(weights(max(0, 2 * i - 1), 2 * i)) for i in range(len(losses))]
     average = run("swad_released", losses)
     assert value(average.final()) == pytest.approx(fmean(segments[i] for i in (3, 3, 4, 5, 6, 7, 8, 9)))
-
-
-def before_formats(value):
-    """A state as written before formats were numbered: what is (1,) now was (), what is `ended` was `dead`."""
-    if isinstance(value, torch.Tensor):
-        return value.reshape(()) if value.shape == (1,) else value
-    if isinstance(value, list):
-        return [before_formats(item) for item in value]
-    if isinstance(value, dict):
-        return {{"ended": "dead"}.get(key, key): before_formats(item) for key, item in value.items()}
-    return value
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_released_swad_goes_on_from_a_state_of_before_formats(ends):
-    losses = [5.0, 3.0, 3.5, *([9.0] * 9 if ends else [3.2] * 9)]
-
-    def run(average, net, steps):
-        for step in steps:
-            torch.manual_seed(step)
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.copy_(torch.randn_like(parameter))
-            average.update(net, step)
-            average.evaluated(step, losses[step])
-        return average.final()
-
-    nets = [nn.Linear(2, 1) for _ in range(3)]  # its bias is (1,)
-    first, second, straight = (AVERAGING["swad_released"](net, AVERAGES["swad_released"]) for net in nets)
-    expected = run(straight, nets[2], range(12))
-    run(first, nets[0], range(9))
-    state = before_formats(through_json(dict(first.state_dict())))
-    assert state["_extra_state"]["dead"] is ends
-    assert "ended" not in state["_extra_state"]
-    second.load_state_dict(state)
-    for one, two in zip(expected.parameters(), run(second, nets[1], range(9, 12)).parameters(), strict=True):
-        assert one.shape == two.shape
-        assert torch.equal(one, two)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.errors import CheckpointError, MetadataError, RouterError
 from timm_moe_dg.losses import moge_losses
-from timm_moe_dg.models._upcycle import upcycle_filter_fn
+from timm_moe_dg.models._load import upcycle_filter_fn
 from timm_moe_dg.networks import save_network
 
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}

@@ -1,9 +1,8 @@
 """Algorithms: what a step minimizes, given the model and one minibatch per training domain."""
 
 from .averaging import Averaging
-from .base import Algorithm, ParameterGroup, Setup
+from .base import POSITIVE, SHARE, Algorithm, Distribution, ParameterGroup, Range, Setup
 from .erm import ERM
-from .hparams import POSITIVE, SHARE, Distribution, Range
 from .registry import ALGORITHMS, AVERAGING, get_algorithm, get_averaging, register_algorithm
 from .step import ForwardPass, Minibatches, StepContext
 

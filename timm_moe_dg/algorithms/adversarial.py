@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
-from .base import Algorithm, Setup
-from .hparams import SHARE
+from .base import SHARE, Algorithm, Setup
 from .step import ForwardPass, Minibatches, StepContext
 from .taps import classifier_of, tap_features
 

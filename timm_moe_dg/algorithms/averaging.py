@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from .hparams import SHARE, Tunable
+from .base import SHARE, Tunable
 
 
 class Averaging(Tunable, ABC):

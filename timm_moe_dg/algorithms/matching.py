@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..losses import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
-from .base import Algorithm, Setup
-from .hparams import SHARE
+from .base import SHARE, Algorithm, Setup
 from .risks import Annealed
 from .step import Minibatches, StepContext, mean_scalars
 from .taps import classifier_of, tap_features

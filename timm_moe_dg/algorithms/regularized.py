@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from ..errors import ArgumentError
 from ..losses import feature_divergence, spectral_decoupling
 from .averaging import frozen_copy
-from .base import Algorithm, ParameterGroup, Setup
-from .hparams import POSITIVE
+from .base import POSITIVE, Algorithm, ParameterGroup, Setup
 from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, mean_scalars
 from .taps import Tap
 

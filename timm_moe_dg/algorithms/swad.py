@@ -180,9 +180,9 @@ class SWAD(Averaging):
 
 
 def read(state: SegmentState, network: nn.Module) -> Segment:
-    """The segment of a state, on the network's device and in its shapes: older ones hold scales as scalars."""
+    """The segment of a state, on the network's device."""
     pairs = zip(state["weights"], network.parameters(), strict=bool(state["weights"]))  # a new segment has none
-    return Segment([weight.to(own.device).reshape(own.shape) for weight, own in pairs], state["count"])
+    return Segment([weight.to(parameter.device) for weight, parameter in pairs], state["count"])
 
 
 def filled(copy: nn.Module, network: nn.Module, segment: Segment) -> nn.Module:

@@ -20,8 +20,8 @@ class EvaluationState(SegmentState):
     loss: float
 
 
-class ReleasedSWADState(TypedDict, total=False):
-    """What a checkpoint keeps of `ReleasedSWAD`; one without a format number has `dead` for `ended`."""
+class ReleasedSWADState(TypedDict):
+    """What a checkpoint keeps of `ReleasedSWAD`."""
 
     since: SegmentState
     average: SegmentState
@@ -29,7 +29,6 @@ class ReleasedSWADState(TypedDict, total=False):
     converged: int | None
     threshold: float
     ended: bool
-    dead: bool
 
 
 class ReleasedSWAD(Averaging):
@@ -123,7 +122,7 @@ class ReleasedSWAD(Averaging):
         self._since, self._average = (read(part, self._network[0]) for part in (state["since"], state["average"]))
         self._recent = [(item["step"], item["loss"], read(item, self._network[0])) for item in state["recent"]]
         self._converged, self._threshold = state["converged"], state["threshold"]
-        self._ended = state["ended"] if "ended" in state else state["dead"]
+        self._ended = state["ended"]
 
 
 def _lowest(evaluations: list[Evaluation]) -> float:

@@ -1,6 +1,5 @@
 """The registered models; importing this registers them with timm."""
 
-from . import gmoe_backbone, moge_backbone  # noqa: F401 (they register `gmoe` and `moge`, names that modules have here)
 from .erm_le import erm_le_tiny_patch16
 from .gmoe import gmoe_base_patch16, gmoe_small_patch16, gmoe_tiny_patch16
 from .hybrid_sfmoe import hybrid_sfmoe_r26_s16

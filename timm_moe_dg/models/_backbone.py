@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import generate_default_cfgs, load_state_dict, parse_model_name, split_model_name_tag
+from timm.models import load_state_dict, parse_model_name, split_model_name_tag
 from timm.models._features import FeatureGetterNet
 from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, CheckpointError, OptionError
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.moe_mlp import RoutedMlp
-from ._build import IMAGENET_CFG
 
 Keywords = dict[str, Any]  # timm's, whose values are what its models take
 
@@ -113,21 +111,6 @@ def create_on_backbone(
         return model
     features.setdefault("out_indices", _default_out_indices(kind, backbone, kwargs))
     return _feature_net(model, **features)
-
-
-def default_cfgs_of(name: str) -> Any:
-    """What timm knows of a registered model that takes `backbone=`: of the default one; another one has its own."""
-    return generate_default_cfgs(
-        {
-            f"{name}.{DEFAULT_TAG}": {
-                **IMAGENET_CFG,
-                "hf_hub_id": f"timm/{DEFAULT_BACKBONE}",
-                "mean": IMAGENET_DEFAULT_MEAN,
-                "std": IMAGENET_DEFAULT_STD,
-                "paper_ids": "arXiv:2206.04046",
-            },
-        }
-    )
 
 
 def check_backbone(backbone: str, saved: bool = False) -> None:

@@ -14,7 +14,7 @@ from timm.models._input import update_model_args
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ._upcycle import upcycle_filter_fn
+from ._load import upcycle_filter_fn
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)
 

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ._build import IMAGENET_CFG, create_moe_vit
+from ._load import check_complete, rename_final_norm
 from ._metadata import build_metadata_encoder
-from ._upcycle import check_complete, rename_final_norm
-
-__all__ = ["erm_le_tiny_patch16"]
 
 default_cfgs = generate_default_cfgs(
     {

@@ -12,11 +12,12 @@ from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
+from torch import nn
 
+from ._backbone import Mixture, create_on_backbone
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._moe_vit import MoeVisionTransformer
-
-__all__ = ["gmoe_base_patch16", "gmoe_small_patch16", "gmoe_tiny_patch16"]
+from .upcycling import upcycle
 
 
 def _cfg(size: str) -> dict[str, object]:
@@ -31,6 +32,7 @@ def _cfg(size: str) -> dict[str, object]:
 
 default_cfgs = generate_default_cfgs(
     {
+        "gmoe.deit_in1k": _cfg("small"),  # of the default backbone; every other one has its own
         "gmoe_tiny_patch16.deit_in1k": _cfg("tiny"),
         "gmoe_small_patch16.deit_in1k": _cfg("small"),
         "gmoe_base_patch16.deit_in1k": _cfg("base"),
@@ -62,3 +64,12 @@ def gmoe_base_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTrans
     """GMoE-B/16 (Table 13) on DeiT-B/16."""
     model_args = {"embed_dim": 768, "depth": 12, "num_heads": 12, **kwargs}
     return _create_gmoe("gmoe_base_patch16", pretrained, **model_args)
+
+
+@register_model
+def gmoe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """GMoE on a network of timm's: `backbone='vit_base_patch16_clip_224.openai'`, and the options of `upcycle`.
+
+    Further arguments are the backbone's own; with `features_only=True` it answers with the backbone's feature maps.
+    """
+    return create_on_backbone(Mixture("gmoe", upcycle), pretrained, **kwargs)

@@ -18,8 +18,6 @@ from timm.models.resnetv2 import ResNetV2
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._moe_vit import MoeVisionTransformer
 
-__all__ = ["hybrid_sfmoe_r26_s16"]
-
 default_cfgs = generate_default_cfgs(
     {
         "hybrid_sfmoe_r26_s16.augreg_in21k_ft_in1k": {

@@ -7,20 +7,27 @@ from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
+from torch import nn
 
+from ._backbone import Mixture, create_on_backbone
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._geo_vit import GeoMoeVisionTransformer
+from .upcycling import upcycle_with_metadata
 
-__all__ = ["moge_small_patch32_384", "moge_tiny"]
+
+def _deit_cfg(size: str) -> dict[str, object]:
+    return {
+        **IMAGENET_CFG,
+        "hf_hub_id": f"timm/deit_{size}_patch16_224.fb_in1k",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+    }
+
 
 default_cfgs = generate_default_cfgs(
     {
-        "moge_tiny.deit_in1k": {
-            **IMAGENET_CFG,
-            "hf_hub_id": "timm/deit_tiny_patch16_224.fb_in1k",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-        },
+        "moge.deit_in1k": _deit_cfg("small"),  # of the default backbone; every other one has its own
+        "moge_tiny.deit_in1k": _deit_cfg("tiny"),
         "moge_small_patch32_384.augreg_in21k_ft_in1k": {
             **IMAGENET_CFG,
             "hf_hub_id": "timm/vit_small_patch32_384.augreg_in21k_ft_in1k",
@@ -51,3 +58,12 @@ def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVis
     model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     ids = {"metadata_encoder": "location_id", "num_locations": 323}
     return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})
+
+
+@register_model
+def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """MoGE on a vision transformer of timm's: `backbone='vit_base_patch16_clip_224.openai'`, and the mixture's options.
+
+    These are those of `GeoMoeVisionTransformer`; further arguments are the backbone's own.
+    """
+    return create_on_backbone(Mixture("moge", upcycle_with_metadata), pretrained, **kwargs)

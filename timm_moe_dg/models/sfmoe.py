@@ -14,8 +14,6 @@ from timm.models import generate_default_cfgs, register_model
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._moe_vit import MoeVisionTransformer
 
-__all__ = ["sfmoe_small"]
-
 default_cfgs = generate_default_cfgs(
     {
         "sfmoe_small.deit_in1k": {

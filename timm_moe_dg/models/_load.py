@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
 from ..layers.moe_mlp import RoutedMlp
-from ..layers.own_parameters import give_scalars_an_axis
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +45,6 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
     own = model.state_dict()
     rename_final_norm(loaded, own)
-    give_scalars_an_axis(loaded, own)
     # Where another run was trained; a model that is to have an index says so, or gets its own
     loaded = {key: value for key, value in loaded.items() if key in own or not key.startswith(_INDEX_PREFIX)}
     upcycled: list[RoutedMlp] = [
