@@ -29,10 +29,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.evaluation.evaluated import Evaluated
-from timm_moe_dg.analysis.evaluation.files import FILES, save_features, write_files
-from timm_moe_dg.analysis.evaluation.projection import METHODS, check_projection
-from timm_moe_dg.analysis.evaluation.table import score_table
+from timm_moe_dg.analysis.evaluated import Evaluated
+from timm_moe_dg.analysis.evaluation_files import FILES, save_features, score_table, write_files
+from timm_moe_dg.analysis.evaluation_projection import METHODS, check_projection
 from timm_moe_dg.cli.arguments import (
     add_loader_options,
     add_model_options,
@@ -106,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
     add("--save-features", type=Path, metavar="FILE", help="write what the classifier sees of each image, as npz")
-    how = "how features are drawn in two dimensions; tsne needs scikit-learn, umap umap-learn (default: %(default)s)"
+    how = "how features are drawn in two dimensions; umap needs umap-learn (default: %(default)s)"
     add("--projection", choices=METHODS, default="pca", help=how)
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files")
     return parser
@@ -200,17 +199,17 @@ def outputs(args: argparse.Namespace) -> Iterator[tuple[Path | None, Path | None
         yield folder, beside and beside / file.name
 
 
-def report(args: argparse.Namespace, found: Evaluated, folder: Path | None, features: Path | None) -> None:
+def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, features: Path | None) -> None:
     """Prints the table and writes the files that are asked for."""
-    print(f"{args.model} on {args.dataset}, {args.split} images of each domain, by {found.engine}")
-    print(score_table(found))
-    for role, scores in found.roles.items() if args.split != "out" else ():
+    print(f"{args.model} on {args.dataset}, {args.split} images of each domain, by {evaluated.engine}")
+    print(score_table(evaluated))
+    for role, scores in evaluated.roles.items() if args.split != "out" else ():
         print(role_line(role, scores).strip())
     if folder:
         settings = ("model", "initial_checkpoint", *OF_THE_RUN, "split", *OF_THE_MODEL)
-        write_files(found, folder, {name: vars(args)[name] for name in settings}, args.projection)
+        write_files(evaluated, folder, {name: vars(args)[name] for name in settings}, args.projection)
     if features:
-        save_features(found, features)
+        save_features(evaluated, features)
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -228,9 +227,9 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ArgumentError.of("save_features", str(args.save_features), "give a file that ends in .npz")
     with outputs(args) if accelerator.is_main_process else nullcontext((None, None)) as places:
         domains = read_domains(args)
-        found = ask(args, domains, accelerator)
+        evaluated = ask(args, domains, accelerator)
         if accelerator.is_main_process:
-            report(args, found, *places)
+            report(args, evaluated, *places)
     accelerator.end_training()
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
-from timm_moe_dg.analysis.evaluation.files import FILES
+from timm_moe_dg.analysis.evaluation_files import FILES
 from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, split_domain, split_domains
 from timm_moe_dg.data.readers.digits import CLASSES, rotated_digits
 from timm_moe_dg.data.readers.geo_digits import geo_digits

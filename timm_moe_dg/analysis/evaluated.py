@@ -1,0 +1,111 @@
+"""A benchmark with a network's predictions on it: test domains, scored domains, scores and confusions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Domain, EvaluationImages
+from ..metrics import confusion_matrix
+from ..protocols import domain_accuracies, role_scores
+from ..protocols.assessment import Assessment, assess
+from ..protocols.domain_roles import held_out, part_played
+from ..protocols.evaluation import Answers
+from ..protocols.records import RoleScores
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Images of a benchmark and a network's predictions for them.
+
+    Attributes:
+        model: Name of the network.
+        images: The images, N of them.
+        answers: Predictions, in the order of the images.
+        test_domains: Positions of the domains that the network was not trained on; empty if unknown.
+        counted: Positions of the domains that overall scores and the confusion matrix cover.
+        engine: What computed the predictions, see `export.engines`.
+    """
+
+    model: str
+    images: EvaluationImages
+    answers: Answers
+    test_domains: Sequence[int]
+    counted: Sequence[int]
+    engine: str = "torch"
+
+    @property
+    def domains(self) -> Sequence[Domain]:
+        """All domains."""
+        return self.images.domains
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the C classes."""
+        return self.domains[0].classes
+
+    @property
+    def is_counted(self) -> Tensor:
+        """Bool (N,): whether an image lies in a counted domain."""
+        return torch.isin(self.answers.group // 2, torch.tensor(list(self.counted), dtype=torch.long))
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """The scores.
+
+        Raises:
+            ArgumentError: No counted domain has an image.
+        """
+        return assess(self.answers, len(self.domains), self.test_domains, self.counted)
+
+    @cached_property
+    def split_accuracies(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Accuracies by domain on in-splits and on out-splits, as in a run's records."""
+        return domain_accuracies(self.answers, len(self.domains))
+
+    @cached_property
+    def roles(self) -> dict[str, RoleScores]:
+        """Scores by role, for benchmarks with "id" and "ood" domains; see `protocols.role_scores`."""
+        return role_scores(self.answers, self.domains)
+
+    @property
+    def domain_roles(self) -> list[str]:
+        """Each domain's part in training, see `protocols.domain_roles.part_played`; "" if the test domains are unknown."""
+        if not self.test_domains:
+            return [""] * len(self.domains)
+        return [part_played(domain, index in self.test_domains) for index, domain in enumerate(self.domains)]
+
+    @property
+    def domain_order(self) -> list[int]:
+        """Positions of the domains for display: held out first, then other test domains, then training domains."""
+        first = held_out(self.domains, self.test_domains)
+        rest = sorted(set(range(len(self.domains))) - set(first), key=lambda index: index not in self.test_domains)
+        return [*first, *rest]
+
+    @property
+    def counted_name(self) -> str:
+        """Describes the counted domains in a few words."""
+        if len(self.counted) == len(self.domains):
+            return "all domains"
+        names = ", ".join(self.domains[index].name for index in self.counted)
+        if sorted(self.counted) == sorted(held_out(self.domains, self.test_domains)):
+            return f"held out: {names}"
+        return names
+
+    @property
+    def confusion(self) -> Tensor:
+        """(C, C) counts over the counted domains, see `metrics.confusion_matrix`."""
+        predicted, target = self.answers.predicted[self.is_counted], self.answers.target[self.is_counted]
+        return confusion_matrix(predicted, target, len(self.classes))
+
+    @property
+    def image_order(self) -> np.ndarray:
+        """(N,) indices that sort the images by domain, and within a domain by their position in the data."""
+        return np.lexsort((self.images.positions, self.images.groups // 2))
+
+    def file(self, index: int) -> str:
+        """Names the file of an image."""
+        return self.domains[self.images.groups[index] // 2].file(int(self.images.positions[index]))

@@ -1,0 +1,138 @@
+"""Output of an evaluation: the printed table, and files of scores, confusions, predictions and features."""
+
+from collections.abc import Iterator, Mapping
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+
+from ..protocols.assessment import Scores
+from ..storage.csv_text import write_csv
+from ..storage.json_text import json_text
+from .canvas import optional_picture
+from .confusion_plots import plot_confusion
+from .evaluated import Evaluated
+from .evaluation_projection import plot_projection
+
+FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "predictions.csv", "projection.png")
+
+
+def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:
+    """Writes `FILES`; the pictures only where they can be drawn.
+
+    Args:
+        evaluated: The evaluation, with features.
+        folder: Folder to write to.
+        settings: Options of the evaluation, for metrics.json.
+        projection: A name in `evaluation_projection.METHODS`.
+    """
+    (folder / "metrics.json").write_text(json_text(metrics(evaluated, settings), indent=2))
+    write_csv(folder / "per_domain.csv", _domain_rows(evaluated))
+    matrix, names = evaluated.confusion, evaluated.classes
+    counts = zip(names, matrix.tolist(), strict=True)
+    write_csv(folder / "confusion.csv", [["class", *names], *([name, *row] for name, row in counts)])
+    write_csv(folder / "predictions.csv", _prediction_rows(evaluated))
+    with optional_picture(folder / "confusion.png") as path:
+        plot_confusion(matrix, names, path, f"{evaluated.model}\n{evaluated.counted_name}")
+    with optional_picture(folder / "projection.png") as path:
+        plot_projection(evaluated, projection, path)
+
+
+def metrics(evaluated: Evaluated, settings: Mapping[str, object]) -> dict[str, object]:
+    """Collects the scores for JSON: those of every domain, and those of all counted domains together."""
+    assessment = evaluated.assessment
+    rows = zip(evaluated.domains, assessment.domains, *evaluated.split_accuracies, evaluated.domain_roles, strict=True)
+    return {
+        **settings,
+        "engine": evaluated.engine,
+        "domains": {
+            domain.name: {**scores._asdict(), "in_accuracy": inside, "out_accuracy": outside, "role": role}
+            for domain, scores, inside, outside, role in rows
+        },
+        "counted_domains": [evaluated.domains[index].name for index in evaluated.counted],
+        "overall": assessment.overall._asdict(),
+        "average_accuracy": assessment.average,
+        "test_average_accuracy": assessment.test_average,
+        "worst_domain": evaluated.domains[assessment.worst].name,
+        **({"roles": evaluated.roles} if evaluated.roles else {}),
+    }
+
+
+def save_features(evaluated: Evaluated, path: Path) -> None:
+    """Writes the classifier's inputs as npz, without pickle, in the order of predictions.csv.
+
+    The arrays: features float32 (N, D); domain, target and prediction int64 (N,), indices into domain_names and
+    class_names; name (N,), the images' files.
+    """
+    order, answers = evaluated.image_order, evaluated.answers
+    np.savez_compressed(
+        path,
+        features=answers.features.numpy()[order],
+        domain=(answers.group // 2).numpy()[order],
+        target=answers.target.numpy()[order],
+        prediction=answers.predicted.numpy()[order],
+        name=np.array([evaluated.file(index) for index in order]),
+        domain_names=np.array([domain.name for domain in evaluated.domains]),
+        class_names=np.array(evaluated.classes),
+    )
+
+
+def _domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
+    """Rows in the data's order; "test" is 1 for domains that were not trained on."""
+    yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role"]
+    inside, outside = evaluated.split_accuracies
+    for index, (domain, role) in enumerate(zip(evaluated.domains, evaluated.domain_roles, strict=True)):
+        scores = evaluated.assessment.domains[index]
+        yield [domain.name, int(index in evaluated.test_domains), *scores, inside[index], outside[index], role]
+
+
+def _prediction_rows(evaluated: Evaluated) -> Iterator[list[object]]:
+    """One row for each image, with the probability of each class."""
+    classes, answers = evaluated.classes, evaluated.answers
+    yield ["file", "domain", "split", "target", "prediction", "probability", *(f"P({name})" for name in classes)]
+    target, predicted = answers.target.tolist(), answers.predicted.tolist()
+    for index in evaluated.image_order.tolist():
+        domain, split = divmod(int(evaluated.images.groups[index]), 2)
+        names = [classes[target[index]], classes[predicted[index]]]
+        probabilities = [f"{value:.6f}" for value in answers.probabilities[index].tolist()]
+        confidence = f"{answers.confidence[index].item():.6f}"
+        place = [evaluated.file(index), evaluated.domains[domain].name, ("in", "out")[split]]
+        yield [*place, *names, confidence, *probabilities]
+
+
+def score_table(evaluated: Evaluated) -> str:
+    """Formats the scores for the screen: a row for each domain, held-out domains first, then the totals."""
+    assessment, roles = evaluated.assessment, evaluated.domain_roles
+    name_width = max(len("domain"), *(len(domain.name) for domain in evaluated.domains))
+    role_width = max(len("role"), *map(len, roles))
+    inside, outside = evaluated.split_accuracies
+    lines = [
+        f"{'domain':<{name_width}}  {'role':<{role_width}}   images  accuracy  in-split  out-split  F1-macro     ECE",
+        *(
+            f"{evaluated.domains[index].name:<{name_width}}  {roles[index]:<{role_width}}  "
+            + _columns(assessment.domains[index], inside[index], outside[index])
+            for index in evaluated.domain_order
+        ),
+        f"together ({evaluated.counted_name}): {_sentence(assessment.overall)}",
+    ]
+    if len(evaluated.counted) > 1:
+        worst, name = assessment.domains[assessment.worst], evaluated.domains[assessment.worst].name
+        lines.append(f"average of {len(evaluated.counted)} domains {assessment.average:.4f}")
+        lines.append(f"worst domain {name} {worst.accuracy:.4f} ({worst.images} images)")
+    return "\n".join(lines)
+
+
+def _columns(scores: Scores, inside: float, outside: float) -> str:
+    accuracies = f"{_number(scores.accuracy, 8)}  {_number(inside, 8)}  {_number(outside, 9)}"
+    return f"{scores.images:7d}  {accuracies}  {_number(scores.f1_macro, 8)}  {_number(scores.ece, 6)}"
+
+
+def _sentence(scores: Scores) -> str:
+    return (
+        f"{scores.images} images, accuracy {_number(scores.accuracy)}, F1-macro {_number(scores.f1_macro)}, "
+        f"ECE {_number(scores.ece)}"
+    )
+
+
+def _number(value: float, width: int = 0) -> str:
+    return f"{'-' if isnan(value) else f'{value:.4f}':>{width}}"

@@ -1,0 +1,117 @@
+"""Features in two dimensions by PCA, t-SNE or UMAP, drawn by class and by domain."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import ArgumentError, MissingDependencyError
+from .canvas import legend_below, picture, swatch
+from .drawing import fitted
+from .evaluated import Evaluated
+from .palette import CATEGORIES, category_color
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_POINTS = 3000  # more points hide each other, and t-SNE takes long
+
+
+def pca(features: np.ndarray) -> np.ndarray:
+    """Projects on the two directions of largest variance: (N, D) -> (N, 2)."""
+    from sklearn.decomposition import PCA
+
+    if len(features) < 2:  # no variance
+        return np.zeros((len(features), 2))
+    components = min(2, *features.shape)
+    # Its sign rule makes the largest loading of each direction positive
+    points = PCA(components, svd_solver="full").fit_transform(features.astype(np.float64))
+    return np.pad(points, ((0, 0), (0, 2 - components)))
+
+
+def tsne(features: np.ndarray) -> np.ndarray:
+    """Embeds by t-SNE, initialized with the principal components, perplexity 30: (N, D) -> (N, 2)."""
+    from sklearn.manifold import TSNE
+
+    if len(features) < 3 or features.shape[1] < 2:  # too few for t-SNE
+        return pca(features)
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    return TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
+
+
+def umap(features: np.ndarray) -> np.ndarray:
+    """Embeds by UMAP with 15 neighbors, the default: (N, D) -> (N, 2)."""
+    from umap import UMAP
+
+    if len(features) < 5:  # too few for UMAP's spectral initialization
+        return pca(features)
+    return UMAP(n_neighbors=min(15, len(features) - 1), random_state=0).fit_transform(features)
+
+
+METHODS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType({"pca": pca, "tsne": tsne, "umap": umap})
+TITLES = MappingProxyType({"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"})
+
+
+def check_projection(method: str) -> None:
+    """Checks that a projection can be computed, before the evaluation starts.
+
+    Raises:
+        ArgumentError: There is no such method.
+        MissingDependencyError: UMAP is asked for and not installed.
+    """
+    if method not in METHODS:
+        raise ArgumentError.of("projection", method, f"choose from {', '.join(METHODS)}")
+    if method == "umap" and find_spec("umap") is None:
+        remedy = "needs umap-learn, which is not installed: pip install umap-learn; or give pca"
+        raise MissingDependencyError(f"projection={method!r}: {remedy}")
+
+
+def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
+    """Draws features as points, colored by class in one panel and by domain in the other.
+
+    Images of test domains are crosses. More than 16 classes get no panel, since so many colors cannot be told apart.
+    With more than 16 domains, colors show the domain's role in training.
+
+    Args:
+        evaluated: An evaluation with features.
+        method: A name in `METHODS`.
+        path: Picture to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    total = len(evaluated.answers.group)
+    drawn = np.sort(np.random.default_rng(0).permutation(total)[:MAX_POINTS])
+    points = METHODS[method](evaluated.answers.features.numpy()[drawn])
+    domain, target = (evaluated.answers.group // 2).numpy()[drawn], evaluated.answers.target.numpy()[drawn]
+    is_test = np.isin(domain, evaluated.test_domains)
+    panels = [_by_domain(evaluated, domain)]
+    if len(evaluated.classes) <= CATEGORIES:
+        panels.insert(0, ("class", target, evaluated.classes))
+    with picture(path, 4.2 * len(panels), 5.4) as figure:
+        for axes, (title, values, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _scatter(axes, points, values, is_test)
+            axes.set(title=title, xticks=[], yticks=[])
+            present = [index for index in range(len(names)) if (values == index).any()]
+            legend_below(axes, [swatch(category_color(index), fitted(names[index], 18)) for index in present])
+        number = f"{total} images" if len(drawn) == total else f"{len(drawn)} of {total} images"
+        crosses = "; crosses: not trained on" if is_test.any() else ""
+        figure.suptitle(f"{TITLES[method]} of features\n{fitted(evaluated.model, 60)}\n{number}{crosses}")
+
+
+def _by_domain(evaluated: Evaluated, domain: np.ndarray) -> tuple[str, np.ndarray, Sequence[str]]:
+    """The panel's title, each image's color index, and the colors' names."""
+    if len(evaluated.domains) <= CATEGORIES:
+        return "domain", domain, [domain.name for domain in evaluated.domains]
+    roles = evaluated.domain_roles
+    kinds = sorted(set(roles))
+    return "role of the domain", np.array([kinds.index(roles[index]) for index in domain]), kinds
+
+
+def _scatter(axes: "Axes", points: np.ndarray, values: np.ndarray, is_test: np.ndarray) -> None:
+    for marker, size, rows in ((".", 20, ~is_test), ("x", 14, is_test)):
+        colors = [category_color(value) for value in values[rows].tolist()]
+        axes.scatter(points[rows, 0], points[rows, 1], s=size, c=colors, marker=marker, linewidths=0.8, alpha=0.7)
