@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timm_moe_dg.analysis.bubbles import bubbles_of, plot_bubbles, read_costs
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
@@ -49,8 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
     ablation = "draw a column of the first table against a setting that its rows differ in, such as top_k"
     add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
-    bubbles = "draw a column of the first table against the cost of a step, from benchmark_algorithms.py --output"
-    add("--bubbles", nargs=3, metavar=("JSON", "COLUMN", "PNG"), help=bubbles)
     return parser
 
 
@@ -82,9 +79,6 @@ def collect(args: argparse.Namespace) -> None:
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))
-    if args.bubbles:
-        costs, column, path = args.bubbles
-        plot_bubbles(bubbles_of(tables[0], read_costs(Path(costs)), column), Path(path), column)
     if args.plot:
         plot_accuracies(tables, args.plot)
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.canvas import optional_picture
 from timm_moe_dg.analysis.curves import plot_learning_curves
-from timm_moe_dg.analysis.domain_report import draw_domains, draw_forced, is_geographic
+from timm_moe_dg.analysis.geography_report import draw_domains, draw_forced, is_geographic
 from timm_moe_dg.analysis.routing.association import PermutationTest
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
+from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import (
     fraction_to_1,
     key_value,

@@ -11,8 +11,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.invented import make_record
 from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
 from timm_moe_dg.analysis.curves import plot_learning_curves
-from timm_moe_dg.analysis.expert_plots import plot_expert_matrix, plot_expert_usage
-from timm_moe_dg.analysis.world_map import plot_domain_map
+from timm_moe_dg.analysis.geography_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_moe_dg.analysis.calibration_plots import plot_reliability
+from timm_moe_dg.analysis.score_plots import plot_reliability
 from timm_moe_dg.metrics import calibration_bins
 
 pytest.importorskip("matplotlib")

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_moe_dg.analysis import confusion_plots
-from timm_moe_dg.analysis.canvas import NARROW, picture, text_size
+from timm_moe_dg.analysis import score_plots
+from timm_moe_dg.analysis.style import NARROW, picture, text_size
 
 pytest.importorskip("matplotlib")
 
@@ -27,10 +27,10 @@ def drawn(monkeypatch, tmp_path):
         def __exit__(self, *error):
             return self.inner.__exit__(*error)
 
-    monkeypatch.setattr(confusion_plots, "picture", Kept)
+    monkeypatch.setattr(score_plots, "picture", Kept)
 
     def draw(classes, title=""):
-        confusion_plots.plot_confusion(torch.eye(len(classes), dtype=torch.long), classes, tmp_path / "a.png", title)
+        score_plots.plot_confusion(torch.eye(len(classes), dtype=torch.long), classes, tmp_path / "a.png", title)
         return figures[-1]
 
     return draw

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from timm_moe_dg.analysis.canvas import new_figure
-from timm_moe_dg.analysis.drawing import write_figure
-from timm_moe_dg.analysis.palette import EXPERT_COLORS
+from timm_moe_dg.analysis.style import EXPERT_COLORS, new_figure, write_figure
 
 pytest.importorskip("matplotlib")
 

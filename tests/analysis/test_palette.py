@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from timm_moe_dg.analysis.palette import EXPERT_COLORS, SHARED_COLOR, expert_color, model_colors
+from timm_moe_dg.analysis.style import EXPERT_COLORS, SHARED_COLOR, expert_color, model_colors
 
 # Linear RGB as people without one kind of cone see it (Machado, Oliveira and Fernandes, 2009, severity 1)
 SIMULATED = {

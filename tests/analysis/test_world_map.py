@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import DomainMap, canvas, world_map
-from timm_moe_dg.analysis.palette import SHARED_COLOR, expert_color
+from timm_moe_dg.analysis import DomainMap, geography_plots, style
+from timm_moe_dg.analysis.style import SHARED_COLOR, expert_color
 
 pytest.importorskip("matplotlib")
 
@@ -14,11 +14,11 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch, tmp_path):
     """Draws a map and returns its figure."""
     figures = []
-    new_figure = canvas.new_figure
-    monkeypatch.setattr(canvas, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    new_figure = style.new_figure
+    monkeypatch.setattr(style, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
 
     def draw(found, *groups):
-        world_map.plot_domain_map(found, tmp_path / "a.png", *groups)
+        geography_plots.plot_domain_map(found, tmp_path / "a.png", *groups)
         return figures[-1]
 
     return draw
@@ -48,7 +48,7 @@ def test_an_expert_has_its_color_on_the_map(drawn):
 
 
 def test_cells_far_from_training_are_pale_and_those_that_are_not_routed_white(drawn):
-    distance = torch.tensor([[0.0, world_map.FAR - 1, world_map.FAR + 1], [5e3, 0.0, 9e3]])
+    distance = torch.tensor([[0.0, geography_plots.FAR - 1, geography_plots.FAR + 1], [5e3, 0.0, 9e3]])
     axes = drawn(domains([[0, 1, 1], [0, 1, -1]], 2, distance=distance, radius=8000.0)).axes[0]
     veil = axes.images[0].get_array()[..., 3]
     assert (veil > 0).tolist() == [[False, False, True], [True, False, False]]
@@ -88,8 +88,8 @@ def test_the_legend_fits_into_the_picture(drawn, num_experts):
 
 
 def test_coastlines_are_small_and_where_the_land_is():
-    lines = world_map.coastlines()
-    assert (world_map.Path(world_map.__file__).with_name("coastlines.npz")).stat().st_size < 100_000
+    lines = geography_plots.coastlines()
+    assert (geography_plots.Path(geography_plots.__file__).with_name("coastlines.npz")).stat().st_size < 100_000
     points = np.concatenate(lines)
     assert np.abs(points).max(0).tolist() <= [180.0, 90.0]
     assert max(np.abs(np.diff(line[:, 0])).max() for line in lines) < 20.0  # none leaps across the map

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .canvas import LEGEND_BELOW, line_handle, picture
-from .drawing import fitted
-from .palette import category_color
+from .style import LEGEND_BELOW, category_color, fitted, line_handle, picture
 
 Row = Mapping[str, Any]
 MARKERS = "os^Dvpx*"

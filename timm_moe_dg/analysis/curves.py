@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocols import Record, reported_accuracy, training_domain_validation, validation_accuracy
-from .canvas import Style, optional_picture, picture
-from .drawing import fitted
-from .palette import CATEGORIES, category_color
+from .style import CATEGORIES, Style, category_color, fitted, optional_picture, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,10 +9,10 @@ import numpy as np
 from ..protocols.assessment import Scores
 from ..storage.csv_text import write_csv
 from ..storage.json_text import json_text
-from .canvas import optional_picture
-from .confusion_plots import plot_confusion
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection
+from .score_plots import plot_confusion
+from .style import optional_picture
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "predictions.csv", "projection.png")
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ArgumentError, MissingDependencyError
-from .canvas import legend_below, picture, swatch
-from .drawing import fitted
 from .evaluated import Evaluated
-from .palette import CATEGORIES, category_color
+from .style import CATEGORIES, category_color, fitted, legend_below, picture, swatch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,7 @@ from ..protocols.run_identity import settings
 from ..results.columns import Cell
 from ..results.runs import RowKey
 from ..results.tables import Table
-from .canvas import picture, swatch, text_size
-from .drawing import LETTER, fitted
-from .palette import category_color, model_colors
+from .style import LETTER_WIDTH, category_color, fitted, model_colors, picture, swatch, text_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +123,7 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
 
 def _column_titles(table: Table, width: float) -> tuple[list[str], bool]:
     """Titles as they are written below the bars, and whether they stand upright for lack of room."""
-    letters = int(72 * (width - 1.5) / len(table.columns) / (LETTER * text_size(width)))
+    letters = int(72 * (width - 1.5) / len(table.columns) / (LETTER_WIDTH * text_size(width)))
     upright = max(map(len, table.columns)) > letters
     return [fitted(title, 24) if upright else title for title in table.columns], upright
 

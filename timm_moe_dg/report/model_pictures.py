@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..analysis.domain_report import draw_domains, is_geographic
+from ..analysis.geography_report import draw_domains, is_geographic
 from ..analysis.routing.map_report import draw_attention, draw_experts
 from ..analysis.run_view import RunView
 from ..protocols.records import SCORED_ROLES

@@ -3,9 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from ..analysis.calibration_plots import plot_reliability
-from ..analysis.confusion_plots import plot_confusion
 from ..analysis.run_view import open_run
+from ..analysis.score_plots import plot_confusion, plot_reliability
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, Reading, ask
 from .pictures import Missing, attempt, inlined

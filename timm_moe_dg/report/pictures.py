@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from PIL import Image
 
-from ..analysis.canvas import new_figure
+from ..analysis.style import new_figure
 from ..errors import MoeDgError
 
 Made = TypeVar("Made")

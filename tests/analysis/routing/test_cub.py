@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from timm_moe_dg.analysis.routing.cub import read_cub
+from timm_moe_dg.analysis.routing.annotations import read_cub
 from timm_moe_dg.errors import DataError
 
 FILES = {

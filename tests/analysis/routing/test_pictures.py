@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from timm_moe_dg.analysis.routing.pictures import choose_pictures, class_index, picture_key, picture_names
+from timm_moe_dg.analysis.routing.chosen_images import choose_pictures, class_index, picture_key, picture_names
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.data.readers import DigitsDomain
 from timm_moe_dg.errors import DataError

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import canvas
-from timm_moe_dg.analysis.drawing import fitted
-from timm_moe_dg.analysis.palette import expert_color
-from timm_moe_dg.analysis.routing.association_plots import plot_association, plot_nulls
+from timm_moe_dg.analysis import style
 from timm_moe_dg.analysis.routing.map_plots import (
     Photograph,
+    plot_association,
     plot_attention_maps,
     plot_entropy_maps,
     plot_expert_maps,
+    plot_nulls,
 )
 from timm_moe_dg.analysis.routing.parts import associate_parts
+from timm_moe_dg.analysis.style import expert_color, fitted
 
 pytest.importorskip("matplotlib")
 LONG = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
@@ -40,8 +40,8 @@ def test_maps_of_any_number_of_experts(num_experts, tmp_path):
 
 
 def drawn(rows, num_experts, monkeypatch, tmp_path):
-    kept, new_figure = [], canvas.new_figure
-    monkeypatch.setattr(canvas, "new_figure", lambda *size: kept.append(new_figure(*size)) or kept[-1])
+    kept, new_figure = [], style.new_figure
+    monkeypatch.setattr(style, "new_figure", lambda *size: kept.append(new_figure(*size)) or kept[-1])
     plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
     return kept[0]
 

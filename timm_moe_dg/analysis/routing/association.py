@@ -82,3 +82,24 @@ def jensen_shannon_distance(first: Tensor, second: Tensor) -> Tensor:
     entropy = torch.special.entr(shares).sum(-1)
     divergence = torch.special.entr(shares.mean(0)).sum() - entropy.mean()
     return (divergence.clamp(min=0.0) / torch.tensor(2.0, dtype=torch.float64).log()).sqrt()
+
+
+def normalized_mutual_information(counts: Tensor) -> Tensor:
+    """Mutual information of rows and columns over the mean of both entropies, for any number of tables at once.
+
+    scikit-learn's normalized_mutual_info_score is the same for one table, but takes labels rather than counts.
+
+    Args:
+        counts: (..., R, C), not negative; empty rows and columns do not matter.
+
+    Returns:
+        float64 (...): 0 for independence, 1 for a one-to-one relation or a single cell; NaN for an empty table.
+    """
+    joint = counts.double() / counts.double().sum((-2, -1), keepdim=True)
+    rows, columns, cells = (_entropy(shares) for shares in (joint.sum(-1), joint.sum(-2), joint.flatten(-2)))
+    ratio = (2 * (rows + columns - cells) / (rows + columns)).clamp(0.0, 1.0)
+    return ratio.where(rows + columns > 0, torch.where(cells.isnan(), cells, 1.0))
+
+
+def _entropy(shares: Tensor) -> Tensor:
+    return torch.special.entr(shares).sum(-1)

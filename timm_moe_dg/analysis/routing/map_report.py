@@ -10,9 +10,9 @@ from ...networks.build import Network
 from ...storage.json_text import json_text
 from ..run_view import RunView
 from .attention import class_attention, head_similarity, mass_mask
+from .chosen_images import ShownRows, photographs, seen, shown_images
 from .map_plots import Photograph, plot_attention_maps, plot_entropy_maps, plot_expert_maps
 from .maps import chosen_block, mixture_blocks, routing_maps
-from .shown import ShownRows, photographs, seen, shown_images
 
 
 def draw_experts(

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...metrics import normalized_mutual_information_of_counts
 from .association import (
     PermutationTest,
     compared_with_null,
     cramers_v,
     jensen_shannon_distance,
     lift,
+    normalized_mutual_information,
     permutation_test,
     row_shares,
 )
@@ -137,11 +137,9 @@ def associate_parts(
     counts = count_parts(members, first, num_experts)
 
     def draw() -> Tensor:
-        return normalized_mutual_information_of_counts(
-            count_parts(members, permuted_patches(first, generator), num_experts)
-        )
+        return normalized_mutual_information(count_parts(members, permuted_patches(first, generator), num_experts))
 
-    test = permutation_test(normalized_mutual_information_of_counts(counts), draw, permutations)
+    test = permutation_test(normalized_mutual_information(counts), draw, permutations)
     return _association(names, counts, test)
 
 
@@ -176,8 +174,8 @@ def associate_attributes(
     drawn = torch.stack([held @ counts[torch.randperm(len(counts), generator=generator)] for _ in range(permutations)])
     found = {}
     for group, rows in grouped(names).items():
-        observed = normalized_mutual_information_of_counts(table[rows])
-        test = compared_with_null(observed, normalized_mutual_information_of_counts(drawn[:, rows]))
+        observed = normalized_mutual_information(table[rows])
+        test = compared_with_null(observed, normalized_mutual_information(drawn[:, rows]))
         values = [names[row].partition("::")[2] or names[row] for row in rows]
         found[group] = _association(values, table[rows], test)
     return found

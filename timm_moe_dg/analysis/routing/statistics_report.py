@@ -10,13 +10,13 @@ from ...data import Domain
 from ...errors import ArgumentError
 from ...storage.json_text import json_text
 from ..run_view import RunView
+from .annotations import annotated
 from .association import PermutationTest
-from .association_plots import plot_association, plot_nulls
+from .chosen_images import picture_names
 from .invariance import PairInvariance, check_paired, overall, routing_invariance
+from .map_plots import plot_association, plot_nulls
 from .maps import RoutingMap, chosen_block, mixture_blocks, routes_patches, routing_maps_of
-from .members import annotated
 from .parts import Association, associate_attributes, associate_parts
-from .pictures import picture_names
 
 PARTS = "parts"  # the row of the results that is no group of attributes
 

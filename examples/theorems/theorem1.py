@@ -1,13 +1,13 @@
-"""Trains an MLP and a convolutional network where two features give the label, and shows which one each follows.
+"""Trains an MLP and a convolutional network on two features that both give the label; shows which one each follows.
 
-    python tools/reproduce_theorem1.py noiseless --output output/theorem1
-    python tools/reproduce_theorem1.py noisy --output output/theorem1
-    python tools/reproduce_theorem1.py noiseless --quick --output output/theorem1_quick
+    python examples/theorems/theorem1.py noiseless --output output/theorem1
+    python examples/theorems/theorem1.py noisy --output output/theorem1
+    python examples/theorems/theorem1.py noiseless --quick --output output/theorem1_quick
 
-The experiment of GMoE, appendix B.2: the label is written once into pixels of the first patch and once into which
-pattern another patch holds. `noiseless` trains both networks, `noisy` the MLP at nine pairs of probabilities. Held-out
-sets are named by what they do: `pixel_spurious` has the pixel of the next class and the true patch, `patch_spurious`
-the reverse. Into the output folder go theorem1_FORM.json and, with matplotlib, theorem1_FORM.png.
+The experiment of GMoE, appendix B.2. The label is encoded twice: by a pixel of the first patch, and by the pattern
+that another patch holds. `noiseless` trains both networks, `noisy` trains the MLP at nine pairs of probabilities. The
+test set `pixel_spurious` has the pixel of the next class and the true pattern, `patch_spurious` the reverse. The output
+folder receives theorem1_FORM.json and theorem1_FORM.png.
 """
 
 import argparse
@@ -18,14 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fit import fit, predict
+from plots import plot_seed_curves
 from torch import Tensor, nn
 
-from timm_moe_dg.analysis.fitting import answers, fit
-from timm_moe_dg.analysis.theorem_plots import plot_seed_curves
-from timm_moe_dg.cli.arguments import parse_words, positive_int
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.storage.atomic import write_text
+from timm_moe_dg.cli.arguments import positive_int
 
 CLASSES, PATCHES = 4, 10  # K, also the width of a patch, and P
 HELD_OUT = 2000  # samples of the validation set, and of each test set
@@ -41,7 +38,7 @@ Samples = tuple[Tensor, Tensor]
 
 
 class PatchNetwork(nn.Module):
-    """Two convolutions of width 1, each the same linear map on every patch, and the maximum over patches."""
+    """Two convolutions of width 1, that is linear maps of each patch, and the maximum over patches."""
 
     def __init__(self, filters: int = 20) -> None:
         super().__init__()
@@ -64,11 +61,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": perceptron, "FCN": PatchN
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(
-        prog="reproduce_theorem1.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="theorem1.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("form", choices=sorted(EPOCHS), help="features that always, or only mostly, show the label")
-    add("--output", type=Path, required=True, metavar="DIR", help="where the results go; files there are replaced")
+    add("form", choices=sorted(EPOCHS), help="whether the features always give the label, or with a probability")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder of the results; files there are replaced")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED", help="repetitions (default: %(default)s)")
     add("--epochs", type=positive_int, metavar="N", help=f"(default: {EPOCHS})")
     add("--samples", type=positive_int, default=100_000, metavar="N", help="to train on (default: %(default)s)")
@@ -77,12 +74,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def orthonormal_codes(generator: torch.Generator) -> Tensor:
-    """(K, K): one pattern a row, a random orthonormal basis."""
+    """(K, K): a random orthonormal basis, one pattern a row."""
     return torch.linalg.qr(torch.randn(CLASSES, CLASSES, generator=generator)).Q.T.contiguous()
 
 
 def draw_patches(pixels: Tensor, patches: Tensor, codes: Tensor, generator: torch.Generator) -> Tensor:
-    """Writes two labels into noise: N labels for pixels, N for patches -> (N, P, K)."""
+    """Writes labels into noise, N as pixels and N as patterns -> (N, P, K)."""
     x = torch.randn(len(pixels), PATCHES, CLASSES, generator=generator)
     rows = torch.arange(len(pixels))
     x[rows, 0, pixels] = 1.0
@@ -90,8 +87,8 @@ def draw_patches(pixels: Tensor, patches: Tensor, codes: Tensor, generator: torc
     return x
 
 
-def mostly(labels: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Keeps each label with a probability and makes it one of the others, chosen uniformly, otherwise."""
+def corrupt(labels: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Keeps each label with a probability; otherwise replaces it by one of the others, chosen uniformly."""
     others = labels + torch.randint(1, CLASSES, labels.shape, generator=generator)
     return torch.where(torch.rand(labels.shape, generator=generator) < probability, labels, others % CLASSES)
 
@@ -100,32 +97,32 @@ def make_sets(samples: int, held_out: int, p_pixel: float, p_patch: float, seed:
     """Draws the training set, the validation set and the test sets.
 
     The spurious feature of a test set always shows the next class. The paper does not say whether the other feature
-    keeps its noise there; the sets whose names end in _clean have it without, and differ only where there is noise.
+    keeps its noise there. Test sets whose names end in _clean have it without noise.
     """
     generator = torch.Generator().manual_seed(seed)
     codes = orthonormal_codes(generator)
 
-    def drawn(number: int, pixel: float | None, patch: float | None) -> Samples:
+    def draw(number: int, pixel: float | None, patch: float | None) -> Samples:
         targets = torch.randint(CLASSES, (number,), generator=generator)
         labels = [
-            (targets + 1) % CLASSES if probability is None else mostly(targets, probability, generator)
+            (targets + 1) % CLASSES if probability is None else corrupt(targets, probability, generator)
             for probability in (pixel, patch)
         ]
         return draw_patches(labels[0], labels[1], codes, generator), targets
 
     sets = {
-        "train": drawn(samples, p_pixel, p_patch),
-        "validation": drawn(held_out, p_pixel, p_patch),
-        "pixel_spurious": drawn(held_out, None, p_patch),
-        "patch_spurious": drawn(held_out, p_pixel, None),
+        "train": draw(samples, p_pixel, p_patch),
+        "validation": draw(held_out, p_pixel, p_patch),
+        "pixel_spurious": draw(held_out, None, p_patch),
+        "patch_spurious": draw(held_out, p_pixel, None),
     }
     if min(p_pixel, p_patch) < 1:
-        sets |= {"pixel_spurious_clean": drawn(held_out, None, 1.0), "patch_spurious_clean": drawn(held_out, 1.0, None)}
+        sets |= {"pixel_spurious_clean": draw(held_out, None, 1.0), "patch_spurious_clean": draw(held_out, 1.0, None)}
     return sets
 
 
 def train(network: str, p_pixel: float, p_patch: float, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains one network; returns what it was and its accuracy in percent on each held-out set after each epoch."""
+    """Trains one network; returns its settings and its accuracy in percent on each held-out set after each epoch."""
     start = time.perf_counter()
     sets = make_sets(args.samples, HELD_OUT, p_pixel, p_patch, seed)
     inputs, targets = sets.pop("train")
@@ -135,7 +132,7 @@ def train(network: str, p_pixel: float, p_patch: float, seed: int, args: argpars
     order = torch.Generator().manual_seed(seed)
     for _ in fit(model, inputs, targets, nn.functional.cross_entropy, epochs=args.epochs, generator=order):
         for name, (x, y) in sets.items():
-            curves[name].append(100 * (answers(model, x).argmax(1) == y).double().mean().item())
+            curves[name].append(100 * (predict(model, x).argmax(1) == y).double().mean().item())
     finals = ", ".join(f"{name} {values[-1]:.1f}" for name, values in curves.items())
     seconds = time.perf_counter() - start
     print(f"{network} p1={p_pixel} p2={p_patch} seed {seed}, {seconds:.0f} s: {finals}", flush=True)
@@ -144,7 +141,7 @@ def train(network: str, p_pixel: float, p_patch: float, seed: int, args: argpars
 
 
 def panel_of(run: dict[str, Any]) -> str:
-    """What tells runs apart, seeds aside."""
+    """Title of the panel that a run belongs to: all its seeds share one."""
     noiseless = run["p_pixel"] == run["p_patch"] == 1
     return run["network"] if noiseless else f"p1 {run['p_pixel']:g}, p2 {run['p_patch']:g}"
 
@@ -170,39 +167,27 @@ def final_accuracies(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict
 
 
 def write_results(runs: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Writes all that is known so far."""
+    """Writes the results so far."""
     settings = {**vars(args), "output": str(args.output), "torch": torch.__version__}
     table = {"settings": settings, "final": final_accuracies(runs), "runs": runs}
-    write_text(args.output / f"theorem1_{args.form}.json", json.dumps(table) + "\n")
+    (args.output / f"theorem1_{args.form}.json").write_text(json.dumps(table) + "\n")
 
 
-def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws the curves, or says why not."""
-    try:
-        plot_seed_curves(by_panel(runs), path, LABELS)
-    except MissingDependencyError as error:
-        print(f"no picture: {error}")
-
-
-@tool
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    args = parse_words(build_parser(), argv)
+    args = build_parser().parse_args(argv)
     share = 5 if args.quick else 1
     args.epochs = max(1, (args.epochs or EPOCHS[args.form]) // share)
     args.samples = max(1, args.samples // share)
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError.of("output", str(args.output), f"cannot be made ({error}); choose another") from error
-    torch.set_num_threads(1)
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # the matrices are small
     settings = [("MLP", *pair) for pair in PROBABILITIES] if args.form == "noisy" else [(n, 1.0, 1.0) for n in NETWORKS]
     runs: list[dict[str, Any]] = []
     for seed in args.seeds:
         for setting in settings:
             runs.append(train(*setting, seed, args))
             write_results(runs, args)
-    draw(runs, args.output / f"theorem1_{args.form}.png")
+    plot_seed_curves(by_panel(runs), args.output / f"theorem1_{args.form}.png", LABELS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fitting a small network to tensors that are in memory whole, for experiments on synthetic data."""
+"""Trains a small network on tensors that fit in memory."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,24 +19,21 @@ def fit(
     batch_size: int = 256,
     lr: float = 1e-3,
 ) -> Iterator[int]:
-    """Trains with Adam and yields after each epoch, so that the caller can look at the model.
+    """Trains with Adam and yields the number of finished epochs, so that the caller can evaluate in between.
 
     Args:
-        model: Trained in place; in training mode during an epoch, whatever the caller sets in between.
+        model: Trained in place; every epoch runs in training mode.
         inputs: (N, ...).
         targets: (N, ...).
-        objective: The model's outputs on a batch and the batch's targets -> a scalar to minimize.
+        objective: Maps outputs and targets of a batch to a scalar loss.
         epochs: Passes over all samples.
-        generator: Draws the order of the samples.
+        generator: Shuffles the samples.
         batch_size: Samples in a step; the last batch of an epoch may be smaller.
         lr: Constant learning rate.
-
-    Yields:
-        The number of epochs that are done, from 1.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
     for epoch in range(1, epochs + 1):
-        model.train()
+        model.train()  # the caller may have switched to evaluation mode
         for batch in torch.randperm(len(inputs), generator=generator).split(batch_size):
             optimizer.zero_grad()
             objective(model(inputs[batch]), targets[batch]).backward()
@@ -45,6 +42,6 @@ def fit(
 
 
 @torch.no_grad()
-def answers(model: nn.Module, inputs: Tensor) -> Tensor:
+def predict(model: nn.Module, inputs: Tensor) -> Tensor:
     """The model's outputs in evaluation mode."""
     return model.eval()(inputs)

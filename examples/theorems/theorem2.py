@@ -1,14 +1,13 @@
-"""Trains one mixture layer on a function with branches, and shows how well it does with how many experts.
+"""Trains one mixture layer on a function with branches, for several numbers of experts.
 
-    python tools/reproduce_theorem2.py --output output/theorem2
-    python tools/reproduce_theorem2.py --branches 6 --quick --output output/theorem2_six
+    python examples/theorems/theorem2.py --output output/theorem2
+    python examples/theorems/theorem2.py --branches 6 --quick --output output/theorem2_six
 
-The experiment that GMoE's Theorem 2 suggests and the paper does not have. One coordinate of the input falls into one of
-M intervals (Algorithm 1 of the paper); the interval chooses which of M random two-layer functions of the other
-coordinates is the target. The model is this package's `MoeMlp`, K = 1, with N = 1 to 2M experts of equal width, the
-cosine router and its auxiliary loss; beside it a dense network, which is the same layer with one expert, of the N
-experts' total width. Into the output folder go theorem2.json and, with matplotlib, theorem2.png: held-out error, and
-agreement of experts with branches.
+GMoE's Theorem 2 suggests this experiment; the paper does not have it. One coordinate of the input falls into one of M
+intervals (Algorithm 1 of the paper). The interval selects which of M random two-layer functions of the other
+coordinates is the target. The model is this package's `MoeMlp` with K = 1, N = 1 to 2M experts of equal width, the
+cosine router and its auxiliary loss. The baseline is a dense network: one expert of the N experts' total width. The
+output folder receives theorem2.json and theorem2.png: held-out error, and agreement of experts with branches.
 """
 
 import argparse
@@ -20,26 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fit import fit, predict
+from plots import plot_against_experts
+from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
-from timm_moe_dg.analysis.fitting import answers, fit
-from timm_moe_dg.analysis.theorem_plots import plot_against_experts
-from timm_moe_dg.cli.arguments import non_negative, parse_words, positive_int
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.cli.arguments import non_negative, positive_int
 from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.losses import auxiliary_loss
-from timm_moe_dg.metrics import normalized_mutual_information
-from timm_moe_dg.storage.atomic import write_text
 
-REST, CONDITION = 8, 2  # coordinates: those that the branches compute with, and the condition with a constant 1
+REST, CONDITION = 8, 2  # coordinates: inputs of the branches; the condition and a constant 1
 FEATURES = REST + CONDITION
 HELD_OUT = 4000
 MIXTURE, DENSE = "N experts, K = 1", "dense, same total width"
 
 
 class Samples(NamedTuple):
-    """Inputs (S, FEATURES), targets (S, REST) of unit variance, and the branch (S,) that made each."""
+    """Inputs (S, FEATURES), targets (S, REST) of unit variance, and each sample's branch (S,)."""
 
     inputs: Tensor
     targets: Tensor
@@ -61,10 +57,10 @@ class Branches:
         self.second = torch.randn(number, REST, hidden, generator=generator) / hidden**0.5
 
     def apply(self, z: Tensor, branches: Tensor) -> Tensor:
-        """(S, REST) and the branch of each (S,) -> (S, REST)."""
+        """(S, REST) inputs and (S,) branches -> (S, REST)."""
         hidden = torch.einsum("mhd,sd->smh", self.first, z).tanh()
-        every = torch.einsum("moh,smh->smo", self.second, hidden)
-        return every[torch.arange(len(z)), branches]
+        outputs = torch.einsum("moh,smh->smo", self.second, hidden)
+        return outputs[torch.arange(len(z)), branches]
 
     def draw(self, samples: int, generator: torch.Generator) -> Samples:
         """Draws inputs: the condition uniform on -1 to 1, whose M equal intervals are the branches; the rest normal."""
@@ -78,10 +74,10 @@ class Branches:
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(
-        prog="reproduce_theorem2.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="theorem2.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="where the results go; files there are replaced")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder of the results; files there are replaced")
     add("--branches", type=positive_int, default=4, metavar="M", help="of the target (default: %(default)s)")
     add("--width", type=positive_int, default=16, metavar="H", help="of each expert (default: %(default)s)")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED", help="repetitions (default: %(default)s)")
@@ -93,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def make_sets(branches: int, samples: int, seed: int) -> tuple[Samples, Samples]:
-    """Draws the functions, samples to train on and held-out ones; targets have unit variance in training."""
+    """Draws the functions, training samples and held-out samples; training targets have unit variance."""
     generator = torch.Generator().manual_seed(seed)
     functions = Branches(branches, generator)
     train, held_out = functions.draw(samples, generator), functions.draw(HELD_OUT, generator)
@@ -102,7 +98,7 @@ def make_sets(branches: int, samples: int, seed: int) -> tuple[Samples, Samples]
 
 
 def fit_squares(model: nn.Module, data: Samples, seed: int, args: argparse.Namespace) -> nn.Module:
-    """Trains on the squared error, and the auxiliary loss where there is a router."""
+    """Trains on the squared error plus the auxiliary loss."""
 
     def objective(outputs: Tensor, targets: Tensor) -> Tensor:
         return squared_error(outputs, targets) + args.aux_coef * auxiliary_loss(model)
@@ -119,14 +115,14 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(num_experts: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains the mixture and its dense counterpart; returns what they reached on held-out samples."""
+    """Trains the mixture and its dense counterpart; returns their held-out scores."""
     start = time.perf_counter()
     data, held_out = make_sets(args.branches, args.samples, seed)
     torch.manual_seed(seed)
     mixture = MoeMlp(FEATURES, args.width, num_experts=num_experts, top_k=1)
     fit_squares(mixture, data, seed, args)
     mixture.record_routing = True
-    error = squared_error(answers(mixture, held_out.inputs), held_out.targets).item()
+    error = squared_error(predict(mixture, held_out.inputs), held_out.targets).item()
     assert mixture.routing is not None
     experts = mixture.routing.expert_indices[:, 0]
     dense = fit_squares(MoeMlp(FEATURES, num_experts * args.width, num_experts=1, top_k=1), data, seed, args)
@@ -134,8 +130,8 @@ def train(num_experts: int, seed: int, args: argparse.Namespace) -> dict[str, An
         "num_experts": num_experts,
         "seed": seed,
         "error": error,
-        "dense_error": squared_error(answers(dense, held_out.inputs), held_out.targets).item(),
-        "nmi": normalized_mutual_information(experts, held_out.branches).item(),
+        "dense_error": squared_error(predict(dense, held_out.inputs), held_out.targets).item(),
+        "nmi": float(normalized_mutual_info_score(experts, held_out.branches)),
         "experts_used": len(experts.unique()),
         "seconds": round(time.perf_counter() - start, 1),
     }
@@ -149,32 +145,26 @@ def by_number(rows: Sequence[dict[str, Any]], key: str) -> np.ndarray:
 
 
 def draw(rows: Sequence[dict[str, Any]], branches: int, path: Path) -> None:
-    """Draws error and agreement over the number of experts, or says why not."""
+    """Draws error and agreement over the number of experts."""
     errors = {MIXTURE: by_number(rows, "error"), DENSE: by_number(rows, "dense_error")}
     panels = {"held-out error": errors, "NMI (expert, branch)": {MIXTURE: by_number(rows, "nmi")}}
-    try:
-        plot_against_experts(panels, sorted({row["num_experts"] for row in rows}), branches, path)
-    except MissingDependencyError as error:
-        print(f"no picture: {error}")
+    plot_against_experts(panels, sorted({row["num_experts"] for row in rows}), branches, path)
 
 
-@tool
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    args = parse_words(build_parser(), argv)
+    args = build_parser().parse_args(argv)
     share = 5 if args.quick else 1
     args.epochs, args.samples = max(1, args.epochs // share), max(1, args.samples // share)
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError.of("output", str(args.output), f"cannot be made ({error}); choose another") from error
-    torch.set_num_threads(1)
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # the matrices are small
     settings = {**vars(args), "output": str(args.output), "torch": torch.__version__}
     rows = []
     for seed in args.seeds:
         for num_experts in range(1, 2 * args.branches + 1):
             rows.append(train(num_experts, seed, args))
-            write_text(args.output / "theorem2.json", json.dumps({"settings": settings, "runs": rows}, indent=1) + "\n")
+            table = {"settings": settings, "runs": rows}
+            (args.output / "theorem2.json").write_text(json.dumps(table, indent=1) + "\n")
     draw(rows, args.branches, args.output / "theorem2.png")
 
 

@@ -9,14 +9,11 @@ from torch import Tensor
 
 from ..data import EvaluationImages, PlacesDomain, Split, evaluation_loader
 from ..errors import ArgumentError
-from ..metrics import normalized_mutual_information
 from ..storage.json_text import json_text
-from .canvas import optional_picture
-from .domains import domain_map, domains_at, geo_layers
-from .expert_plots import plot_expert_matrix, plot_expert_usage
-from .experts import expert_usage, forced_expert_matrix
+from .geography import domain_map, domains_at, expert_usage, forced_expert_matrix, geo_layers
+from .geography_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .run_view import RunView
-from .world_map import plot_domain_map
+from .style import optional_picture
 
 FILE = "analysis.json"
 
@@ -42,6 +39,8 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     Raises:
         ArgumentError: The model has no metadata-routed experts, or no image has a place.
     """
+    from sklearn.metrics import normalized_mutual_info_score
+
     domains = _analyzed(view, data_dir, role)
     places = {domain.group: _inside(domain) for domain in domains}
     metadata = torch.cat(list(places.values()))
@@ -58,7 +57,7 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     numbers: dict[str, object] = {
         "role": role,
         "groups": list(places),
-        "nmi": normalized_mutual_information(found, groups).item(),
+        "nmi": float(normalized_mutual_info_score(groups, found)),
         "images_by_group_and_domain": counts.tolist(),
         "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
     }

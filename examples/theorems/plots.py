@@ -1,4 +1,4 @@
-"""Pictures of the experiments on synthetic data. matplotlib is imported when a picture is drawn."""
+"""Pictures of the two experiments."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .canvas import picture
-from .palette import category_color
+from timm_moe_dg.analysis.style import category_color, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,15 +18,12 @@ STYLES = (("#000000", ":"), *zip(map(category_color, range(3)), ("-", "--", "-."
 
 
 def plot_seed_curves(panels: Mapping[str, Sequence[Curves]], path: Path, labels: Mapping[str, str]) -> None:
-    """Draws accuracies over the epochs, one panel each, up to three in a row: mean over the seeds, and their range.
+    """Draws accuracy over epochs, up to three panels in a row: mean and range over the seeds.
 
     Args:
         panels: Title -> one entry per seed: name of a curve -> accuracy in percent after each epoch.
         path: Picture to write.
-        labels: Name of a curve -> what the legend says, in the order of the legend.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+        labels: Name of a curve -> its label in the legend, in the legend's order.
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -50,16 +46,13 @@ def plot_seed_curves(panels: Mapping[str, Sequence[Curves]], path: Path, labels:
 def plot_against_experts(
     panels: Mapping[str, Mapping[str, np.ndarray]], num_experts: Sequence[int], num_branches: int, path: Path
 ) -> None:
-    """Draws quantities over the number of experts, one panel each: mean over the seeds, and their range.
+    """Draws quantities over the number of experts, one panel each: mean and range over the seeds.
 
     Args:
         panels: Label of the vertical axis -> label of a line -> (seeds, numbers of experts).
-        num_experts: Along the horizontal axis.
-        num_branches: Marked on it.
+        num_experts: Values on the horizontal axis.
+        num_branches: Marked by a vertical line.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     with picture(path, 8.0, 4.6) as figure:
         for (quantity, lines), axes in zip(
@@ -74,8 +67,8 @@ def plot_against_experts(
 
 
 def _line_with_range(
-    axes: "Axes", at: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], marker: str | None = None
+    axes: "Axes", x: np.ndarray, values: np.ndarray, label: str, style: tuple[str, str], marker: str | None = None
 ) -> None:
     color, dashes = style
-    axes.plot(at, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, marker=marker)
-    axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
+    axes.plot(x, values.mean(0), color=color, linestyle=dashes, linewidth=2, label=label, marker=marker)
+    axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)

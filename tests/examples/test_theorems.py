@@ -1,0 +1,164 @@
+"""The synthetic data of GMoE's two theorems, and a short run of each experiment."""
+
+import importlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "theorems"
+SIZE = 4000
+
+sys.path.insert(0, str(FOLDER))  # as Python does for a script: its folder's modules are imported by name
+fit, theorem1, theorem2 = (importlib.import_module(name) for name in ("fit", "theorem1", "theorem2"))
+
+
+def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_weights_equal_those_of_adam_on_the_same_batches():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 3), torch.randn(20, 2)
+    model, reference = nn.Linear(3, 2), nn.Linear(3, 2)
+    reference.load_state_dict(model.state_dict())
+    order, same = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    for _ in fit.fit(model, inputs, targets, squares, epochs=3, generator=order, batch_size=8, lr=0.01):
+        fit.predict(model, inputs)  # leaves the model in evaluation mode, which the next epoch undoes
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01, fused=False)
+    for _ in range(3):
+        permutation = torch.randperm(20, generator=same)
+        for batch in (permutation[:8], permutation[8:16], permutation[16:]):
+            optimizer.zero_grad()
+            squares(reference(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+    torch.testing.assert_close(model.weight, reference.weight, rtol=1e-4, atol=1e-6)
+
+
+def labels_of(x: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reads both features off the samples: which pixel of the first patch is 1, and which pattern is in a patch."""
+    matches = (x[:, 1:, None] == codes).all(-1)  # (N, P - 1, K), to the last bit
+    assert (matches.sum((1, 2)) == 1).all()  # exactly one patch of 2..P holds a pattern
+    ones = x[:, 0] == 1.0
+    assert (ones.sum(1) == 1).all()
+    return ones.long().argmax(1), matches.any(1).long().argmax(1)
+
+
+def codes_of(seed: int) -> torch.Tensor:
+    return theorem1.orthonormal_codes(torch.Generator().manual_seed(seed))
+
+
+def test_the_patterns_are_an_orthonormal_basis_that_depends_on_the_seed():
+    torch.testing.assert_close(codes_of(0) @ codes_of(0).T, torch.eye(4), rtol=0, atol=1e-6)
+    assert not torch.allclose(codes_of(0), codes_of(1))
+
+
+def test_without_noise_each_set_shows_the_labels_that_its_name_says():
+    sets = theorem1.make_sets(SIZE, SIZE, 1.0, 1.0, seed=3)
+    shifts = {"train": (0, 0), "validation": (0, 0), "pixel_spurious": (1, 0), "patch_spurious": (0, 1)}
+    assert sets.keys() == shifts.keys()
+    for name, (x, y) in sets.items():
+        pixel, patch = labels_of(x, codes_of(3))
+        assert torch.equal(pixel, (y + shifts[name][0]) % 4)
+        assert torch.equal(patch, (y + shifts[name][1]) % 4)
+    assert not torch.equal(sets["train"][0], sets["validation"][0])
+
+
+def test_noise_flips_both_features_independently_and_to_every_other_label_alike():
+    sets = theorem1.make_sets(20_000, SIZE, 0.9, 0.7, seed=1)
+    x, y = sets["train"]
+    pixel, patch = labels_of(x, codes_of(1))
+    assert torch.bincount(y, minlength=4).float().div(len(y)).sub(0.25).abs().max() < 0.016  # 5 standard deviations
+    assert (pixel == y).float().mean() == pytest.approx(0.9, abs=0.011)
+    assert (patch == y).float().mean() == pytest.approx(0.7, abs=0.017)
+    assert ((pixel == y) & (patch == y)).float().mean() == pytest.approx(0.63, abs=0.018)
+    shifts = torch.bincount(((patch - y) % 4)[patch != y], minlength=4).float()
+    assert shifts[1:].div(shifts.sum()).sub(1 / 3).abs().max() < 0.035
+    for kind, share in (("", 0.7), ("_clean", 1.0)):
+        x, y = sets[f"pixel_spurious{kind}"]
+        pixel, patch = labels_of(x, codes_of(1))
+        assert torch.equal(pixel, (y + 1) % 4)
+        assert (patch == y).float().mean() == pytest.approx(share, abs=0.04)
+    x, y = sets["patch_spurious_clean"]
+    assert torch.equal(labels_of(x, codes_of(1))[0], y)
+
+
+def test_the_patch_network_ignores_the_order_of_patches_and_the_mlp_does_not():
+    x, order = torch.randn(6, 10, 4), torch.randperm(10)
+    network, mlp = theorem1.NETWORKS["FCN"](), theorem1.NETWORKS["MLP"]()
+    torch.testing.assert_close(network(x), network(x[:, order]))
+    assert not torch.allclose(mlp(x), mlp(x[:, order]))
+    assert [tuple(p.shape) for p in mlp.parameters() if p.dim() == 2] == [(100, 40), (100, 100), (4, 100)]
+
+
+@pytest.mark.slow
+def test_the_aligned_network_keeps_more_than_50_points_over_the_misaligned_one_both_ways(tmp_path):
+    theorem1.main(["noiseless", "--output", str(tmp_path), "--seeds", "0", "--quick"])
+    table = json.loads((tmp_path / "theorem1_noiseless.json").read_text())
+    assert {run["network"]: len(run["curves"]["validation"]) for run in table["runs"]} == {"MLP": 10, "FCN": 10}
+    final = table["final"]
+    assert final["MLP"]["patch_spurious"]["mean"] - final["FCN"]["patch_spurious"]["mean"] > 50
+    assert final["FCN"]["pixel_spurious"]["mean"] - final["MLP"]["pixel_spurious"]["mean"] > 50
+    assert (tmp_path / "theorem1_noiseless.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_noisy_run_has_nine_pairs_of_probabilities(tmp_path):
+    theorem1.main(["noisy", "--output", str(tmp_path), "--seeds", "4", "--samples", "300", "--epochs", "1"])
+    runs = json.loads((tmp_path / "theorem1_noisy.json").read_text())["runs"]
+    assert len({(run["p_pixel"], run["p_patch"]) for run in runs}) == 9
+
+
+@pytest.fixture
+def functions():
+    return theorem2.Branches(3, torch.Generator().manual_seed(0))
+
+
+def test_the_interval_of_the_condition_chooses_the_function(functions):
+    data = functions.draw(500, torch.Generator().manual_seed(1))
+    for inputs, target, branch in zip(*(part[:60] for part in data), strict=True):
+        condition, z = inputs[0].item(), inputs[2:]
+        assert branch == (0 if condition < -1 / 3 else 1 if condition < 1 / 3 else 2)
+        expected = functions.second[branch] @ torch.tanh(functions.first[branch] @ z)
+        torch.testing.assert_close(target, expected)
+    assert torch.equal(data.inputs[:, 1], torch.ones(500))
+    assert torch.bincount(data.branches).min() > 120
+
+
+def test_targets_have_unit_variance_and_held_out_samples_the_same_functions(functions):
+    data, held_out = theorem2.make_sets(3, 4000, seed=0)
+    assert data.targets.std().item() == pytest.approx(1, abs=1e-5)
+    ratio = functions.apply(held_out.inputs[:, 2:], held_out.branches) / held_out.targets
+    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio), rtol=1e-3, atol=1e-4)
+    zero = torch.zeros(4000, theorem2.FEATURES)
+    assert theorem2.squared_error(zero, data.targets).item() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_short_run_has_every_number_of_experts_for_every_seed(tmp_path):
+    options = ["--branches", "2", "--samples", "1000", "--epochs", "2", "--seeds", "0", "1"]
+    theorem2.main(["--output", str(tmp_path), *options])
+    rows = json.loads((tmp_path / "theorem2.json").read_text())["runs"]
+    assert [(row["seed"], row["num_experts"]) for row in rows] == [(s, n) for s in (0, 1) for n in (1, 2, 3, 4)]
+    for row in rows:
+        assert 0 < row["error"] < 1.1  # hardly trained: the outputs are still close to zero
+        assert (row["nmi"] < 1e-9) == (row["experts_used"] == 1)
+        assert row["experts_used"] <= row["num_experts"]
+    assert theorem2.by_number(rows, "error")[1, 2] == rows[6]["error"]
+    assert (tmp_path / "theorem2.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("script", ["theorem1", "theorem2"])
+def test_the_commands_of_page_and_docstring_parse(script):
+    module = {"theorem1": theorem1, "theorem2": theorem2}[script]
+    text = (ROOT / "docs" / "theorems.md").read_text() + module.__doc__
+    start = f"python examples/theorems/{script}.py "
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(start)]
+    assert len(lines) >= 3
+    for line in lines:
+        module.build_parser().parse_args(shlex.split(line, comments=True)[2:])

@@ -1,0 +1,223 @@
+"""The style of every picture: colors, fonts, figures, legends and grids of images.
+
+Modules that draw import matplotlib inside functions, so that the package loads without it.
+
+The first eight colors are Okabe and Ito's, which people with any common color blindness tell apart; dark gray replaces
+their black. Eight of Paul Tol's "muted" scheme and its neighbors follow. More colors cannot be told apart, so they
+repeat after sixteen, and pictures also write the experts' numbers wherever there is room.
+"""
+
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from ..errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.typing import ColorType
+
+Layout: TypeAlias = Literal["constrained", "compressed"]
+Style: TypeAlias = dict[str, Any]  # matplotlib's keyword arguments
+
+EXPERT_COLORS = (
+    *("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#555555"),
+    *("#332288", "#882255", "#44AA99", "#999933", "#AA4499", "#661100", "#88CCEE", "#DDCC77"),
+)
+SHARED_COLOR = "#FFFFFF"  # for images that only the shared expert processes
+CATEGORIES = len(EXPERT_COLORS)  # the number of colors that can be told apart
+# Prefix of a model's name -> its color; the longest matching prefix counts
+_MODEL_COLORS = {
+    **{"": "#555555", "resnet": "#999933", "erm_le": "#CC79A7"},
+    **{"gmoe": "#0072B2", "sfmoe": "#009E73", "hybrid": "#E69F00", "moge": "#D55E00", "moge_se": "#882255"},
+}
+# Lines and classes take the dark colors first, because thin pale lines on white are hard to see
+_CATEGORY_ORDER = (4, 5, 2, 0, 6, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 3)
+
+DPI = 150
+GRID_DPI = 120  # of grids of images, whose files are large
+NARROW, LEGIBLE = 400, 8  # text is at least 8 pixels high when a picture is shown 400 pixels wide, as on phones
+GRID_SIDE = 1.45  # inches, of an image in a grid
+MAX_LETTERS = 60  # longer names are cut in the middle
+LETTER_WIDTH = 0.6  # mean width of a letter over the font size
+
+STYLE: Any = {  # matplotlib's rcParams
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "axes.titlesize": "medium",
+    "figure.titlesize": "medium",
+    "xtick.labelsize": "medium",
+    "ytick.labelsize": "medium",
+    "legend.fontsize": "medium",
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "errorbar.capsize": 2,
+    "text.parse_math": False,  # names are printed literally, dollar signs too
+}
+LEGEND_BELOW: Style = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1.0}  # of a whole figure
+_logger = logging.getLogger(__name__)
+
+
+def expert_color(index: int) -> str:
+    """Returns an expert's color as #RRGGBB; a negative index stands for no routed expert."""
+    return EXPERT_COLORS[index % CATEGORIES] if index >= 0 else SHARED_COLOR
+
+
+def category_color(index: int) -> str:
+    """Returns the color of a class, a domain or a line as #RRGGBB."""
+    return EXPERT_COLORS[_CATEGORY_ORDER[index % CATEGORIES]]
+
+
+def model_colors(models: Sequence[str]) -> list[str]:
+    """Returns a color for each entry: its family's color for the first of a family, then unused ones.
+
+    Args:
+        models: Names such as gmoe_small_patch16. Dense models are gray.
+    """
+    preferred = [_MODEL_COLORS[max(filter(name.startswith, _MODEL_COLORS), key=len)] for name in models]
+    unused = [color for color in map(category_color, range(CATEGORIES)) if color not in preferred]
+    return [unused.pop(0) if color in preferred[:index] and unused else color for index, color in enumerate(preferred)]
+
+
+def text_size(width: float) -> float:
+    """Font size in points for a picture of this width in inches: legible at 400 pixels, and between 9 and 16."""
+    return min(max(72 * LEGIBLE / NARROW * width, 9.0), 16.0)
+
+
+def fitted(name: str, width: int) -> str:
+    """Wraps a name into lines of at most `width` letters; the middle of a very long name is left out."""
+    if len(name) > MAX_LETTERS:
+        name = f"{name[: MAX_LETTERS // 2 - 2]}...{name[-MAX_LETTERS // 2 + 2 :]}"
+    return "\n".join(wrap(name, width)) or " "
+
+
+def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":
+    """Returns an empty figure of this size in inches.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError.of("drawing", "matplotlib", "plots") from error
+    return Figure(figsize=(width, height), layout=layout)
+
+
+@contextmanager
+def styled(width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
+    """Yields a figure of this size in inches; the style holds until the block ends.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure = new_figure(width, height, layout)
+    from cycler import cycler
+    from matplotlib import rc_context
+
+    colors = cycler(color=[category_color(index) for index in range(CATEGORIES)])
+    with rc_context({**STYLE, "font.size": text_size(width), "axes.prop_cycle": colors}):
+        yield figure
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
+    """Yields a styled figure and writes it to `path` when the block ends.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    with styled(width, height, layout) as figure:
+        yield figure
+        # The compressed layout leaves too little room for the labels of square axes
+        figure.savefig(path, dpi=DPI, bbox_inches="tight" if layout == "compressed" else None)
+
+
+@contextmanager
+def optional_picture(path: Path) -> Iterator[Path]:
+    """Lets work continue if the picture drawn in this block fails; a warning names the reason.
+
+    Args:
+        path: The picture's path, which is yielded. A partly written file is removed.
+    """
+    try:
+        yield path
+    except (MissingDependencyError, OSError) as error:
+        path.unlink(missing_ok=True)
+        _logger.warning(f"{path.name} is not drawn: {error}")
+
+
+@contextmanager
+def image_grid(
+    path: Path, rows: Sequence[str], columns: Sequence[str], extra: float = 0.0
+) -> Iterator[tuple["Figure", np.ndarray]]:
+    """Opens a figure of square panels without ticks, with names of rows at the left and of columns on top.
+
+    Args:
+        path: Picture to write.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        extra: Room for a legend below the panels, in lines of text.
+
+    Yields:
+        The figure, and its axes as an array (rows, columns).
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    width = 0.6 + GRID_SIDE * len(columns)
+    size = text_size(width)
+    letters = max(6, int(72 * GRID_SIDE / (LETTER_WIDTH * size)))  # that fit beside or above a panel
+    titles = [fitted(name, letters) for name in columns]
+    lines = extra + max(title.count("\n") + 1 for title in titles)
+    with styled(width, 0.2 + GRID_SIDE * len(rows) + lines * 1.4 * size / 72) as figure:
+        panels = figure.subplots(len(rows), len(columns), squeeze=False)
+        for axes in panels.flat:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        for axes, name in zip(panels[:, 0], rows, strict=True):
+            axes.set_ylabel(fitted(name, letters))
+        for axes, title in zip(panels[0], titles, strict=True):
+            axes.set_title(title)
+        yield figure, panels
+        write_figure(figure, path)
+
+
+def write_figure(figure: "Figure", path: Path) -> None:
+    """Writes a picture in 256 colors, which makes its file a third as large."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=GRID_DPI)
+    Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+
+
+def swatch(color: "ColorType", label: str) -> "Patch":
+    """Returns a legend entry with a filled rectangle."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=color, label=label)
+
+
+def line_handle(label: str, **style: Any) -> "Line2D":
+    """Returns a legend entry with a line or marker, gray by default."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **{"color": "#555555", **style})
+
+
+def legend_below(axes: "Axes", handles: Sequence["Artist"], columns: int = 2) -> None:
+    """Puts a legend below a panel."""
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=columns, columnspacing=1.0)
