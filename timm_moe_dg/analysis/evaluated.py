@@ -73,7 +73,7 @@ class Evaluated:
 
     @property
     def domain_roles(self) -> list[str]:
-        """Each domain's part in training, see `protocols.domain_roles.part_played`; "" if the test domains are unknown."""
+        """Each domain's part in training, see `domain_roles.part_played`; "" if the test domains are unknown."""
         if not self.test_domains:
             return [""] * len(self.domains)
         return [part_played(domain, index in self.test_domains) for index, domain in enumerate(self.domains)]
