@@ -27,18 +27,11 @@ CONFIGS = [
     ({"model_args": [1, 2]}, r"model_args=\[1, 2\]: must be a table"),
     ({"model_args": None}, r"model_args=None: must be a table"),
     ({"pretrained_cfg": None}, r"pretrained_cfg=None: must be a table"),
-    ({"num_classes": "2"}, r"num_classes='2': must be a whole number"),
     ({"label_names": "cd"}, r"label_names='cd': must be a list of class names"),
     ({"label_names": 5}, r"label_names=5: must be a list of class names"),
     ({"label_names": [["a"], ["b"]]}, r"label_names=.*: must be a list of class names"),
     ({"label_names": {"a": "x", "b": "y"}}, r"label_names=.*: must be a list of class names, or a table"),
     ({"expert_mode": 5}, r"expert_mode=5: must be 'routed' or 'shared'"),
-    ({"pretrained_cfg": {"std": [0, 0, 0]}}, r"std=\[0, 0, 0\]: must be one number above 0 for each channel"),
-    ({"pretrained_cfg": {"std": "x"}}, r"std='x': must be one number above 0"),
-    ({"pretrained_cfg": {"mean": [float("nan")] * 3}}, r"mean=\[nan, nan, nan\]: must be one finite number"),
-    ({"pretrained_cfg": {"input_size": [3]}}, r"input_size=\[3\]: must be channels, height and width"),
-    ({"pretrained_cfg": {"crop_pct": "x"}}, r"crop_pct='x': must be a number above 0"),
-    ({"pretrained_cfg": {"first_conv": 5}}, r"first_conv=5: must be a layer's name"),
 ]
 TEXTS = [
     (b"", "cannot be read as JSON"),
@@ -58,9 +51,7 @@ def copy(best, tmp_path):
 @pytest.mark.parametrize(("changed", "message"), CONFIGS)
 def test_fields_of_a_configuration_have_their_types(copy, changed, message):
     config = json.loads((copy / "config.json").read_text())
-    for name, value in changed.items():
-        config[name] = config[name] | value if name == "pretrained_cfg" and value else value
-    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "config.json").write_text(json.dumps(config | changed))
     with pytest.raises(CheckpointError, match=rf"best/config\.json': {message}"):
         load_trained(f"local-dir:{copy}")
 

@@ -1,18 +1,29 @@
 """Networks: the weights that were asked for are there, or there is an error that says which are not."""
 
 import json
+import logging
+import socket
+import time
 
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import create_transform
 
-import timm_moe_dg  # registers the models
+import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.errors import ArgumentError, CheckpointError
-from timm_moe_dg.networks.build import build_network, data_config, lay_channels_last, save_network
+from timm_moe_dg.networks.build import (
+    build_network,
+    data_config,
+    lay_channels_last,
+    read_config,
+    save_network,
+    saved_config,
+)
 
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3}
 MIXTURE = {**SMALL, "moe_layers": (1,), "num_experts": 3}
@@ -173,6 +184,23 @@ def test_published_weights_that_cannot_be_had(monkeypatch, tmp_path):
         build_network("test_vit", 4, pretrained=True)
 
 
+def test_an_unreachable_hub_is_one_warning_and_one_error_within_seconds(monkeypatch, tmp_path, caplog):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"  # nobody listens there
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match="cannot be had"):
+        build_network(GMOE, 3, pretrained=True)
+    assert time.monotonic() - begun < 8  # the client's own retries take 23 seconds
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"the Hub ({endpoint}) cannot be reached; looking for its files in the cache"]
+    assert constants.HF_HUB_OFFLINE is False
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -214,21 +242,17 @@ def test_saved_folder_reloads_with_its_classes_and_its_preprocessing(name, tmp_p
     torch.testing.assert_close(ours, theirs)
 
 
-def test_saving_says_the_number_of_classes_once(tmp_path):
+def test_a_saved_folder_holds_every_weight_and_the_number_of_classes_once(tmp_path):
     network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
     save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))
+    assert load_file(tmp_path / "model.safetensors").keys() == network.state_dict().keys()
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["num_classes"] == config["pretrained_cfg"]["num_classes"] == 4
     assert "num_classes" not in config["model_args"]
     assert config["model_args"]["num_experts"] == MIXTURE["num_experts"]
-
-
-def test_saving_stores_every_weight_once(tmp_path):
-    network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
-    save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))
-    saved = load_file(tmp_path / "model.safetensors")
-    assert saved.keys() == network.state_dict().keys()
-    assert timm_moe_dg.auxiliary_loss  # the import is what registers the models
+    assert config["label_names"] == list("abcd")
+    assert read_config(tmp_path / "config.json") == saved_config(f"local-dir:{tmp_path}") == config
+    assert saved_config(GMOE) == {}
 
 
 def test_a_network_with_channels_last_answers_alike_and_saves_the_same_file(tmp_path):

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from ..networks import saved_config
-from ..networks.saved_config import CONFIG, Config
+from ..networks import build
+from ..networks.build import CONFIG, Config
 
 WEIGHTS = "model.safetensors"
 
@@ -15,7 +15,7 @@ def read_config(folder: Path) -> Config:
     Raises:
         CheckpointError: There is none, or it is damaged.
     """
-    return saved_config.read_config(folder / CONFIG)
+    return build.read_config(folder / CONFIG)
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -12,8 +12,7 @@ from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
-from ..networks.build import DataConfig, save_network
-from ..networks.saved_config import CONFIG
+from ..networks.build import CONFIG, DataConfig, save_network
 from ..networks.trained import label_names, load_trained
 from ..protocols import read_records
 from ..storage.outcome import lost, verify_model

@@ -9,13 +9,14 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 import timm
 import torch
+from huggingface_hub import constants, get_session
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -26,17 +27,19 @@ from timm.models import (
     save_for_hf,
     split_model_name_tag,
 )
+from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data.pixels import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError
-from .reach import hub_or_cache
-from .saved_config import saved_config
 
+CONFIG = "config.json"
 DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
+_HUB_SECONDS = 5.0  # within which the Hub has to answer
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
+Config: TypeAlias = dict[str, Any]  # JSON of timm's
 Network: TypeAlias = Any  # timm's classes have attributes and methods that torch.nn.Module does not declare
 
 
@@ -101,7 +104,7 @@ def build_network(
     asks_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
         with hub_or_cache() if asks_hub else nullcontext():
-            saved_config(name)  # timm takes it as it is
+            saved_config(name)
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
             keeps = loads or num_classes is None
             classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
@@ -132,6 +135,25 @@ def build_network(
     start = initial_checkpoint or ("published weights" if pretrained else "random initialization")
     _logger.info(_describe(name, network, start, new_classifier=not loads or resized))
     return network
+
+
+@contextmanager
+def hub_or_cache() -> Iterator[None]:
+    """Reads from the Hub's cache alone while the Hub does not answer.
+
+    The client would retry each missing file for half a minute, with a message each time.
+    """
+    offline = constants.HF_HUB_OFFLINE
+    if not offline:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+        except Exception:  # of the client's HTTP library, which differs between its releases
+            _logger.warning(f"the Hub ({constants.ENDPOINT}) cannot be reached; looking for its files in the cache")
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
 
 
 def _default_drop_path(name: str) -> float:
@@ -240,6 +262,60 @@ def _say_classes_once(config: Path) -> None:
     saved = json.loads(config.read_text())
     del saved["model_args"]["num_classes"]
     config.write_text(json.dumps(saved, indent=2))
+
+
+def read_config(path: Path) -> Config:
+    """Reads a saved network's config.json and checks the fields that this package uses.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: The file cannot be read, or a field has another type.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise _damaged(path, "holds no JSON object")
+    # timm would fail on these far from the file, or not at all
+    checks = {
+        "architecture": (isinstance(config.get("architecture"), str), "a model's name"),
+        "model_args": (isinstance(config.get("model_args", {}), dict), "a table"),
+        "pretrained_cfg": (isinstance(config.get("pretrained_cfg", {}), dict), "a table"),
+        "label_names": (_are_names(config.get("label_names")), "a list of class names, or a table of them by position"),
+        "expert_mode": (config.get("expert_mode") in (None, "routed", "shared"), "'routed' or 'shared'"),
+    }
+    for name, (fits, expected) in checks.items():
+        if not fits:
+            raise _damaged(path, f"{name}={config.get(name)!r:.80}: must be {expected}")
+    return config
+
+
+def saved_config(name: str) -> Config:
+    """Reads the config.json of a `local-dir:` or `hf-hub:` source; empty for any other model.
+
+    Raises:
+        CheckpointError: See `read_config`.
+    """
+    source, location = parse_model_name(name)
+    if source == "local-dir":
+        return read_config(Path(location, CONFIG))
+    if source is None:
+        return {}
+    with hub_or_cache():
+        return read_config(Path(download_from_hf(location, CONFIG)))
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{str(path)!r}: {reason}; give a folder or repository that timm's save_for_hf wrote")
+
+
+def _are_names(names: object) -> bool:
+    if isinstance(names, dict):
+        return all(position.isdecimal() for position in names) and _are_names(list(names.values()))
+    return names is None or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))
 
 
 def check_name(name: str) -> None:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from ..data import Domain
 from ..errors import ArgumentError, CheckpointError
-from .build import Network, build_network, check_name
-from .saved_config import saved_config
+from .build import Network, build_network, check_name, saved_config
 
 
 def load_trained(
