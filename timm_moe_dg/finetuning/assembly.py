@@ -29,7 +29,7 @@ from ..networks.build import (
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
-from ..protocols.options import RunOptions
+from ..protocols.options import FilledOptions, RunOptions
 from .coverage import cover_training_coordinates
 from .optimization import build_optimizer, build_schedule
 from .plan import RunPlan
@@ -217,7 +217,7 @@ def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None
 
 
 def optimization(
-    options: RunOptions, network: nn.Module, algorithm: Algorithm
+    options: FilledOptions, network: nn.Module, algorithm: Algorithm
 ) -> tuple[torch.optim.Optimizer, Scheduler | None]:
     """Builds the optimizer of the network's and the algorithm's parameters, and its schedule."""
     optimizer = build_optimizer(

@@ -27,7 +27,7 @@ from ..data import (
 from ..data.photograph_split import FileDomain
 from ..data.photograph_split import split_by_photograph as by_photograph
 from ..errors import ArgumentError, ProtocolError
-from ..protocols.options import FILLED_IN, Arguments, RunOptions, options_with
+from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import stamp
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
@@ -52,7 +52,7 @@ class RunPlan:
         record_args: Arguments as the records keep them.
     """
 
-    options: RunOptions
+    options: FilledOptions
     benchmark: Benchmark
     hparams: Hparams
     domains: Sequence[Domain]
@@ -138,7 +138,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
 
 
-def open_folder(options: RunOptions, args: Arguments) -> RunFolder:
+def open_folder(options: FilledOptions, args: Arguments) -> RunFolder:
     """Opens the folder that the options name, with `args` for its args.yaml; see `RunFolder`."""
     path = Path(options.output, options.experiment)
     return RunFolder(path, args, resume=options.resume is not None, verify=options.verify)
@@ -193,7 +193,7 @@ def config_hparams(
 
 def fill_in(
     options: RunOptions, benchmark: Benchmark, hparams: Mapping[str, float], domains: Sequence[Domain]
-) -> RunOptions:
+) -> FilledOptions:
     """Returns the options with those filled in that follow from benchmark, hyper-parameters, data and seeds.
 
     Raises:
@@ -217,8 +217,9 @@ def fill_in(
         "seed": seed_hash(*identity),
         "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
     }
-    open_ = [name for name in options_with(FILLED_IN) if vars(options)[name] is None]
-    filled = replace(options, **{name: found[name] for name in open_}, filled_in=sorted(open_))
+    open_ = [name for name in FILLED_IN if vars(options)[name] is None]
+    values = {**vars(options), **{name: found[name] for name in open_}, "filled_in": sorted(open_)}
+    filled = FilledOptions(**values)
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled

@@ -42,13 +42,12 @@ class Role(Flag):
     """An option's effect on a run. Options without a role are settings, which tell the rows of a table apart."""
 
     IDENTITY = auto()  # identifies a run among those of its setting, or follows from what does
-    FILLED_IN = auto()  # by `make_plan` if it is not given; args.yaml lists those names
     DATA = auto()  # determines which images there are and how they are split
     NO_EFFECT = auto()  # on results: where files are, what is logged, how the numbers are computed
     ONCE = auto()  # of one start of a run, so that repeating its args.yaml leaves it out
 
 
-IDENTITY, FILLED_IN, DATA, NO_EFFECT, ONCE = Role
+IDENTITY, DATA, NO_EFFECT, ONCE = Role
 
 
 # fmt: off
@@ -60,7 +59,7 @@ class DataOptions:
         help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
     data_dir: str | None = option(None, role=NO_EFFECT | DATA, metavar="DIR",
         help="folder of the images, for data sets that do not come with a package")
-    test_domains: Sequence[int] = option(None, "--test-envs", role=IDENTITY | FILLED_IN | DATA,
+    test_domains: Sequence[int | str] | None = option(None, "--test-envs", role=IDENTITY | DATA,
         type=position_or_name, nargs="+", metavar="DOMAIN",  # names until `make_plan` knows their positions
         help="domains to hold out, by name or by position (default: those set apart by the data, or 0)")
     trial_seed: int = option(0, role=IDENTITY | DATA, type=int,
@@ -103,9 +102,9 @@ class ModelOptions:
         help="any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)")
     pretrained: bool = option(False, help="start from published weights")
     initial_checkpoint: str | None = option(None, metavar="FILE", help="start from this file; a dense one is upcycled")
-    num_classes: int = option(None, role=IDENTITY | FILLED_IN, type=positive_int,
+    num_classes: int | None = option(None, role=IDENTITY, type=positive_int,
         help="size of the classifier (default: classes in the data)")
-    img_size: int | None = option(None, role=FILLED_IN, type=positive_int, metavar="PIXELS",
+    img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
         help="side of the input (default: data set's, else model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
         help="stochastic depth (default: 0.1 for models that have it, none for ResNets)")
@@ -153,24 +152,24 @@ class MethodOptions:
 class TrainingOptions:
     """How long is trained, with which optimizer, and on what."""
 
-    steps: int = option(None, role=FILLED_IN, type=positive_int, help="training steps (default: data set's)")
+    steps: int | None = option(None, type=positive_int, help="training steps (default: data set's)")
     epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
         help="instead of --steps: passes over the smallest training domain")
-    eval_freq: int = option(None, "--checkpoint-freq", role=FILLED_IN, type=positive_int,
+    eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
-    eval_train: bool = option(None, role=NO_EFFECT | FILLED_IN, action=argparse.BooleanOptionalAction,
+    eval_train: bool | None = option(None, role=NO_EFFECT, action=argparse.BooleanOptionalAction,
         help="evaluate on the images that are trained on as well, as DomainBed does, which takes most of the time "
         "(default: on its data sets)")
     early_stop: int | None = option(None, type=positive_int,
         help="end after N evaluations without a better training-domain validation (default: take all steps)")
-    batch_size: int = option(None, "-b", role=IDENTITY | FILLED_IN, type=positive_int,
+    batch_size: int | None = option(None, "-b", role=IDENTITY, type=positive_int,
         help="images per training domain and step, over all processes (default: data set's)")
     grad_accum_steps: int = option(1, type=positive_int,
         help="parts that a step's images are cut into, to save memory (default: %(default)s)")
     opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
     momentum: float = option(0.9, type=fraction, help="of optimizers that have it (default: %(default)s)")
-    lr: float = option(None, role=IDENTITY | FILLED_IN, type=non_negative, help="learning rate (default: data set's)")
-    weight_decay: float = option(None, role=IDENTITY | FILLED_IN, type=non_negative,
+    lr: float | None = option(None, role=IDENTITY, type=non_negative, help="learning rate (default: data set's)")
+    weight_decay: float | None = option(None, role=IDENTITY, type=non_negative,
         help="of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)")
     layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
         help="rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)")
@@ -187,7 +186,7 @@ class TrainingOptions:
     compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="per process, on CPU (default: all cores, shared)")
-    seed: int = option(None, role=IDENTITY | FILLED_IN, type=seed_number,
+    seed: int | None = option(None, role=IDENTITY, type=seed_number,
         help="of the run (default: derived from data set, algorithm, domains, seeds)")
 
 
@@ -199,7 +198,7 @@ class OutputOptions:
         help="file of option values; the command line overrides it")
     output: str = option("output", role=NO_EFFECT, metavar="DIR",
         help="folder of all runs (default: %(default)s)")
-    experiment: str = option(None, role=NO_EFFECT | FILLED_IN, metavar="NAME",
+    experiment: str | None = option(None, role=NO_EFFECT, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
     dry_run: bool = option(False, role=ONCE, help="read the data, build the model, say what would be done, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
@@ -224,15 +223,33 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
-    """All options of a run, as parsed or, after `make_plan`, with what was left open filled in.
+    """All options of a run, as parsed.
 
     Attributes:
-        filled_in: Names of those that were.
+        filled_in: Names of the options that `make_plan` has filled in.
     """
 
     filled_in: Sequence[str] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class FilledOptions(RunOptions):
+    """All options of a run, with those filled in that were not given; see `make_plan`."""
+
+    test_domains: Sequence[int]
+    num_classes: int
+    img_size: int | None
+    steps: int
+    eval_freq: int
+    eval_train: bool
+    batch_size: int
+    lr: float
+    weight_decay: float
+    seed: int
+    experiment: str
+
+
+FILLED_IN = frozenset(FilledOptions.__annotations__)
 _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
 # Entries of args.yaml and of DomainBed's records that are not options

@@ -126,7 +126,7 @@ def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -
         f"{name}: {recorded[name]!r} there, {value!r} planned"
         for name, value in {**planned, **filled}.items()
         if name not in NO_EFFECT_ON_RESULTS
-        and not (value is None and name in options_with(FILLED_IN))
+        and not (value is None and name in FILLED_IN)
         and repr(value) != repr(recorded[name])  # a quick check first: a sweep compares 100,000 values
         and canonical_json(value) != canonical_json(recorded[name])
     ]
