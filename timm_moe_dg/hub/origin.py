@@ -13,7 +13,8 @@ from timm.models import parse_model_name
 from ..cli.arguments import option_words
 from ..cli.escape import code, markdown
 from ..protocols import Record, training_domain_validation
-from ..protocols.options import DEFAULTS, NO_EFFECT_ON_RESULTS, Arguments
+from ..protocols.options import Arguments
+from ..protocols.run_identity import changed_options
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,9 @@ def training_command(args: Arguments, width: int = 100) -> str:
             is given as DATA.
         width: Length at which a line ends.
     """
-    unsaid = NO_EFFECT_ON_RESULTS - {"data_dir"} | {"test_envs", "domains", *args.get("filled_in", ())}
-    given = {name: value for name, value in args.items() if name not in unsaid and value != DEFAULTS.get(name)}
-    known = without_local_paths(given) | ({"data_dir": "DATA"} if "data_dir" in given else {})
-    groups = [option_words(name, value) for name, value in known.items()]
+    options = without_local_paths(changed_options(args))
+    options |= {"data_dir": "DATA"} if "data_dir" in options else {}
+    groups = [option_words(name, value) for name, value in options.items()]
     lines = ["accelerate launch tools/finetune.py"]
     for group in filter(None, groups):
         words = shlex.join(group)

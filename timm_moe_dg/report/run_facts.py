@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ..errors import ArgumentError, RecordError
 from ..hub.measured import Headline, headline
 from ..hub.origin import training_command, without_local_paths
-from ..protocols.options import DEFAULTS, NO_EFFECT_ON_RESULTS, Arguments, canonical_names
+from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
-from ..protocols.run_identity import canonical_json
+from ..protocols.run_identity import changed_options
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy
 from ..results.runs import FinishedRun, domain_names
 from ..results.tables import TITLES
@@ -129,16 +129,8 @@ def _records(path: Path, finished: bool) -> list[Record]:
 
 
 def given(args: Arguments) -> dict[str, object]:
-    """Returns a run's options that have a part in its numbers and were set to something else than their default."""
-    left_out = {*(NO_EFFECT_ON_RESULTS - {"data_dir"}), *args.get("filled_in", ())}
-    named = {name: value for name, value in canonical_names(args).items() if name in DEFAULTS}
-    return without_local_paths(
-        {
-            name: value
-            for name, value in sorted(named.items())
-            if name not in left_out and canonical_json(value) != canonical_json(DEFAULTS[name])
-        }
-    )
+    """Returns the options by which a run was started, see `changed_options`, without absolute paths."""
+    return without_local_paths(dict(sorted(changed_options(args).items())))
 
 
 def doubts(facts: RunFacts) -> list[str]:
