@@ -1,13 +1,14 @@
-"""Converts V-MoE's published checkpoints to a folder of timm's.
+"""Converts V-MoE's published checkpoints to a model folder that timm loads.
 
     python tools/convert_vmoe.py DOWNLOADS/vmoe_b16_imagenet21k_randaug_strong_ft_ilsvrc2012 --output output/vmoe_b16
     python tools/finetune.py --model local-dir:output/vmoe_b16 --pretrained --dataset PACS --data-dir DATA
 
-The first argument is a prefix: beside it lie PREFIX.index and PREFIX.data-00000-of-00008 and so on, as
-google-research/vmoe's README lists them. Reading them needs `pip install 'timm_moe_dg[vmoe]'`, and no jax.
+The first argument is the common prefix of PREFIX.index, PREFIX.data-00000-of-00008 and so on, as in the README of
+google-research/vmoe. Reading these files needs `pip install 'timm_moe_dg[vmoe]'`, but not jax.
 
-Networks before fine-tuning have a layer in front of their classifier that timm's vision transformers do not have; both
-are left out. V-MoE drops tokens over an expert's capacity in evaluation too; the converted network drops none.
+Networks before fine-tuning have a layer in front of the classifier that timm's vision transformers lack. This layer and
+the classifier are left out. V-MoE drops tokens over an expert's capacity in evaluation too. The converted network drops
+none.
 """
 
 import argparse
@@ -21,26 +22,25 @@ import timm
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import positive_int
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, vmoe_options
-from timm_moe_dg.conversion.vmoe_shards import read_vmoe_shards
+from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.hub.folder import fill_from_network
 from timm_moe_dg.networks.build import without_origin
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefix", metavar="PREFIX", help="path of the files without .index and .data-...")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
-    help_ = "experts per token, which the files do not tell (default: %(default)s, as in all that are published)"
+    help_ = "experts per token, which the files do not contain (default: %(default)s, as in all published networks)"
     parser.add_argument("--top-k", type=positive_int, default=2, metavar="K", help=help_)
     return parser
 
 
 @tool
 def main(argv: Sequence[str]) -> None:
-    """Reads, renames, and writes."""
+    """Reads a checkpoint, converts it and writes the folder."""
     args = build_parser().parse_args(argv)
     if args.output.exists():
         raise ArgumentError.of("output", str(args.output), "exists; name a new folder")
@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> None:
         options, weights = vmoe_options(arrays, args.top_k), convert_vmoe_arrays(arrays)
     except CheckpointError as error:
         raise CheckpointError(f"prefix={args.prefix!r}: {error}") from error
-    with warnings.catch_warnings():  # raw combine weights are what these weights were trained with
+    with warnings.catch_warnings():
+        # Upcycling warns about raw combine weights, but V-MoE was trained with them
         warnings.filterwarnings("ignore", message="top_k=")
         model: Any = timm.create_model(**options)
     model.load_state_dict(weights)

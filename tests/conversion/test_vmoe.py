@@ -1,4 +1,6 @@
-"""V-MoE's arrays compute here what a plain reading of its network computes, token by token in numpy."""
+"""V-MoE checkpoints: files are read as written, and converted networks equal a plain numpy implementation."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ import timm
 import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from tests.vmoe_files import MOE, answer, made_arrays
-from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, vmoe_options
+from tests.vmoe_files import MOE, Arrays, answer, made_arrays, write_vmoe
+from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options
 from timm_moe_dg.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:top_k=")
@@ -29,8 +31,8 @@ def network(arrays, top_k=2):
 def test_logits_are_those_of_the_network_read_literally(top_k):
     arrays = made_arrays()
     images = np.random.default_rng(1).normal(size=(3, 8, 8, 3))
-    found = network(arrays, top_k)(torch.from_numpy(images).permute(0, 3, 1, 2))
-    torch.testing.assert_close(found, torch.from_numpy(answer(arrays, images, top_k)), rtol=0, atol=1e-10)
+    logits = network(arrays, top_k)(torch.from_numpy(images).permute(0, 3, 1, 2))
+    torch.testing.assert_close(logits, torch.from_numpy(answer(arrays, images, top_k)), rtol=0, atol=1e-10)
 
 
 def test_the_architecture_is_read_from_the_arrays():
@@ -59,3 +61,51 @@ def test_other_networks_are_refused():
         convert_vmoe_arrays({**arrays, "MapHead/probe": torch.zeros(1, 1, 12)})
     with pytest.raises(CheckpointError, match="it lacks Moe/Router/dense/kernel"):
         vmoe_options({name: value for name, value in arrays.items() if "/Moe/" not in name})
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Arrays:
+    """Eleven blocks' worth of names, so that 10 sorts before 2."""
+    made = made_arrays() | {f"Encoder/encoderblock_{n}/LayerNorm_0/scale": np.full(3, n, "float32") for n in (10, 11)}
+    write_vmoe(tmp_path / "vmoe", made)
+    return made
+
+
+@pytest.mark.parametrize(("files", "parts"), [(1, 1), (2, 2), (3, 4)])
+def test_arrays_come_back_as_they_were_whatever_they_were_cut_into(files, parts, tmp_path):
+    made = made_arrays()
+    write_vmoe(tmp_path / "vmoe", made, files, parts)
+    loaded = read_vmoe_shards(tmp_path / "vmoe")
+    assert loaded.keys() == made.keys()
+    assert all(np.array_equal(loaded[name].numpy(), made[name]) for name in made)
+
+
+def test_names_are_numbered_as_jax_does(arrays, tmp_path):
+    loaded = read_vmoe_shards(tmp_path / "vmoe")
+    assert all(np.array_equal(loaded[name].numpy(), value) for name, value in arrays.items())
+
+
+def test_a_missing_file_is_named(arrays, tmp_path):
+    (tmp_path / "vmoe.data-00001-of-00002").unlink()
+    with pytest.raises(CheckpointError, match=r"vmoe\.data-00001-of-00002: No such file.*give the prefix"):
+        read_vmoe_shards(tmp_path / "vmoe")
+    with pytest.raises(CheckpointError, match=r"nothing\.index: No such file"):
+        read_vmoe_shards(tmp_path / "nothing")
+
+
+def test_a_damaged_file_is_named(arrays, tmp_path):
+    path = tmp_path / "vmoe.data-00000-of-00002"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(CheckpointError, match="is damaged, or no file of V-MoE's"):
+        read_vmoe_shards(tmp_path / "vmoe")
+    (tmp_path / "vmoe.index").write_bytes(b"\x80")  # an empty map
+    with pytest.raises(CheckpointError, match="is no index of a V-MoE checkpoint"):
+        read_vmoe_shards(tmp_path / "vmoe")
+
+
+def test_files_of_another_checkpoint_are_noticed(arrays, tmp_path):
+    write_vmoe(tmp_path / "other", made_arrays(), parts=1)
+    for number in range(2):
+        (tmp_path / f"other.data-{number:05d}-of-00002").replace(tmp_path / f"vmoe.data-{number:05d}-of-00002")
+    with pytest.raises(CheckpointError, match="data files lack slices that the index names"):
+        read_vmoe_shards(tmp_path / "vmoe")

@@ -1,1 +1,1 @@
-"""Checkpoints of other programs, under this package's names."""
+"""Converts checkpoints of other programs to this package's parameter names."""

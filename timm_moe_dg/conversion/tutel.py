@@ -1,10 +1,14 @@
-"""Checkpoints of the GMoE authors' released code (Tutel layout) to this package's names.
+"""Converts checkpoints of the GMoE authors' released code, which uses the library Tutel.
 
-There a mixture layer holds, under the block's `mlp`, the stacked matrices `experts.batched_fc1_w` (E, H, D) and
-`experts.batched_fc2_w` (E, H, D; the second transposed with respect to a linear layer), biases
-`experts.batched_fc1_bias` (E, H) and `experts.batched_fc2_bias` (E, D), sometimes with an axis of length 1 between, and
-the router `gates.0`: a linear `wg`, or `cosine_projector`, `sim_matrix` (R, E) and `temperature` (1,), the logarithm of
-the scale. Later releases of Tutel add a buffer `_num_global_experts`, which the shapes make redundant.
+Tutel's layout of a mixture layer, under the block's `mlp`:
+
+- `experts.batched_fc1_w` (E, H, D) and `experts.batched_fc2_w` (E, H, D), the second transposed compared with nn.Linear
+- `experts.batched_fc1_bias` (E, H) and `experts.batched_fc2_bias` (E, D), in some releases (E, 1, H) and (E, 1, D)
+- a linear router `gates.0.wg`, or a cosine router `gates.0` with `cosine_projector`, `sim_matrix` (R, E) and
+  `temperature` (1,), the logarithm of the scale
+- in later releases `_num_global_experts`, the number of experts
+
+Axes: D features, H hidden features, E experts, R projected features.
 """
 
 from collections.abc import Callable
@@ -24,7 +28,7 @@ def _two_axes(value: Tensor) -> Tensor:
     return value.reshape(value.shape[0], -1)
 
 
-def _one(value: Tensor) -> Tensor:
+def _one_axis(value: Tensor) -> Tensor:
     return value.reshape(1)
 
 
@@ -37,13 +41,14 @@ _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gates.0.cosine_projector.weight": ("router.proj.weight", _keep),
     "gates.0.cosine_projector.bias": ("router.proj.bias", _keep),
     "gates.0.sim_matrix": ("router.codes", _transpose),
-    "gates.0.temperature": ("router.logit_scale", _one),
+    "gates.0.temperature": ("router.logit_scale", _one_axis),
 }
+# Left out: the shapes give the number of experts
 _COUNTER = ".mlp._num_global_experts"
 
 
 def is_tutel_state_dict(state_dict: dict[str, Tensor]) -> bool:
-    """Whether a (possibly wrapped) state dict comes from the released code."""
+    """Returns whether a state dict, possibly wrapped, comes from the released code."""
     return any(key.endswith("experts.batched_fc1_w") for key in _unwrap(state_dict))
 
 
@@ -51,11 +56,11 @@ def convert_tutel_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]
     """Renames and reshapes a checkpoint of the released code.
 
     Args:
-        state_dict: Its state dict, as it is or inside the training script's `model_dict`, with the algorithm's
-            `model.` prefix or without.
+        state_dict: The network's state dict, bare or as `model_dict` of the training script's file, with or without
+            the algorithm's prefix `model.`.
 
     Returns:
-        The state dict of the corresponding `gmoe_*` or `sfmoe_*` model. Keys that are not of a mixture layer stay.
+        The state dict of the corresponding `gmoe_*` or `sfmoe_*` model. Other layers keep their names.
     """
     converted = {}
     for key, value in _unwrap(state_dict).items():
@@ -72,4 +77,5 @@ def convert_tutel_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def _unwrap(state_dict: dict) -> dict[str, Tensor]:
+    # The training script saves {"args": ..., "model_dict": ...}
     return state_dict.get("model_dict", state_dict)

@@ -1,23 +1,124 @@
-"""V-MoE's arrays under this package's names (Scaling Vision with Sparse Mixture of Experts, Riquelme et al., 2021).
+"""Converts V-MoE checkpoints (Scaling Vision with Sparse Mixture of Experts, Riquelme et al., 2021), without jax.
 
-A V-MoE is a vision transformer with a linear router, raw softmax weights for the best two of eight experts, and GELU by
-its tanh approximation, flax's default. Its network is google-research/vmoe's `VisionTransformerMoe`; that drops tokens
-over an expert's capacity in evaluation too, which is not done here.
+`read_vmoe_shards` reads the files that google-research/vmoe writes, PREFIX.index and PREFIX.data-00000-of-00008.
+`vmoe_options` and `convert_vmoe_arrays` translate its `VisionTransformerMoe` to this package's `gmoe`.
+
+V-MoE drops tokens over an expert's capacity in evaluation too. The converted network drops none.
 
 Axes: D features, H hidden features, E experts.
 """
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingDependencyError
 
 Arrays = Mapping[str, Tensor]
+
+# MessagePack extension types of vmoe/checkpoints (serialization.py, partitioned.py)
+_ARRAY, _SCALAR, _SLICE, _REGION, _LEAF = 1, 3, 5, 6, 8
+
+Region = tuple[tuple[int, int], ...]  # (start, stop) of each axis
+
+
+class Leaf(NamedTuple):
+    """The index entry of one array.
+
+    Attributes:
+        shape: Shape of the whole array.
+        regions: Position of each slice in it.
+        files: Number of the data file that contains each slice.
+    """
+
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+    files: tuple[int, ...]
+
+
+def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
+    """Reads all arrays of a checkpoint.
+
+    Args:
+        prefix: Path without `.index` and `.data-...`, as V-MoE's README lists them.
+
+    Returns:
+        Name ('Encoder/encoderblock_0/LayerNorm_0/scale') -> array in its original type.
+
+    Raises:
+        MissingDependencyError: msgpack is not installed.
+        CheckpointError: A file is missing, damaged, or belongs to another checkpoint.
+    """
+    index = _read(Path(f"{prefix}.index"))
+    try:
+        leaves, count = dict(_flatten(index["index"])), index["shard_count"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{prefix}.index: is no index of a V-MoE checkpoint ({error!r})") from error
+    files = [_read(Path(f"{prefix}.data-{number:05d}-of-{count:05d}")) for number in range(count)]
+    # A data file stores an array's slices under the array's number in the index
+    return {name: _assemble(name, leaf, str(number), files) for number, (name, leaf) in enumerate(leaves.items())}
+
+
+def _read(path: Path) -> Any:
+    try:
+        import msgpack
+    except ImportError as error:
+        raise MissingDependencyError.of("V-MoE's MessagePack files", "msgpack", "vmoe") from error
+    try:
+        return msgpack.unpackb(path.read_bytes(), ext_hook=_decode_extension)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; give the prefix of .index and .data files") from error
+    except ValueError as error:  # the base class of msgpack's errors
+        raise CheckpointError(f"{path}: is damaged, or no file of V-MoE's ({error}); download it again") from error
+
+
+def _decode_extension(code: int, data: bytes) -> Any:
+    import msgpack
+
+    content = msgpack.unpackb(data, raw=True)  # raw: strings stay bytes
+    if code in (_ARRAY, _SCALAR):
+        shape, dtype, buffer = content
+        return torch.frombuffer(bytearray(buffer), dtype=getattr(torch, dtype.decode())).reshape(shape)
+    if code == _SLICE:
+        start, stop, _ = content
+        return start, stop
+    if code == _REGION:
+        return tuple(_decode_extension(_SLICE, bounds) for bounds in content)
+    if code == _LEAF:
+        array, regions, files = content
+        shape = msgpack.unpackb(array, raw=True)[0]
+        return Leaf(tuple(shape), tuple(_decode_extension(_REGION, region) for region in regions), tuple(files))
+    raise ValueError(f"extension type {code}")
+
+
+def _flatten(tree: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Yields (name, leaf) in jax's order."""
+    # jax sorts names level by level: 'a/b' precedes 'a-c'
+    for name, branch in sorted(tree.items()):
+        if isinstance(branch, Leaf):
+            yield f"{parent}{name}", branch
+        else:
+            yield from _flatten(branch, f"{parent}{name}/")
+
+
+def _assemble(name: str, leaf: Leaf, number: str, files: list[dict[str, Any]]) -> Tensor:
+    """Joins the slices of one array."""
+    slices = {region: torch.cat(parts) for file in set(leaf.files) for parts, region in files[file].get(number, ())}
+    sizes = {region: [stop - start for start, stop in region] for region in leaf.regions}
+    if slices.keys() != set(leaf.regions) or any(
+        slices[region].numel() != math.prod(size) for region, size in sizes.items()
+    ):
+        raise CheckpointError(f"{name}: data files lack slices that the index names; download them again")
+    array = torch.empty(leaf.shape, dtype=next(iter(slices.values())).dtype)
+    for region, part in slices.items():
+        array[tuple(slice(*bounds) for bounds in region)] = part.reshape(sizes[region])
+    return array
+
 
 _NAMES = {
     "embedding/kernel": "patch_embed.proj.weight",
@@ -48,22 +149,22 @@ _IN_BLOCK = {
 }
 _BLOCK = re.compile(r"Encoder/encoderblock_(\d+)/(.+)")
 _PROJECTION = re.compile(r"SelfAttention/(query|key|value)/(kernel|bias)")
-_BEFORE_HEAD = "pre_logits/"  # a layer with tanh, which networks before fine-tuning have
+_BEFORE_HEAD = "pre_logits/"  # a layer with tanh, only in networks before fine-tuning
 _HEADS = ("pre_logits", "head")
 
 
 def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
-    """Arguments of `timm.create_model` that build the network.
+    """Derives the arguments of `timm.create_model` from a checkpoint.
 
     Args:
         arrays: All arrays of a checkpoint.
-        top_k: Experts per token, which no array tells; the published networks have two.
+        top_k: Experts per token, which the checkpoint does not contain; 2 in the published networks.
 
     Raises:
-        CheckpointError: It lacks arrays that every V-MoE has.
+        CheckpointError: Arrays that every V-MoE has are missing.
     """
-    blocks = [found for found in map(_BLOCK.fullmatch, arrays) if found]
-    sparse = sorted({int(found[1]) for found in blocks if found[2] == "Moe/Router/dense/kernel"})
+    matches = [match for match in map(_BLOCK.fullmatch, arrays) if match]
+    sparse = sorted({int(match[1]) for match in matches if match[2] == "Moe/Router/dense/kernel"})
     needed = ("embedding/kernel", "cls", "Encoder/posembed_input/pos_embedding")
     missing = [name for name in needed if name not in arrays] + ["Moe/Router/dense/kernel"] * (not sparse)
     if missing:
@@ -77,24 +178,24 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
         "img_size": patch * math.isqrt(arrays["Encoder/posembed_input/pos_embedding"].shape[1] - 1),
         "patch_size": patch,
         "embed_dim": features,
-        "depth": 1 + max(int(found[1]) for found in blocks),
+        "depth": 1 + max(int(match[1]) for match in matches),
         "num_heads": arrays[f"{first}/SelfAttention/query/kernel"].shape[1],
         "mlp_ratio": arrays[f"{first}/Moe/Mlp/Dense_0/kernel"].shape[-1] / features,
-        "act_layer": "gelu_tanh",
+        "act_layer": "gelu_tanh",  # flax's default form of GELU
         "num_classes": arrays["head/kernel"].shape[1] if with_head else 0,
         "moe_layers": sparse,
         "num_experts": arrays[f"{first}/Moe/Router/dense/kernel"].shape[-1],
         "top_k": top_k,
         "router": "linear",
-        "normalize_weights": False,
+        "normalize_weights": False,  # V-MoE combines by raw softmax weights
         "expert_drop": 0.0,
     }
 
 
 def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
-    """A state dict for the network that `vmoe_options` describes.
+    """Renames and reshapes a checkpoint to the state dict of the network that `vmoe_options` describes.
 
-    A layer before the classifier is left out with the classifier: timm's vision transformers have none.
+    A layer before the classifier is left out together with the classifier, since timm's vision transformers have none.
 
     Args:
         arrays: All arrays of a checkpoint.
@@ -103,50 +204,50 @@ def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
         Name -> float32 weights.
 
     Raises:
-        CheckpointError: It holds arrays that no such network has, as those of efficient ensembles (E3) do.
+        CheckpointError: Arrays of another kind of network, such as efficient ensembles (E3).
     """
     headless = any(name.startswith(_BEFORE_HEAD) for name in arrays)
-    kept = {name: value for name, value in arrays.items() if not headless or name.partition("/")[0] not in _HEADS}
-    projections = {name for name in kept if (found := _BLOCK.fullmatch(name)) and _PROJECTION.fullmatch(found[2])}
-    renamed = {name: _renamed(name) for name in kept.keys() - projections}
-    strange = sorted(name for name, ours in renamed.items() if ours is None or _is_strange(name, kept[name]))
-    if strange:
-        raise CheckpointError(f"has arrays that no V-MoE of this kind has ({len(strange)}): {'; '.join(strange[:4])}")
-    loaded = {ours: _as_torch(name, kept[name]) for name, ours in renamed.items() if ours is not None}
-    return {name: value.float().contiguous() for name, value in (loaded | _attention(kept, projections)).items()}
+    used = {name: value for name, value in arrays.items() if not headless or name.partition("/")[0] not in _HEADS}
+    projections = {name for name in used if (match := _BLOCK.fullmatch(name)) and _PROJECTION.fullmatch(match[2])}
+    new_names = {name: _rename(name) for name in used.keys() - projections}
+    unknown = sorted(name for name, new in new_names.items() if new is None or _is_of_ensemble(name, used[name]))
+    if unknown:
+        raise CheckpointError(f"has arrays that no V-MoE of this kind has ({len(unknown)}): {'; '.join(unknown[:4])}")
+    weights = {new: _to_torch(name, used[name]) for name, new in new_names.items() if new is not None}
+    return {name: value.float().contiguous() for name, value in (weights | _pack_qkv(used, projections)).items()}
 
 
-def _renamed(name: str) -> str | None:
-    found = _BLOCK.fullmatch(name)
-    if found is None:
+def _rename(name: str) -> str | None:
+    match = _BLOCK.fullmatch(name)
+    if match is None:
         return _NAMES.get(name)
-    ours = _IN_BLOCK.get(found[2])
-    return ours and f"blocks.{found[1]}.{ours}"
+    new = _IN_BLOCK.get(match[2])
+    return new and f"blocks.{match[1]}.{new}"
 
 
-def _is_strange(name: str, value: Tensor) -> bool:
-    """An ensemble's router has an axis of its members."""
+def _is_of_ensemble(name: str, value: Tensor) -> bool:
+    # The router of an ensemble has an additional axis, its members
     return name.endswith("Router/dense/kernel") and value.ndim != 2
 
 
-def _as_torch(name: str, value: Tensor) -> Tensor:
-    """Flax multiplies from the left: (inputs, outputs); the attention's last map has heads first."""
+def _to_torch(name: str, value: Tensor) -> Tensor:
     if not name.endswith("kernel"):
         return value
     if name == "embedding/kernel":  # (height, width, channels, D)
         return value.permute(3, 2, 0, 1)
-    if name.endswith("out/kernel"):
+    if name.endswith("out/kernel"):  # (heads, D / heads, D)
         value = value.flatten(0, 1)
+    # flax stores (..., inputs, outputs)
     return value.transpose(-1, -2)
 
 
-def _attention(arrays: Arrays, names: set[str]) -> dict[str, Tensor]:
-    """Queries, keys and values of each block, (D, heads, D / heads) each, as timm packs them."""
+def _pack_qkv(arrays: Arrays, names: set[str]) -> dict[str, Tensor]:
+    """Packs each block's query, key and value, (D, heads, D / heads), as timm's qkv."""
     packed: dict[str, Tensor] = {}
     for block in {name.partition("/SelfAttention")[0] for name in names}:
-        ours = f"blocks.{block.rpartition('_')[2]}.attn.qkv"
+        new = f"blocks.{block.rpartition('_')[2]}.attn.qkv"
         parts = [f"{block}/SelfAttention/{part}" for part in ("query", "key", "value")]
         kernels = [arrays[f"{part}/kernel"].flatten(1).t() for part in parts]
         biases = [arrays[f"{part}/bias"].flatten() for part in parts]
-        packed |= {f"{ours}.weight": torch.cat(kernels), f"{ours}.bias": torch.cat(biases)}
+        packed |= {f"{new}.weight": torch.cat(kernels), f"{new}.bias": torch.cat(biases)}
     return packed
