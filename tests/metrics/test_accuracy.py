@@ -1,20 +1,24 @@
-"""Accuracy against counting in plain Python."""
+"""Metrics of class predictions against counting in plain Python; F1-macro against scikit-learn as WILDS calls it."""
 
 import math
+from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import accuracy, group_accuracy, worst_group
+from timm_moe_dg.metrics import accuracy, confusion_matrix, f1_macro, group_accuracy, worst_group
 
 GROUPS = 6
+EMPTY = torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.fixture
 def sample():
-    """Predictions right about half the time; groups 2 and 5 are empty."""
+    """About half of the predictions are correct; groups 2 and 5 are empty."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(3, (101,), generator=generator)
     predicted = torch.where(torch.rand(101, generator=generator) < 0.5, target, (target + 1) % 3)
@@ -41,8 +45,8 @@ def test_groups_are_counted_one_by_one(sample):
 
 def test_accuracy_is_the_mean_weighted_by_group_size(sample):
     predicted, target, _ = sample
-    right = sum(a == b for a, b in zip(predicted.tolist(), target.tolist(), strict=True))
-    assert accuracy(predicted, target).item() == right / 101
+    correct = sum(a == b for a, b in zip(predicted.tolist(), target.tolist(), strict=True))
+    assert accuracy(predicted, target).item() == correct / 101
 
 
 def test_worst_group_passes_over_empty_groups(sample):
@@ -50,36 +54,34 @@ def test_worst_group_passes_over_empty_groups(sample):
     assert worst_group(*sample, num_groups=GROUPS).accuracy == float(min(shares))
 
 
-def test_order_does_not_matter(sample):
-    order = torch.randperm(101, generator=torch.Generator().manual_seed(1))
-    shuffled = group_accuracy(*(tensor[order] for tensor in sample), num_groups=GROUPS)
-    torch.testing.assert_close(
-        shuffled.accuracy, group_accuracy(*sample, GROUPS).accuracy, equal_nan=True, rtol=0, atol=0
-    )
+def test_without_samples_everything_is_nan_or_zero():
+    assert math.isnan(accuracy(EMPTY, EMPTY))
+    assert group_accuracy(EMPTY, EMPTY, EMPTY, num_groups=2).num_samples.tolist() == [0, 0]
+    assert f1_macro(EMPTY, EMPTY).isnan()
+    assert torch.equal(confusion_matrix(EMPTY, EMPTY, 2), torch.zeros(2, 2, dtype=torch.long))
 
 
-def test_without_samples_everything_is_nan():
-    empty = torch.zeros(0, dtype=torch.int64)
-    assert math.isnan(accuracy(empty, empty))
-    assert math.isnan(worst_group(empty, empty, empty, num_groups=2).accuracy)
-    assert group_accuracy(empty, empty, empty, num_groups=2).num_samples.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("group", [[0, 1, 6], [0, -1, 2]], ids=str)
-def test_group_out_of_range(group):
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda *labels: group_accuracy(*labels, torch.tensor([0, 1, 6]), GROUPS), r"group=\(0, 6\): .* 0\.\.5"),
+        (lambda *labels: group_accuracy(*labels, torch.tensor([0, -1, 2]), GROUPS), r"group=\(-1, 2\): .* 0\.\.5"),
+        (lambda *labels: worst_group(*labels, labels[0], GROUPS, ignored=[6]), r"ignored=\[6\]: .* 0\.\.5"),
+        (lambda *labels: confusion_matrix(labels[0] + 1, labels[1], 3), r"predicted=\(1, 3\): .* 0\.\.2"),
+        (lambda *labels: confusion_matrix(labels[0], labels[1] - 1, 3), r"target=\(-1, 1\): "),
+        (lambda *labels: confusion_matrix(labels[0], labels[1][:1], 3), "predicted, target=.* vectors of equal length"),
+        (lambda *labels: f1_macro(labels[0], labels[1][0]), "predicted, target=.* vectors of equal length"),
+        (lambda *labels: group_accuracy(torch.zeros(3, 4), *labels, 3), "predicted, .* vectors of equal length"),
+    ],
+)
+def test_mistakes_are_named(compute, message):
     labels = torch.tensor([0, 1, 2])
-    with pytest.raises(ArgumentError, match=r"lies outside 0\.\.5"):
-        group_accuracy(labels, labels, torch.tensor(group), num_groups=GROUPS)
-
-
-def test_logits_in_place_of_predictions():
-    labels = torch.tensor([0, 1, 2])
-    with pytest.raises(ArgumentError, match="three vectors of equal length"):
-        group_accuracy(torch.zeros(3, 4), labels, labels, num_groups=3)
+    with pytest.raises(ArgumentError, match=message):
+        compute(labels, labels)
 
 
 def test_the_worst_group_comes_with_its_size() -> None:
-    # group 0: 2 of 3 right, group 1: none of 2, group 2: empty, group 3: 1 of 1
+    # group 0: 2 of 3 correct, group 1: none of 2, group 2: empty, group 3: 1 of 1
     predicted = torch.tensor([0, 1, 2, 0, 0, 3])
     target = torch.tensor([0, 1, 0, 1, 2, 3])
     group = torch.tensor([0, 0, 0, 1, 1, 3])
@@ -89,11 +91,44 @@ def test_the_worst_group_comes_with_its_size() -> None:
 
 
 def test_without_a_group_that_counts_the_worst_is_unknown() -> None:
-    empty = torch.zeros(0, dtype=torch.long)
-    accuracy, index, number = worst_group(empty, empty, empty, 2)
+    accuracy, index, number = worst_group(EMPTY, EMPTY, EMPTY, 2)
     assert math.isnan(accuracy)
     assert (index, number) == (-1, 0)
-    one = torch.ones(1, dtype=torch.long)
-    assert worst_group(one, one, one, 2, ignored=[1]).group == -1
-    with pytest.raises(ArgumentError, match="ignored"):
-        worst_group(one, one, one, 2, ignored=[2])
+    ones = torch.ones(1, dtype=torch.long)
+    assert worst_group(ones, ones, ones, 2, ignored=[1]).group == -1
+
+
+def test_every_cell_of_the_confusion_matrix_is_counted():
+    generator = torch.Generator().manual_seed(0)
+    predicted, target = (torch.randint(4, (80,), generator=generator) for _ in range(2))
+    counts = Counter(zip(target.tolist(), predicted.tolist(), strict=True))
+    matrix = confusion_matrix(predicted, target, num_classes=5)
+    assert matrix.tolist() == [[counts[row, column] for column in range(5)] for row in range(5)]
+
+
+def test_f1_equals_what_wilds_asks_scikit_learn_for() -> None:
+    """Up to 182 classes, as iWildCam has, of which few may occur; some are only predicted, some never predicted."""
+    random = np.random.default_rng(0)
+    only_predicted = 0
+    for _ in range(200):
+        classes, number = random.integers(1, 183), random.integers(1, 60)
+        present = random.choice(classes, random.integers(1, classes + 1), replace=False)
+        target = random.choice(present, number)
+        predicted = np.where(random.random(number) < random.random(), target, random.integers(0, classes, number))
+        labels = np.unique(target)
+        expected = f1_score(target, predicted, average="macro", labels=labels, zero_division=0)
+        assert f1_macro(torch.tensor(predicted), torch.tensor(target)).item() == pytest.approx(expected, abs=1e-12)
+        only_predicted += len(np.setdiff1d(predicted, labels)) > 0
+    assert only_predicted > 100
+
+
+def test_a_class_that_is_only_predicted_has_no_f1_of_its_own() -> None:
+    # class 0: TP 1, FN 1 -> 2/3; class 1: TP 1 -> 1; class 2 is no target
+    assert f1_macro(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])).item() == pytest.approx((2 / 3 + 1) / 2)
+    assert f1_macro(torch.tensor([5]), torch.tensor([2])).item() == 0.0
+
+
+def test_f1_by_hand() -> None:
+    # class 0: TP 1, FP 0, FN 1 -> 2/3; class 1: TP 1, FP 1, FN 0 -> 2/3
+    assert f1_macro(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])).item() == pytest.approx(2 / 3)
+    assert f1_macro(torch.tensor([4, 4]), torch.tensor([4, 4])).item() == 1.0

@@ -31,15 +31,15 @@ def test_against_a_loop_over_bins(num_bins):
     edges = torch.arange(0, 16, dtype=torch.float64) / 15  # values that lie on a border belong to the bin below it
     confidence = torch.cat([torch.rand(300, generator=generator, dtype=torch.float64), edges])
     correct = torch.rand(len(confidence), generator=generator) < confidence**2
-    found = expected_calibration_error(confidence, correct, num_bins).item()
-    assert found == pytest.approx(slow(confidence, correct, num_bins), abs=1e-12)
+    error = expected_calibration_error(confidence, correct, num_bins).item()
+    assert error == pytest.approx(slow(confidence, correct, num_bins), abs=1e-12)
 
 
 def test_one_confidence_gives_its_distance_to_the_accuracy():
     correct = torch.tensor([True] * 6 + [False] * 4)
     for confidence in (0.3, 0.6, 0.95, 1.0):
-        found = expected_calibration_error(torch.full((10,), confidence), correct).item()
-        assert found == pytest.approx(abs(confidence - 0.6), abs=1e-6)
+        error = expected_calibration_error(torch.full((10,), confidence), correct).item()
+        assert error == pytest.approx(abs(confidence - 0.6), abs=1e-6)
 
 
 def test_opposite_gaps_cancel_within_a_bin_but_not_between_bins():
@@ -52,15 +52,17 @@ def test_order_does_not_matter_and_nothing_is_nan():
     generator = torch.Generator().manual_seed(0)
     confidence, correct = torch.rand(50, generator=generator), torch.rand(50, generator=generator) < 0.5
     order = torch.randperm(50, generator=generator)
-    one, other = (expected_calibration_error(confidence[at], correct[at]).item() for at in (slice(None), order))
-    assert one == pytest.approx(other, abs=1e-12)
+    in_order, shuffled = (
+        expected_calibration_error(confidence[rows], correct[rows]).item() for rows in (slice(None), order)
+    )
+    assert in_order == pytest.approx(shuffled, abs=1e-12)
     assert math.isnan(expected_calibration_error(confidence[:0], correct[:0]).item())
 
 
 @pytest.mark.parametrize(
     ("confidence", "correct", "num_bins", "message"),
     [
-        ([0.5, 0.5], [True], 15, "two vectors of equal length"),
+        ([0.5, 0.5], [True], 15, "vectors of equal length"),
         ([1.5], [True], 15, "give probabilities"),
         ([float("nan")], [True], 15, "give probabilities"),
         ([0.5], [True], 0, "num_bins=0"),

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from timm_moe_dg.data.readers.columns import coordinates, number, numeric, read_csv
 from timm_moe_dg.errors import DataError, MetadataError
-from timm_moe_dg.layers.encoders.columns import ColumnsEncoder
 from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder
-from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
+from timm_moe_dg.layers.encoders.metadata import ColumnsEncoder, MetadataEncoder
 
 ANY = st.floats(width=32)
 LONGITUDES = st.floats(-180, 180, width=32)

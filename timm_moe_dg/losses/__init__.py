@@ -14,9 +14,8 @@ from .domain import (
     spectral_decoupling,
     vrex_penalty,
 )
-from .moge import discovered_domains, force_tokens, moge_losses
+from .moge import cka_diversity_loss, discovered_domains, force_tokens, moge_losses, supcon_invariance_loss
 from .router import auxiliary_loss, importance_loss, load_loss, record_routing, router_loss, router_outputs
-from .specialization import cka_diversity_loss, supcon_invariance_loss
 
 __all__ = [
     "auxiliary_loss",

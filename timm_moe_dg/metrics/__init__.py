@@ -1,9 +1,7 @@
-"""Metrics: pure functions of (prediction, target, group)."""
+"""Metrics: pure functions of predictions, targets and groups."""
 
-from .accuracy import GroupAccuracy, WorstGroup, accuracy, group_accuracy, worst_group
+from .accuracy import GroupAccuracy, WorstGroup, accuracy, confusion_matrix, f1_macro, group_accuracy, worst_group
 from .calibration import CalibrationBins, calibration_bins, expected_calibration_error
-from .clustering import normalized_mutual_information, normalized_mutual_information_of_counts
-from .confusion import confusion_matrix, f1_macro
 
 __all__ = [
     "CalibrationBins",
@@ -15,7 +13,5 @@ __all__ = [
     "expected_calibration_error",
     "f1_macro",
     "group_accuracy",
-    "normalized_mutual_information",
-    "normalized_mutual_information_of_counts",
     "worst_group",
 ]

@@ -1,6 +1,8 @@
-"""Accuracy: over everything, group by group, and of the worst group with its size.
+"""Metrics of class predictions: accuracy overall, by group and of the worst group; confusion matrix; macro F1.
 
-The size belongs to it: an accuracy of few samples is not much of a statement.
+The accuracy of a group is always reported with its number of samples.
+
+Axes: N samples, G groups, C classes.
 """
 
 from collections.abc import Sequence
@@ -10,15 +12,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._shapes import check_vectors
 
 
 class GroupAccuracy(NamedTuple):
-    """Accuracy of each group.
+    """Accuracy by group.
 
     Attributes:
-        accuracy: Share of right predictions, float64 of shape (G,); NaN where a group is empty.
-        num_samples: Number of samples, int64 of shape (G,).
+        accuracy: (G,) float64, NaN for an empty group.
+        num_samples: (G,) int64.
     """
 
     accuracy: Tensor
@@ -29,9 +30,9 @@ class WorstGroup(NamedTuple):
     """The group with the lowest accuracy.
 
     Attributes:
-        accuracy: Its accuracy; NaN where every group is empty.
-        group: Its index; -1 where every group is empty.
-        num_samples: How many samples it has.
+        accuracy: Its accuracy; NaN if all groups are empty.
+        group: Its index; -1 if all groups are empty.
+        num_samples: Its number of samples.
     """
 
     accuracy: float
@@ -40,63 +41,127 @@ class WorstGroup(NamedTuple):
 
 
 def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
-    """Share of samples whose predicted class is the target; a float64 scalar, NaN without samples.
-
-    Args:
-        predicted: Class indices, shape (N,).
-        target: Class indices, shape (N,).
-    """
+    """(N,) predicted and target classes -> accuracy, a float64 scalar; NaN without samples."""
     group = torch.zeros_like(target)
     return group_accuracy(predicted, target, group, num_groups=1).accuracy[0]
 
 
 def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups: int) -> GroupAccuracy:
-    """Accuracy within each group, such as a domain.
+    """Computes the accuracy of each group, such as a domain.
 
     >>> group_accuracy(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     GroupAccuracy(accuracy=tensor([0.5000,    nan, 1.0000], dtype=torch.float64), num_samples=tensor([2, 0, 1]))
 
     Args:
-        predicted: Class indices, shape (N,).
-        target: Class indices, shape (N,).
-        group: Group indices below `num_groups`, shape (N,).
-        num_groups: G, counting groups that have no sample.
+        predicted: (N,) class indices.
+        target: (N,) class indices.
+        group: (N,) group indices, 0 to G - 1.
+        num_groups: G, including empty groups.
 
     Raises:
-        ArgumentError: The shapes differ, or a group index is out of range.
+        ArgumentError: Different shapes, or a group index out of range.
     """
     check_vectors(predicted=predicted, target=target, group=group)
-    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < num_groups:
-        raise ArgumentError.of("group", (int(group.min()), int(group.max())), f"lies outside 0..{num_groups - 1}")
-    right = (predicted == target).double()
+    _check_range("group", group, num_groups)
+    correct = (predicted == target).double()
     num_samples = torch.bincount(group, minlength=num_groups)
-    return GroupAccuracy(torch.bincount(group, weights=right, minlength=num_groups) / num_samples, num_samples)
+    return GroupAccuracy(torch.bincount(group, weights=correct, minlength=num_groups) / num_samples, num_samples)
 
 
 def worst_group(
     predicted: Tensor, target: Tensor, group: Tensor, num_groups: int, ignored: Sequence[int] = ()
 ) -> WorstGroup:
-    """Finds the group with the lowest accuracy, the first of equals; empty groups do not count.
+    """Finds the non-empty group with the lowest accuracy, the first in case of a tie.
 
     >>> worst_group(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     WorstGroup(accuracy=0.5, group=0, num_samples=2)
 
     Args:
-        predicted: Class indices, shape (N,).
-        target: Class indices, shape (N,).
-        group: Group indices below `num_groups`, shape (N,).
-        num_groups: G, counting groups that have no sample.
-        ignored: Groups that cannot be the worst, such as FMoW's "Other".
+        predicted: (N,) class indices.
+        target: (N,) class indices.
+        group: (N,) group indices, 0 to G - 1.
+        num_groups: G, including empty groups.
+        ignored: Groups to leave out, such as FMoW's "Other".
 
     Raises:
-        ArgumentError: The shapes differ, or a group index is out of range.
+        ArgumentError: Different shapes, or a group index out of range.
     """
     if any(not 0 <= index < num_groups for index in ignored):
-        raise ArgumentError.of("ignored", list(ignored), f"name groups out of 0..{num_groups - 1}")
-    each = group_accuracy(predicted, target, group, num_groups)
-    counted = each.num_samples > 0
-    counted[list(ignored)] = False
-    if not counted.any():
+        raise ArgumentError.of("ignored", list(ignored), f"choose groups from 0..{num_groups - 1}")
+    by_group = group_accuracy(predicted, target, group, num_groups)
+    eligible = by_group.num_samples > 0
+    eligible[list(ignored)] = False
+    if not eligible.any():
         return WorstGroup(float("nan"), -1, 0)
-    index = int(each.accuracy.masked_fill(~counted, torch.inf).argmin())
-    return WorstGroup(each.accuracy[index].item(), index, int(each.num_samples[index]))
+    index = int(by_group.accuracy.masked_fill(~eligible, torch.inf).argmin())
+    return WorstGroup(by_group.accuracy[index].item(), index, int(by_group.num_samples[index]))
+
+
+def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Counts how often each target (row) was given each prediction (column).
+
+    >>> confusion_matrix(torch.tensor([1, 0, 1]), torch.tensor([1, 0, 0]), num_classes=2)
+    tensor([[1, 1],
+            [0, 1]])
+
+    Args:
+        predicted: (N,) class indices, 0 to C - 1.
+        target: (N,) class indices, 0 to C - 1.
+        num_classes: C.
+
+    Returns:
+        int64 (C, C).
+
+    Raises:
+        ArgumentError: Different shapes, or a class index out of range.
+    """
+    check_vectors(predicted=predicted, target=target)
+    _check_range("predicted", predicted, num_classes)
+    _check_range("target", target, num_classes)
+    cells = torch.bincount(target * num_classes + predicted, minlength=num_classes**2)
+    return cells.view(num_classes, num_classes)
+
+
+def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
+    """Mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur in the target.
+
+    Equals `f1_score(target, predicted, average="macro", labels=unique(target))` of scikit-learn, WILDS's metric for
+    iWildCam. A class that is only predicted counts as false positives or negatives of the others. scikit-learn's
+    default, without `labels`, includes this class with an F1 of 0.
+
+    >>> f1_macro(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])).item()
+    0.833...
+
+    Args:
+        predicted: (N,) class indices.
+        target: (N,) class indices.
+
+    Returns:
+        A float64 scalar; NaN without samples.
+
+    Raises:
+        ArgumentError: Different shapes.
+    """
+    # Not by scikit-learn: importing it would lengthen the start of every training run by about a third
+    check_vectors(predicted=predicted, target=target)
+    num_classes = 1 + int(torch.cat([predicted, target, target.new_tensor([-1])]).max())
+    true_positives = torch.bincount(target[predicted == target], minlength=num_classes).double()
+    num_targets = torch.bincount(target, minlength=num_classes)
+    num_predicted = torch.bincount(predicted, minlength=num_classes)
+    return (2 * true_positives / (num_predicted + num_targets))[num_targets > 0].mean()
+
+
+def check_vectors(**vectors: Tensor) -> None:
+    """Checks that tensors are vectors of equal length; the keywords are the caller's argument names.
+
+    Raises:
+        ArgumentError: Different shapes, or not one dimension.
+    """
+    shapes = [tuple(vector.shape) for vector in vectors.values()]
+    if len(set(shapes)) > 1 or len(shapes[0]) != 1:
+        raise ArgumentError.of(", ".join(vectors), shapes, "give vectors of equal length")
+
+
+def _check_range(name: str, indices: Tensor, size: int) -> None:
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+        raise ArgumentError.of(name, (int(indices.min()), int(indices.max())), f"choose indices from 0..{size - 1}")

@@ -1,4 +1,7 @@
-"""Calibration: whether a model that says 80% is right in 80 of 100 cases."""
+"""Calibration of predicted probabilities: reliability bins and expected calibration error.
+
+Axes: N samples, M bins.
+"""
 
 from typing import NamedTuple
 
@@ -6,16 +9,16 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._shapes import check_vectors
+from .accuracy import check_vectors
 
 
 class CalibrationBins(NamedTuple):
-    """Predictions by their confidence, in M bins of equal width.
+    """Statistics of predictions, binned by confidence into M bins of equal width.
 
     Attributes:
         num_samples: (M,) int64.
-        confidence: (M,) float64 mean confidence; NaN in an empty bin.
-        accuracy: (M,) float64 share of right predictions; NaN in an empty bin.
+        confidence: (M,) float64 mean confidence; NaN for an empty bin.
+        accuracy: (M,) float64; NaN for an empty bin.
     """
 
     num_samples: Tensor
@@ -24,22 +27,24 @@ class CalibrationBins(NamedTuple):
 
 
 def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> CalibrationBins:
-    """Bins predictions: bin m = 1..M holds confidences in ((m - 1) / M, m / M], and the first one that of 0.
+    """Bins predictions by confidence: bin m = 1..M covers ((m - 1) / M, m / M]; a confidence of 0 is in the first bin.
 
     Args:
-        confidence: Probability of the predicted class, 0 to 1, shape (N,).
-        correct: Whether the prediction is right, shape (N,).
+        confidence: (N,) probability of the predicted class.
+        correct: (N,) whether the prediction is correct.
         num_bins: M.
 
     Raises:
-        ArgumentError: The shapes differ, a confidence is no probability, or there is no bin.
+        ArgumentError: Different shapes, a confidence outside 0..1, or no bins.
     """
     check_vectors(confidence=confidence, correct=correct)
     if num_bins < 1:
         raise ArgumentError.of("num_bins", num_bins, "give at least one bin")
     confidence = confidence.double()
     if not ((confidence >= 0) & (confidence <= 1)).all():
-        raise ArgumentError.of("confidence", (confidence.min().item(), confidence.max().item()), "give probabilities")
+        raise ArgumentError.of(
+            "confidence", (confidence.min().item(), confidence.max().item()), "give probabilities, 0 to 1"
+        )
     edges = torch.arange(1, num_bins, dtype=torch.float64, device=confidence.device) / num_bins
     bins = torch.bucketize(confidence, edges)
     num_samples = torch.bincount(bins, minlength=num_bins)
@@ -48,25 +53,25 @@ def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
 
 
 def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Tensor:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by their samples.
+    """Mean gap between confidence and accuracy over bins of equal width, weighted by their number of samples.
 
-    ECE = sum_m |B_m| / N * |acc(B_m) - conf(B_m)| with bin m = 1..M holding confidences in ((m - 1) / M, m / M]
-    (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3; a confidence of 0 is in the first).
+    ECE = sum_m |B_m| / N * |acc(B_m) - conf(B_m)| with the bins B_m of `calibration_bins`
+    (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3).
 
     >>> expected_calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])).item()
     0.399...
 
     Args:
-        confidence: Probability of the predicted class, 0 to 1, shape (N,).
-        correct: Whether the prediction is right, shape (N,).
+        confidence: (N,) probability of the predicted class.
+        correct: (N,) whether the prediction is correct.
         num_bins: M.
 
     Returns:
         A float64 scalar in 0..1; NaN without samples.
 
     Raises:
-        ArgumentError: The shapes differ, a confidence is no probability, or there is no bin.
+        ArgumentError: Different shapes, a confidence outside 0..1, or no bins.
     """
     bins = calibration_bins(confidence, correct, num_bins)
-    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num()  # an empty bin weighs nothing
+    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num()  # NaN in empty bins, whose weight is 0
     return (gaps * bins.num_samples).sum() / bins.num_samples.sum()

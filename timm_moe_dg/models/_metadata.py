@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MetadataError
-from ..layers.encoders.columns import ColumnsEncoder
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
 from ..layers.encoders.location import (
     LOCATION_ENCODERS,
@@ -16,7 +15,7 @@ from ..layers.encoders.location import (
     LocationIdEmbedding,
     SinCosEncoder,
 )
-from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
 from ..layers.encoders.satclip import load_satclip
 
 SATCLIP_PREFIX = "satclip:"

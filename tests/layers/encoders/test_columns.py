@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.layers.encoders import ColumnsEncoder, LocationIdEmbedding, MetadataEncoder, SinCosEncoder
-from timm_moe_dg.layers.encoders.columns import COLUMN_FEATURES, NumberEncoder
+from timm_moe_dg.layers.encoders.metadata import COLUMN_FEATURES, NumberEncoder
 
 NAN = float("nan")
 STATISTICS = {"month": (6.5, 3.0), "elevation": (500.0, 250.0)}

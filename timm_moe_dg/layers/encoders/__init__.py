@@ -1,9 +1,8 @@
 """Metadata encoders: from places, location ids and further numbers to the context that routes."""
 
-from .columns import ColumnsEncoder, NumberEncoder
 from .coverage import Coverage, thin_coordinates
 from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
-from .metadata import MetadataEncoder, NoMetadata
+from .metadata import ColumnsEncoder, MetadataEncoder, NoMetadata, NumberEncoder
 from .satclip import SatClipEncoder, load_satclip, save_satclip
 
 __all__ = [
