@@ -84,5 +84,5 @@ def test_modules_that_do_not_train_stay_so():
 
 def test_groups_beyond_the_domains_are_refused():
     one = torch.tensor([0])
-    with pytest.raises(ValueError, match="group=.*choose indices from 0"):
+    with pytest.raises(ValueError, match=r"group=.*choose indices from 0"):
         domain_accuracies(Predictions(one, one, torch.tensor([6]), one), num_domains=3)

@@ -57,26 +57,6 @@ def lift(table: Tensor) -> Tensor:
     return torch.where(expected > 0, counts / expected, NAN)
 
 
-def normalized_mutual_information(table: Tensor) -> Tensor:
-    """Mutual information of rows and columns over the mean of both entropies (scikit-learn's default normalization).
-
-    Args:
-        table: (..., R, C) counts; empty rows and columns are ignored.
-
-    Returns:
-        float64 (...), 0 for independent rows and columns to 1; NaN for a table without counts.
-    """
-    # sklearn.metrics.normalized_mutual_info_score takes labels, and one table at a time
-    joint = table.double() / table.double().sum((-2, -1), keepdim=True)
-    rows, columns, both = (_entropy(shares) for shares in (joint.sum(-1), joint.sum(-2), joint.flatten(-2)))
-    agreement = (2 * (rows + columns - both) / (rows + columns)).clamp(0.0, 1.0)
-    return agreement.where(rows + columns > 0, torch.where(both.isnan(), both, 1.0))
-
-
-def _entropy(shares: Tensor) -> Tensor:
-    return torch.special.entr(shares).sum(-1)
-
-
 def cramers_v(table: Tensor) -> Tensor:
     """Cramer's V of (R, C) counts, sqrt(chi2 / (n min(R - 1, C - 1))) without bias correction; empty lines left out.
 
