@@ -1,11 +1,11 @@
-"""Makes tables of finished runs, by selection rule, with mean and standard error over trial seeds.
+"""Prints tables of finished runs by selection rule, with mean and standard error over trial seeds.
 
     python tools/collect_results.py output/digits
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
-Runs are found anywhere below the folders, among them those that DomainBed wrote. Numbers are percent; a run that is
-missing is named below its table, and runs without a `done` file are left out.
+The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Missing runs are listed
+below their table. Runs without a `done` file are left out.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
-from timm_moe_dg.results.columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.comparison import compare
 from timm_moe_dg.results.improvement import with_improvements
 from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import NEEDED, lacking, make_tables
+from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS
+from timm_moe_dg.results.tables import NEEDED, make_tables, why_no_table
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,48 +32,51 @@ def build_parser() -> argparse.ArgumentParser:
         prog="collect_results.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("folders", nargs="+", metavar="DIR", help="folders that hold runs")
-    rules = f"of {', '.join(NEEDED)} (default: those that there are runs for)"
+    add("folders", nargs="+", metavar="DIR", help="folders with runs, searched at any depth")
+    rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
-    add("--format", choices=RENDERERS, default="text", help="(default: %(default)s)")
-    whole = "report the test domain's two splits together rather than its in-split, which is what DomainBed reports"
+    add("--format", choices=RENDERERS, default="text", help="format of the tables (default: %(default)s)")
+    whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
-    further = f"further columns, of {', '.join(OPTIONAL_COLUMNS)}: accuracy on training domains' or held-out out-splits"
+    names = ", ".join(OPTIONAL_COLUMNS)
+    further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
-    add("--groups", action="store_true", help="data with its own test domains: a column for every group")
-    relative = "add columns of relative improvement over a row: a model, an algorithm, a variant, or a folder"
+    add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
+    relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"
     add("--relative-to", metavar="ROW", help=relative)
-    pair = "put two rows side by side, with their difference and the papers' figures: models, algorithms, or folders"
+    pair = "print two rows side by side with their difference and the papers' figures (rows are named as above)"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
-    ablation = "draw a column of the first table against a setting that its rows differ in, such as top_k"
+    ablation = "draw a column of the first table against a setting that differs between its rows, such as top_k"
     add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
     return parser
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Reads the runs and shows their tables."""
+    """Reads the runs and prints their tables."""
     runs, unfinished = find_runs(args.folders)
     if not runs:
-        raise RecordError(f"folders={args.folders}: hold no finished runs, and {len(unfinished)} that are not finished")
+        raise RecordError(
+            f"folders={args.folders}: no finished runs, {len(unfinished)} unfinished; wait, or give other folders"
+        )
     report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or list(NEEDED), report, further, by_group=args.groups)
     print(f"{len(runs)} finished runs", file=sys.stderr)
-    lacks = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
-    reasons = [f"{rule}: {lacking(rule, runs)}" for rule in lacks]
+    without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
+    reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     if not tables:
-        raise RecordError("; ".join(reasons) or "rules: no rule has the runs that it needs; see sweep.py --status")
+        raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep.py --status")
     for reason in reasons:
         print(reason, file=sys.stderr)
     if args.compare:
         first, second = args.compare
         print(compare(tables, first, second, args.format))
     else:
-        shown = tables
+        printed = tables
         if args.relative_to:
-            shown = [with_improvements(table, args.relative_to) for table in tables if table.runs]
-        print("\n\n".join(render(table, args.format) for table in shown))
+            printed = [with_improvements(table, args.relative_to) for table in tables if table.runs]
+        print("\n\n".join(render(table, args.format) for table in printed))
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
     if args.ablation:

@@ -10,8 +10,8 @@ from tests.invented import ARGS, make_record
 from timm_moe_dg.analysis import style
 from timm_moe_dg.analysis.plots import bars_of, chance, plot_accuracies
 from timm_moe_dg.analysis.style import new_figure
-from timm_moe_dg.results.columns import Cell
 from timm_moe_dg.results.runs import FinishedRun, RowKey
+from timm_moe_dg.results.table_columns import Cell
 from timm_moe_dg.results.tables import Table
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.results.columns import Cell
 from timm_moe_dg.results.comparison import compare, difference_text
 from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.table_columns import Cell
 from timm_moe_dg.results.tables import make_tables
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"

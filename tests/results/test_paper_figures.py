@@ -12,8 +12,8 @@ from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.layers import SatClipEncoder
 from timm_moe_dg.models import _metadata
-from timm_moe_dg.results.columns import AVERAGE, OFFICIAL_SCORES
 from timm_moe_dg.results.paper_figures import FIGURES, figures_for, read_figures, with_tag
+from timm_moe_dg.results.table_columns import AVERAGE, OFFICIAL_SCORES
 from timm_moe_dg.results.tables import NEEDED
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"

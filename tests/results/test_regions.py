@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from tests.invented import invented_records
-from timm_moe_dg.errors import RecordError
+from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.results.improvement import with_improvements
 from timm_moe_dg.results.regions import joined_regions, trained_region
 from timm_moe_dg.results.runs import FinishedRun, RowKey
@@ -89,3 +89,12 @@ def test_improvement_over_groups_if_they_are_shown() -> None:
     whole = with_improvements(table, "other")
     assert whole.columns[-1] == "IID improvement"
     assert whole.rows[ROW][-1].mean == pytest.approx((0.75 * 30 + 5) / (15 + 2.5) - 1)
+
+
+def test_a_row_without_models_per_region_is_no_row_of_their_table() -> None:
+    runs = [run(ALL, (0.5, 0.75, 0.5), model="whole"), run(AFRICA, (0.5, 0.5, 0.0)), run(ASIA, (0.5, 0.0, 0.25))]
+    official, regional = make_tables(runs)
+    assert list(official.runs) == list(official.rows) == [RowKey("ERM", "whole")]
+    assert list(regional.runs) == list(regional.rows) == [ROW]
+    with pytest.raises(ArgumentError, match=r"relative_to='whole': names 0 rows of .*a model per region"):
+        with_improvements(regional, "whole")

@@ -11,7 +11,7 @@ from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
 from timm_moe_dg.results.rendering import render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
-from timm_moe_dg.results.tables import lacking, make_tables
+from timm_moe_dg.results.tables import make_tables, why_no_table
 
 ROW = RowKey("ERM", "vit")
 
@@ -122,4 +122,4 @@ def test_tables_by_validation_under_shift():
     assert worst.title == "toy, its own test domains, selection by the worst group of the ood validation split"
     assert worst.missing == ["ERM, vit: trial seeds [2], or their scores on the ood validation split"]
     assert make_tables(runs[2:], ["ood_f1_macro"]) == []
-    assert "1 of 1 evaluations lack f1_macro" in lacking("ood_f1_macro", runs[2:])
+    assert "1 of 1 evaluations lack f1_macro" in why_no_table("ood_f1_macro", runs[2:])

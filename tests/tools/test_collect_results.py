@@ -1,5 +1,7 @@
 """tools/collect_results.py on folders of invented runs, and on what a sweep of real ones leaves."""
 
+import re
+
 import pytest
 from PIL import Image
 
@@ -41,7 +43,8 @@ def test_every_rule_that_there_are_runs_for_has_a_table(folder, capsys):
 def test_formats_and_rules_can_be_chosen(folder, capsys, format_):
     out = shown(capsys, folder, "--format", format_, "--rules", "oracle")
     assert out.count("test-domain validation (oracle)") == 1
-    assert ("| ERM | a |" in out, r"\begin{tabular}" in out) == ((format_ == "markdown"), format_ == "latex")
+    row, tabular = re.search(r"\| ERM +\| a +\|", out), r"\begin{tabular}" in out
+    assert (row is not None, tabular) == (format_ == "markdown", format_ == "latex")
 
 
 def test_whole_domain_is_another_number(folder, capsys):

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..protocols.run_identity import settings
-from ..results.columns import Cell
 from ..results.runs import RowKey
+from ..results.table_columns import Cell
 from ..results.tables import Table
 from .style import LETTER_WIDTH, category_color, fitted, model_colors, picture, swatch, text_size
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..cli import escape
 from ..data import BENCHMARKS
-from ..networks.build import in_chans_of, without_origin
+from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
-from .config import Config, read_config, write_config
+from .folder import read_config, write_config
 from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 

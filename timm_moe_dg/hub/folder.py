@@ -1,4 +1,4 @@
-"""The folder that goes to the Hub: weights, configuration and card, and what a run recorded."""
+"""The folder that is uploaded: weights, configuration, card, and the records of a run."""
 
 import json
 import os
@@ -12,45 +12,41 @@ from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
 from ..errors import ArgumentError, CheckpointError
-from ..networks.build import CONFIG, DataConfig, save_network
+from ..networks import build
+from ..networks.build import CONFIG, Config, DataConfig, save_network
 from ..networks.trained import label_names, load_trained
 from ..protocols import read_records
-from ..storage.outcome import lost, verify_model
-from .config import WEIGHTS, read_config
 from .origin import Origin, origin_of_run, without_local_paths
 
+WEIGHTS = "model.safetensors"
 FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
 
 
 def fill_from_run(folder: Path, run: Path) -> Origin:
-    """Copies a finished run: best/, results.jsonl without this machine's paths, and its figures.
+    """Copies best/, results.jsonl and the figures of a finished run. Local paths in results.jsonl are shortened.
 
     Args:
-        folder: Exists and is empty.
+        folder: An existing, empty folder.
         run: The output folder of tools/finetune.py.
 
     Returns:
-        Where the weights come from.
+        The origin of the weights.
 
     Raises:
-        ArgumentError: This is no finished run, or what would be published of it is a link.
-        CheckpointError: It no longer has what it vouches for.
+        ArgumentError: The run is not finished, or a file to publish is a link.
         RecordError: results.jsonl is damaged.
     """
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
-    lacking = [name for name in needed if not (run / name).is_file()]
-    if lacking:
-        remedy = f"is no finished run: it lacks {', '.join(lacking)}; give the folder that tools/finetune.py wrote"
+    missing = [name for name in needed if not (run / name).is_file()]
+    if missing:
+        remedy = f"is not a finished run, {', '.join(missing)} missing; give an output folder of tools/finetune.py"
         raise ArgumentError.of("run", str(run), remedy)
-    if found := lost(run, "results.jsonl", "best"):
-        raise CheckpointError(f"run={str(run)!r}: {found}; only what a run has written is published; run it again")
-    verify_model(f"local-dir:{run / 'best'}")
     origin = origin_of_run(read_records(run / "results.jsonl"))
-    shown = (*sorted(run.glob("*.png")), *run.glob("report.html"))
+    pages = (*sorted(run.glob("*.png")), *run.glob("report.html"))
     figures = sorted((run / FIGURES).glob("*.png"))
-    _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), shown, figures)
-    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *shown):
+    _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), pages, figures)
+    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *pages):
         shutil.copyfile(path, folder / path.name)
     for path in figures:
         (folder / FIGURES).mkdir(exist_ok=True)
@@ -62,42 +58,56 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
 
 
 def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:
-    """A link's target lies anywhere on this machine, and would be published in its place."""
+    # A link may lead to any file of this machine, and the upload would publish that file.
     links = [str(path.relative_to(run)) for path in chain(*groups) if path.is_symlink()]
     if links:
-        remedy = f"{', '.join(links)}: is a link, whose target would be published; put the file itself in its place"
+        remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
         raise ArgumentError.of("run", str(run), remedy)
 
 
 def fill_from_network(folder: Path, network: nn.Module) -> None:
-    """Writes a network with the classes and the preprocessing that it knows.
+    """Writes a network with its class names and its preprocessing.
 
     Args:
-        folder: Created if need be.
+        folder: Created if needed.
         network: A timm model.
     """
-    config = cast(DataConfig, resolve_input_data_config(network))  # as the weights were trained, a crop included
+    config = cast(DataConfig, resolve_input_data_config(network))  # the preprocessing of training, crop included
     save_network(network, folder, classes=label_names(network) or (), config=config)
 
 
 def load_folder(folder: Path) -> nn.Module:
-    """Loads the model as whoever downloads it will, and refuses what would not work for them.
+    """Loads the model in a folder, and refuses a model that could not be used after a download.
 
     Raises:
-        CheckpointError: The weights do not fit the configuration, class names included, or need a file of this machine.
+        CheckpointError: The weights or class names do not match the configuration, or a file of this machine is needed.
     """
     network = load_trained(f"local-dir:{folder}")
     config = read_config(folder)
     names = config.get("label_names") or ()
     if names and len(names) != network.num_classes:
         raise CheckpointError(
-            f"label_names={len(names)} names in {CONFIG}, but the classifier has {network.num_classes} classes; "
-            "give the names of the classes that these weights were trained for"
+            f"label_names={len(names)} names in {CONFIG}: the classifier has {network.num_classes} classes; "
+            "give the names of the classes that these weights were trained on"
         )
     encoder = str(config.get("model_args", {}).get("metadata_encoder", ""))
     if encoder.startswith(_SATCLIP) and os.path.exists(encoder.removeprefix(_SATCLIP)):
         raise CheckpointError(
-            f"metadata_encoder={encoder!r}: is a file of this machine, which nobody could load the model without; "
+            f"metadata_encoder={encoder!r}: is a local file, so nobody else could load the model; "
             f"train with {_SATCLIP}OWNER/NAME, a repository of the Hub"
         )
     return network
+
+
+def read_config(folder: Path) -> Config:
+    """Reads the config.json in a folder.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    return build.read_config(folder / CONFIG)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Writes the config.json in a folder."""
+    (folder / CONFIG).write_text(json.dumps(config, indent=2))

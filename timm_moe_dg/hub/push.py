@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from ..errors import ArgumentError, HubError, MoeDgError
 from ..networks.build import CONFIG
-from .config import read_config
+from .folder import read_config
 
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
 

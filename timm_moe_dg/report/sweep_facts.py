@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RecordError
-from ..results.columns import Cell
 from ..results.paired import PairedTest, paired_tests
 from ..results.rendering import cell_text
 from ..results.runs import FinishedRun, find_runs
+from ..results.table_columns import Cell
 from ..results.tables import Table, make_tables
 from ..sweeping.jobs import Job
 from .pictures import Missing, attempt

@@ -1,1 +1,1 @@
-"""What is made of finished runs: tables by selection rule, comparisons, and the papers' figures beside them."""
+"""Tables and comparisons of finished runs, with the figures of the papers."""

@@ -1,4 +1,4 @@
-"""How much better a table's rows are than one of them: IID and OOD improvement (GMoE, Table 3)."""
+"""Relative IID and OOD improvement of table rows over a reference row (GMoE, Table 3)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,59 +6,61 @@ from math import nan
 from statistics import fmean
 
 from ..errors import ArgumentError
-from .columns import AVERAGE, AVERAGE_OOD, Cell
 from .comparison import rows_named
+from .table_columns import AVERAGE, AVERAGE_OOD, Cell
 from .tables import Table
 
-_OFFICIAL = {"id": "IID", "ood": "OOD"}
+_ROLES = {"id": "IID", "ood": "OOD"}
 
 
 def with_improvements(table: Table, reference: str) -> Table:
-    """Adds columns of relative improvement: the mean over domains of accuracy / the reference's accuracy - 1.
+    """Adds columns of relative improvement: the mean over domains of accuracy / reference accuracy - 1.
 
-    It is taken within a trial seed, over the seeds that both rows have on all of the domains. IID are the training
-    domain of single-source tables and the "id" groups, OOD the domains that are held out and the "ood" groups; of data
-    with its own test domains these are the groups if the table shows them, else all images of a role.
+    The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
+    training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
+    A data set's own test domains count by group if the table has group columns, and as a whole otherwise.
 
     Args:
         table: From `make_tables`.
-        reference: Names a row as `compare` does.
+        reference: Names a row as in `compare`.
 
     Raises:
-        ArgumentError: The table has no such row, or several.
+        ArgumentError: The reference names no row of the table, or more than one.
     """
     kinds = _positions(table)
-    found = rows_named(table, reference)
-    if len(found) != 1:
-        known = "; ".join(map(str, table.rows))
-        raise ArgumentError.of("relative_to", reference, f"names {len(found)} rows of {table.title}; they are: {known}")
-    base = table.rows[found[0]]
-    rows = {
-        row: [*cells, *(_improvement([(cells[at], base[at]) for at in positions]) for positions in kinds.values())]
+    named = rows_named(table, reference)
+    if len(named) != 1:
+        rows = "; ".join(map(str, table.rows))
+        remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
+        raise ArgumentError.of("relative_to", reference, remedy)
+    base = table.rows[named[0]]
+    improved = {
+        row: [*cells, *(_improvement([(cells[i], base[i]) for i in positions]) for positions in kinds.values())]
         for row, cells in table.rows.items()
     }
-    return replace(table, columns=[*table.columns, *(f"{kind} improvement" for kind in kinds)], rows=rows)
+    return replace(table, columns=[*table.columns, *(f"{kind} improvement" for kind in kinds)], rows=improved)
 
 
 def _positions(table: Table) -> dict[str, list[int]]:
-    """Positions of the columns that each kind of improvement is a mean over."""
+    """Positions of the columns that each kind of improvement averages."""
     titles = list(table.columns)
     if AVERAGE_OOD in titles:
         return {"IID": [0], "OOD": list(range(1, titles.index(AVERAGE_OOD)))}
     if AVERAGE in titles:
         return {"OOD": list(range(titles.index(AVERAGE)))}
-    found = {kind: _of_role(table, role) for role, kind in _OFFICIAL.items()}
-    return {kind: positions for kind, positions in found.items() if positions}
+    by_kind = {kind: _role_columns(table, role) for role, kind in _ROLES.items()}
+    return {kind: positions for kind, positions in by_kind.items() if positions}
 
 
-def _of_role(table: Table, role: str) -> list[int]:
-    groups = [at for at, title in enumerate(table.columns) if title in table.groups and title.startswith(f"{role} ")]
-    return groups or [at for at, title in enumerate(table.columns) if title == f"{role} accuracy"]
+def _role_columns(table: Table, role: str) -> list[int]:
+    titles = list(enumerate(table.columns))
+    groups = [position for position, title in titles if title in table.groups and title.startswith(f"{role} ")]
+    return groups or [position for position, title in titles if title == f"{role} accuracy"]
 
 
 def _improvement(pairs: Sequence[tuple[Cell, Cell]]) -> Cell:
     seeds = [seed for seed in pairs[0][0].values if all(seed in cell.values for pair in pairs for cell in pair)]
-    values = {seed: fmean(_relative(own.values[seed], base.values[seed]) for own, base in pairs) for seed in seeds}
+    values = {seed: fmean(_relative(cell.values[seed], base.values[seed]) for cell, base in pairs) for seed in seeds}
     return Cell(values, max(cell.expected for pair in pairs for cell in pair))
 
 

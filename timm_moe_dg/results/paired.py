@@ -1,7 +1,7 @@
-"""Paired comparison of a table's rows: the same seed and domain, one row's number less the other's.
+"""Paired comparison of table rows by a sign-flip permutation test.
 
-Means of a few seeds with standard errors hide that two rows share their seeds and domains: hard domains lower both. A
-paired test looks at the differences alone.
+Two rows share their trial seeds and domains, and a hard domain lowers both. The test therefore uses the differences
+between pairs of equal seed and domain, not the two means with their standard errors.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,26 @@ from math import isnan
 from statistics import fmean
 from typing import NamedTuple
 
-from .columns import AVERAGE, paired_differences
+import numpy as np
+from scipy.stats import permutation_test
+
 from .runs import RowKey
-from .significance import sign_flip_p
-from .tables import AVERAGES, OFFICIAL, SINGLE_SOURCE, Table
+from .table_columns import AVERAGE, paired_differences
+from .tables import AVERAGES, OFFICIAL_RULES, SINGLE_SOURCE, Table
+
+_RESAMPLES, _SEED = 99_999, 0
 
 
 class PairedTest(NamedTuple):
-    """What is known about the difference of two rows.
+    """Test of the difference between two rows.
 
     Attributes:
         first: A row.
-        second: Another one.
+        second: Another row.
         of: Which columns the pairs come from.
-        differences: The first row's number less the second's, share, one per seed and column that both have.
+        differences: Value of the first row minus value of the second, as shares, one per seed and column of both rows.
         p: See `sign_flip_p`.
-        adjusted: `p` after Holm's correction for all pairs of rows; see `holm`.
+        adjusted: `p` after Holm's correction for all pairs of rows, see `holm`.
     """
 
     first: RowKey
@@ -42,49 +46,79 @@ class PairedTest(NamedTuple):
 
     @property
     def wins(self) -> int:
-        """Pairs in which the first row is ahead."""
+        """Number of pairs in which the first row is better."""
         return sum(value > 0 for value in self.differences)
 
     @property
     def losses(self) -> int:
-        """Pairs in which the second row is ahead."""
+        """Number of pairs in which the second row is better."""
         return sum(value < 0 for value in self.differences)
 
 
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p value of the mean of paired differences, by a sign-flip permutation test (Fisher, 1935).
+
+    If neither row is better, each difference is as likely as its negative. The p value is the share of sign patterns
+    whose mean is at least as far from 0. Up to n = 16 pairs all 2^n patterns are counted, beyond that 99,999 random
+    ones. The p value of n pairs is at least 2 / 2^n.
+
+    Args:
+        differences: One per pair. Without any, or with a NaN, the result is NaN.
+
+    >>> sign_flip_p([1.0, 2.0, 3.0])
+    0.25
+    """
+    if not len(differences) or np.isnan(differences).any():
+        return float("nan")
+    if len(differences) == 1:  # scipy needs two observations
+        return 1.0
+    test = permutation_test(
+        (np.asarray(differences),),
+        _rounded_mean,
+        permutation_type="samples",
+        n_resamples=_RESAMPLES,  # scipy counts all patterns if there are no more than that
+        rng=np.random.default_rng(_SEED),
+    )
+    return float(test.pvalue)
+
+
+def _rounded_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    # Accuracies are fractions, so many patterns have the same mean. Rounding keeps such ties despite float errors.
+    return np.mean(values, axis=axis).round(12)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusts p values for their number, so that the chance of any false finding stays below the level (Holm, 1979)."""
+    """Adjusts p values so that the chance of any false rejection stays below the level (Holm, 1979)."""
     adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, at in enumerate(sorted(range(len(p_values)), key=lambda at: p_values[at])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[at]))
-        adjusted[at] = highest
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
     return adjusted
 
 
 def paired_tests(table: Table) -> list[PairedTest]:
-    """Tests every two rows of a table; pairs are the seeds and domains that both have.
-
-    Scores on the data's own test domains are of different kinds, so that each column is tested for itself.
-    """
-    found = []
-    for of, columns in _measured(table).items():
+    """Tests every pair of rows of a table over the seeds and domains that both rows have."""
+    tests = []
+    for title, columns in _tested_columns(table).items():
         compared = []
         for first, second in combinations(table.rows, 2):
-            pairs = [(table.rows[first][at], table.rows[second][at]) for at in columns]
-            every = [value for pair in pairs for value in paired_differences(*pair).values()]
-            differences = tuple(value for value in every if not isnan(value))  # a domain may have no image to score
+            pairs = [(table.rows[first][column], table.rows[second][column]) for column in columns]
+            values = [value for pair in pairs for value in paired_differences(*pair).values()]
+            differences = tuple(value for value in values if not isnan(value))  # NaN: a domain without images
             if differences:
-                compared.append((first, second, of, differences, sign_flip_p(differences)))
+                compared.append((first, second, title, differences, sign_flip_p(differences)))
         adjusted = holm([p for *_, p in compared])
-        found += [PairedTest(*each, value) for each, value in zip(compared, adjusted, strict=True)]
-    return found
+        tests += [PairedTest(*test, value) for test, value in zip(compared, adjusted, strict=True)]
+    return tests
 
 
-def _measured(table: Table) -> dict[str, Sequence[int]]:
-    """The columns that are tested together, by what they are called."""
+def _tested_columns(table: Table) -> dict[str, Sequence[int]]:
+    """Positions of the columns that are tested together, by their common title."""
     if table.dataset == AVERAGES:
         return {}
-    if table.rule == OFFICIAL:
-        return {title: [at] for at, title in enumerate(table.columns)}
+    if table.rule in OFFICIAL_RULES:
+        # Accuracy, worst group and F1 are different scores: each column is a test of its own.
+        return {title: [column] for column, title in enumerate(table.columns)}
     if table.rule == SINGLE_SOURCE:
         return {"domains not trained on": range(1, len(table.columns) - 1)}
     return {"held-out domains": range(list(table.columns).index(AVERAGE))}

@@ -1,12 +1,16 @@
-"""Accuracies that the papers state, in percent, to stand beside measured ones in a column of their own.
+"""Accuracies stated in the papers, for a column beside the measured ones.
 
-They lie in paper_figures.csv, one a line, copied as they are printed, F1 scores times 100; where two tables of a paper
-differ, both are there. Errors known in the tables: GMoE's Table 10 has MLDG's PACS and VLCS the wrong way round, and
-Table 1 mixes runs of 5,000 and 15,000 steps on DomainNet, which Table 9 separates. SF-MoE does not say how long it
-trains on DomainNet; its ResNet-50 is DomainBed's of 5,000 steps. Networks go by their names in timm, ViT-S/16 by the
-checkpoint that the experts start from. A tag names the weights, such as torchvision's first ones in
-"resnet50.tv_in1k"; without one they are timm's default. MoGE does not say which of SatCLIP's encoders it takes; its
-figure stands beside the one with ten polynomials, as many as its own encoder has.
+paper_figures.csv has one figure per line, in percent and as printed, with F1 scores multiplied by 100. Where two tables
+of a paper differ, both figures are listed. Networks have timm's names. ViT-S/16 has the name of the checkpoint that the
+experts start from. A tag names the weights, for example torchvision's first ones in "resnet50.tv_in1k". Without a tag
+they are timm's default weights.
+
+Known problems of the papers' tables:
+- GMoE's Table 10 swaps MLDG's accuracies on PACS and VLCS.
+- GMoE's Table 1 mixes runs of 5,000 and 15,000 steps on DomainNet. Table 9 separates them.
+- SF-MoE does not state its number of steps on DomainNet. Its ResNet-50 is DomainBed's with 5,000 steps.
+- MoGE does not state which of SatCLIP's encoders it uses. Its figure is listed for ten polynomials, the number of
+  MoGE's own encoder.
 """
 
 import csv
@@ -27,21 +31,21 @@ _TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column")
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One accuracy in a paper.
+    """One accuracy stated in a paper.
 
     Attributes:
         source: Paper and table, such as "GMoE, Table 1".
         dataset: The data set.
-        rule: How the model was selected; a name of `tables.NEEDED`.
-        algorithm: The training method, with " + swad" where weights were averaged so.
+        rule: The selection rule, a name in `tables.NEEDED`.
+        algorithm: The training method, followed by " + swad" if weights were averaged with SWAD.
         model: The network's name in timm, with a tag unless the weights are timm's default.
-        column: The domain that it is an accuracy on, "average", or a role with its score.
+        column: The evaluated domain, "average", or a role and a score such as "ood worst group".
         value: Percent.
-        error: Standard error; None where none is stated.
+        error: Standard error, None if not stated.
         trained_on: The only training domain, in single-source tables.
-        steps: Length of the paper's runs; None where it tells no figures apart.
-        expert_mode: MoGE's, "routed" or "shared"; None for other models.
-        model_kwargs: Arguments in which the model differs from the registered one.
+        steps: Length of the paper's runs, None if the figure holds for any length.
+        expert_mode: MoGE's mode, "routed" or "shared". None for other models.
+        model_kwargs: Model arguments that differ from the registered model.
     """
 
     source: str
@@ -59,10 +63,10 @@ class PaperFigure:
 
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
-    """Reads figures from CSV with a header that names `PaperFigure`'s fields; model_kwargs is JSON.
+    """Reads figures from CSV text with a header of `PaperFigure`'s fields. model_kwargs is JSON.
 
     Raises:
-        ValueError: A number or an object is not written as such.
+        ValueError: A number or a JSON object cannot be parsed.
         KeyError: A column is missing.
     """
     return tuple(
@@ -85,12 +89,12 @@ FIGURES = read_figures((files(__package__) / "paper_figures.csv").read_text(enco
 def figures_for(
     dataset: str, rule: str, args: Arguments, algorithm: str, column: str, trained_on: str | None = None
 ) -> list[PaperFigure]:
-    """Finds what the papers state for a run's setting: same network from published weights, same options.
+    """Finds the papers' figures for a run with the same network, published weights and options.
 
     Args:
         dataset: The data set.
-        rule: The selection rule. MoGE does not say how it selects: its figures stand beside every rule for the data's
-            own test domains.
+        rule: The selection rule. MoGE does not state its rule, so its figures match every rule for the data's own test
+            domains.
         args: The run's arguments.
         algorithm: The training method, with weight averaging.
         column: A domain, or "average".
@@ -112,11 +116,12 @@ def figures_for(
 
 @cache
 def with_tag(model: str) -> str:
-    """Completes a network's name by the tag of timm's default weights, if it has none; others stay as they are."""
+    """Appends the tag of timm's default weights to a network's name without a tag."""
     cfg = None if "." in model else timm.get_pretrained_cfg(model, allow_unregistered=True)
     return f"{model}.{cfg.tag}" if cfg and cfg.tag else model
 
 
 def _setting(figure: PaperFigure) -> tuple[object, ...]:
-    of = (figure.dataset, figure.rule, figure.algorithm, with_tag(figure.model), figure.column)
-    return (*of, figure.trained_on, figure.model_kwargs)
+    model = with_tag(figure.model)
+    keys = (figure.dataset, figure.rule, figure.algorithm, model, figure.column, figure.trained_on)
+    return (*keys, figure.model_kwargs)

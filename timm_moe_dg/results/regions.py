@@ -1,7 +1,7 @@
-"""Models for one region alone, each asked about its own: what they come to together.
+"""Joint scores of per-region models: each is trained on one region and evaluated on that region alone.
 
-The data sets domains of test images apart and has one training domain a region, as geo_digits and FMoW_regions do. The
-runs are those of the protocol "per_region", each trained on one region and selected on its validation images.
+The data has its own test domains and one training domain per region, like geo_digits and FMoW_regions. The runs are
+those of the protocol "per_region". Each is selected on the validation images of its region.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from .runs import FinishedRun
 
 
 def trained_region(run: FinishedRun) -> str | None:
-    """Returns the only region that a run was trained on; None if it was trained on all that there is."""
+    """Returns the only region that a run was trained on, None if it was trained on several or has no regions."""
     first = run.records[0]
     regions, trained = _regions(first), first.training_domains
     if not first.roles or len(regions) < 2 or len(trained) != 1:
@@ -26,35 +26,35 @@ def trained_region(run: FinishedRun) -> str | None:
 
 
 def joined_regions(runs: Sequence[FinishedRun]) -> Record:
-    """Joins the models of all regions, of one trial seed, into an evaluation with the scores of each on its own.
+    """Joins the models of all regions into one evaluation with the scores of each model on its own region.
 
-    Those of "id" test images, and of "ood" ones where every region has such too, as FMoW's later years.
+    The "ood" scores are joined only if every region has "ood" test images, like FMoW with its later years.
 
     Args:
-        runs: For each region those trained on it alone, with any hyper-parameter seeds.
+        runs: Runs of one trial seed and any hyper-parameter seeds, at least one for each region.
 
     Raises:
-        RecordError: A region lacks its run, or no test images of a region were scored.
+        RecordError: A region has no run, or no test image of a region was scored.
     """
-    found: dict[str, list[Record]] = {}
+    by_region: dict[str, list[Record]] = {}
     for run in runs:
         if region := trained_region(run):
-            found.setdefault(region, []).extend(run.records)
+            by_region.setdefault(region, []).extend(run.records)
     needed = _regions(runs[0].records[0]).values() if runs else []
-    if lacking := sorted(set(needed) - set(found)) or not found:
-        raise RecordError(f"records: per-region models lack runs trained on {lacking or 'any region'}")
-    chosen = {region: training_domain_validation(records) for region, records in found.items()}
-    roles = {"id": _joined(chosen, "id")}
+    if missing := sorted(set(needed) - set(by_region)) or not by_region:
+        raise RecordError(f"records: per-region models lack runs trained on {missing or 'any region'}")
+    selected = {region: training_domain_validation(records) for region, records in by_region.items()}
+    roles = {"id": _joined(selected, "id")}
     if all(
-        region in record.roles.get("ood", RoleScores()).get("group_accuracy", {}) for region, record in chosen.items()
+        region in record.roles.get("ood", RoleScores()).get("group_accuracy", {}) for region, record in selected.items()
     ):
-        roles["ood"] = _joined(chosen, "ood")
-    return replace(next(iter(chosen.values())), roles=roles)
+        roles["ood"] = _joined(selected, "ood")
+    return replace(next(iter(selected.values())), roles=roles)
 
 
-def _joined(chosen: Mapping[str, Record], role: str) -> RoleScores:
-    accuracy = {region: _own_score(record, role, region, "group_accuracy") for region, record in chosen.items()}
-    number = {region: int(_own_score(record, role, region, "num_samples")) for region, record in chosen.items()}
+def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
+    accuracy = {region: _region_score(record, role, region, "group_accuracy") for region, record in selected.items()}
+    number = {region: int(_region_score(record, role, region, "num_samples")) for region, record in selected.items()}
     worst = min(accuracy, key=lambda region: accuracy[region])
     return {
         "accuracy": sum(accuracy[region] * number[region] for region in accuracy) / sum(number.values()),
@@ -66,13 +66,13 @@ def _joined(chosen: Mapping[str, Record], role: str) -> RoleScores:
 
 
 def _regions(record: Record) -> dict[int, str]:
-    """Regions by the position of their training domain."""
+    """Names of the regions by the position of their training domain."""
     names = enumerate(record.args.get("domains") or ())
-    return {at: name.removeprefix(TRAINING_PREFIX) for at, name in names if name.startswith(TRAINING_PREFIX)}
+    return {i: name.removeprefix(TRAINING_PREFIX) for i, name in names if name.startswith(TRAINING_PREFIX)}
 
 
-def _own_score(record: Record, role: str, region: str, score: Literal["group_accuracy", "num_samples"]) -> float:
+def _region_score(record: Record, role: str, region: str, score: Literal["group_accuracy", "num_samples"]) -> float:
     value = record.roles.get(role, RoleScores()).get(score, {}).get(region, nan)
     if isnan(value):
-        raise RecordError(f"records: no {role} test image of {region!r} was scored, which its own model is asked about")
+        raise RecordError(f"records: the model of region {region!r} was scored on no {role} test image of that region")
     return value

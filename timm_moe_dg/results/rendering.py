@@ -1,18 +1,21 @@
-"""Tables as text, Markdown and LaTeX."""
+"""Formats result tables as text, Markdown and LaTeX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from types import MappingProxyType
 
+from tabulate import LATEX_ESCAPE_RULES, tabulate
+
 from ..cli.escape import markdown, one_line
-from .columns import Cell
+from .table_columns import Cell
 from .tables import Table
 
 Grid = Sequence[Sequence[str]]
+_LATEX = str.maketrans({**LATEX_ESCAPE_RULES, "±": r"$\pm$"})
 
 
 def render(table: Table, format_: str) -> str:
-    """Formats a table with its title and the runs that it lacks.
+    """Formats a table with its title and the list of missing runs.
 
     Args:
         table: The table.
@@ -26,42 +29,43 @@ def render(table: Table, format_: str) -> str:
 
 
 def cell_text(cell: Cell, digits: int = 1) -> str:
-    """Formats a cell in percent: mean, standard error from two seeds on, and how many seeds where some are missing."""
+    """Formats a cell in percent: the mean, the standard error of two or more seeds, and the number of missing seeds."""
     if not cell.values:
         return "missing"
     if isnan(cell.mean):  # such as the F1 of a role without images
         return "-"
     error = "" if isnan(cell.error) else f" ± {100 * cell.error:.{digits}f}"
-    lacking = "" if len(cell.values) == cell.expected else f" ({len(cell.values)} of {cell.expected} seeds)"
-    return f"{100 * cell.mean:.{digits}f}{error}{lacking}"
+    seeds = "" if len(cell.values) == cell.expected else f" ({len(cell.values)} of {cell.expected} seeds)"
+    return f"{100 * cell.mean:.{digits}f}{error}{seeds}"
 
 
-def text_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
-    """Formats cells as aligned text; the first row is the header."""
-    grid = [list(map(one_line, row)) for row in grid]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in grid]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([title, "", *lines, *_notes(notes, "  ")])
+def text_grid(title: str, grid: Grid, missing: Sequence[str]) -> str:
+    """Formats cells as aligned text. The first row is the header."""
+    return "\n".join([title, "", _tabulate(grid, "simple", one_line), *_missing_runs(missing, "  ")])
 
 
-def markdown_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
-    """Formats cells as a Markdown table; the first row is the header."""
-    lines = ["| " + " | ".join(map(markdown, row)) + " |" for row in grid]
-    lines.insert(1, "|" + "---|" * len(grid[0]))
-    return "\n".join([f"**{markdown(title)}**", "", *lines, *_notes(list(map(markdown, notes)), "- ")])
+def markdown_grid(title: str, grid: Grid, missing: Sequence[str]) -> str:
+    """Formats cells as a Markdown table. The first row is the header."""
+    notes = _missing_runs(list(map(markdown, missing)), "- ")
+    return "\n".join([f"**{markdown(title)}**", "", _tabulate(grid, "github", markdown), *notes])
 
 
-def latex_grid(title: str, grid: Grid, notes: Sequence[str]) -> str:
-    """Formats cells as a LaTeX table (package booktabs); the first row is the header."""
-    header, *rows = [" & ".join(map(_latex, row)) + r" \\" for row in grid]
-    columns = "ll" + "c" * (len(grid[0]) - 2)
-    head = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}", rf"\begin{{tabular}}{{{columns}}}"]
-    body = [r"\toprule", header, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    return "\n".join([*head, *body, *(f"% {note}" for note in _notes(notes, ""))])
+def latex_grid(title: str, grid: Grid, missing: Sequence[str]) -> str:
+    """Formats cells as a LaTeX table (package booktabs). The first row is the header."""
+    # tabulate escapes the cells with the same rules as `_latex`, except for the plus-minus sign.
+    tabular = _tabulate(grid, "latex_booktabs", one_line, number_align="center").replace("±", r"$\pm$")
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(title)}}}", tabular, r"\end{table}"]
+    return "\n".join([*lines, *(f"% {note}" for note in _missing_runs(missing, ""))])
 
 
-def _notes(missing: Sequence[str], bullet: str) -> list[str]:
+def _tabulate(grid: Grid, table_format: str, escape: Callable[[str], str], number_align: str = "left") -> str:
+    header, *rows = [list(map(escape, row)) for row in grid]
+    align = ["left", "left", *[number_align] * (len(header) - 2)]
+    # Without disable_numparse tabulate would print "12.50" as 12.5 and align on the decimal point.
+    return tabulate(rows, header, table_format, disable_numparse=True, colalign=align)
+
+
+def _missing_runs(missing: Sequence[str], bullet: str) -> list[str]:
     return ["", "Missing runs:", "", *(f"{bullet}{one_line(phrase)}" for phrase in missing)] if missing else []
 
 
@@ -69,12 +73,6 @@ def _latex(text: str) -> str:
     return one_line(text).translate(_LATEX)
 
 
-_LATEX = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
-    }
-)
 RENDERERS: Mapping[str, Callable[[str, Grid, Sequence[str]], str]] = MappingProxyType(
     {"text": text_grid, "markdown": markdown_grid, "latex": latex_grid}
 )

@@ -1,4 +1,4 @@
-"""Finished runs as tables need them: found below folders, DomainBed's own included, and grouped into rows."""
+"""Finds finished runs below folders, DomainBed's included, and groups them into table rows."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ class FinishedRun:
     """A finished run.
 
     Attributes:
-        folder: Where it is.
-        records: Its evaluations, in their order; at least one.
+        folder: The run's folder.
+        records: The evaluations in order, at least one.
     """
 
     folder: Path
@@ -29,7 +29,7 @@ class FinishedRun:
 
     @property
     def args(self) -> Arguments:
-        """Its arguments."""
+        """The run's arguments."""
         return self.records[0].args
 
     @property
@@ -39,7 +39,7 @@ class FinishedRun:
 
     @property
     def algorithm(self) -> str:
-        """The training method, with weight averaging if there was any."""
+        """The training method, and the weight averaging if there was any."""
         averaging = self.args.get("averaging")
         return self.args["algorithm"] + (f" + {averaging}" if averaging else "")
 
@@ -50,7 +50,7 @@ class FinishedRun:
 
     @property
     def test_domains(self) -> tuple[int, ...]:
-        """Positions of the domains that were held out, ascending."""
+        """Positions of the held-out domains, ascending."""
         return tuple(sorted(self.records[0].test_domains))
 
     @property
@@ -60,18 +60,18 @@ class FinishedRun:
 
     @property
     def num_domains(self) -> int:
-        """How many domains the data set has."""
+        """Number of domains of the data set."""
         return len(self.records[0].in_acc)
 
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """What a row of a table stands for.
+    """Identifies a row of a table.
 
     Attributes:
         algorithm: The training method.
         model: The network's name.
-        variant: What else tells it from rows of the same method and network, such as "steps=15001".
+        variant: Settings that differ between rows of the same method and network, such as "steps=15001".
     """
 
     algorithm: str
@@ -83,18 +83,18 @@ class RowKey:
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
-    """Looks for runs below folders.
+    """Finds the runs below folders.
 
     Returns:
-        The finished runs, and the folders of those that have records but are not finished.
+        The finished runs, and the folders of unfinished runs that have a results.jsonl.
 
     Raises:
-        RecordError: There is no such folder, one below it cannot be listed, or a finished run's records cannot be read.
+        RecordError: A folder does not exist or cannot be listed, or the records of a finished run cannot be read.
     """
     runs, unfinished = [], []
     for folder in folders:
         if not Path(folder).is_dir():
-            raise RecordError(f"folder={str(folder)!r}: no such folder; give one that holds runs")
+            raise RecordError(f"folder={str(folder)!r}: no such folder; give a folder with runs")
         for path in _results_below(Path(folder)):
             if (path.parent / "done").exists() and (records := read_records(path)):
                 runs.append(FinishedRun(path.parent, records))
@@ -105,43 +105,45 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
 
 
 def _results_below(folder: Path) -> list[Path]:
-    """Lists records to any depth; links to folders are not followed."""
+    """Lists the results.jsonl files at any depth. Links to folders are not followed."""
 
     def refuse(error: OSError) -> None:
         raise RecordError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable")
 
-    found = [Path(parent, RESULTS) for parent, _, names in os.walk(folder, onerror=refuse) if RESULTS in names]
-    return sorted(path for path in found if path.is_file())
+    paths = [Path(parent, RESULTS) for parent, _, names in os.walk(folder, onerror=refuse) if RESULTS in names]
+    return sorted(path for path in paths if path.is_file())
 
 
 def domain_names(records: Sequence[Record]) -> list[str]:
-    """Names the domains of one data set: as the runs wrote them down, else as the benchmark does, else by position.
+    """Names the domains of one data set.
+
+    The names are those that all records agree on, or else the benchmark's, or else "domain 0", "domain 1" and so on.
 
     Args:
-        records: Of any runs on it; names that not all of them agree on do not count. The most domains set the number.
+        records: Records of any runs on the data set.
     """
     number = max(len(record.in_acc) for record in records)
     recorded = {tuple(record.args.get("domains") or ()) for record in records}
     benchmark = BENCHMARKS.get(records[0].args["dataset"])
-    known = (recorded.pop() if len(recorded) == 1 else ()) or (benchmark.domains if benchmark else ())
-    return list(known) if len(known) == number else [f"domain {position}" for position in range(number)]
+    names = (recorded.pop() if len(recorded) == 1 else ()) or (benchmark.domains if benchmark else ())
+    return list(names) if len(names) == number else [f"domain {position}" for position in range(number)]
 
 
 def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
-    """Groups the runs of one data set into rows; settings other than seeds and held-out domains make rows of their own.
+    """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
 
     Raises:
-        RecordError: Two runs are of the same row, held-out domains and seeds.
+        RecordError: Two runs have the same row, held-out domains and seeds.
     """
     alike: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in runs:
         alike.setdefault((run.algorithm, run.model), []).append(run)
     rows: dict[RowKey, list[FinishedRun]] = {}
     for (algorithm, model), group in sorted(alike.items()):
-        found = [settings(run.args) for run in group]
-        varying = sorted(name for name in set().union(*found) if _differs([own.get(name) for own in found]))
-        for run, own in zip(group, found, strict=True):
-            variant = ", ".join(f"{name}={own[name]}" for name in varying if own.get(name) is not None)
+        tables = [settings(run.args) for run in group]
+        varying = sorted(name for name in set().union(*tables) if _differs([table.get(name) for table in tables]))
+        for run, table in zip(group, tables, strict=True):
+            variant = ", ".join(f"{name}={table[name]}" for name in varying if table.get(name) is not None)
             rows.setdefault(RowKey(algorithm, model, variant), []).append(run)
     for row, members in rows.items():
         _check_unique(row, members)
@@ -149,7 +151,8 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
 
 
 def _differs(values: Iterable[object]) -> bool:
-    """Whether values do not all mean the same; few of thousands are written in more than one way."""
+    """Whether values differ by more than their spelling, such as 1 and 1.0."""
+    # `comparable` is slow, so each distinct spelling among thousands of runs is compared once.
     spellings = {repr(value): value for value in values}
     return len(set(map(canonical_json, spellings.values()))) > 1
 
@@ -161,5 +164,5 @@ def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:
         if first is not run:
             raise RecordError(
                 f"runs={[str(first.folder), str(run.folder)]}: are both {run.dataset}, {row}, test domains "
-                f"{list(run.test_domains)}, trial seed and hparams seed {run.seeds}; give the folder of one of them"
+                f"{list(run.test_domains)}, trial seed and hparams seed {run.seeds}; give only one of these folders"
             )

@@ -1,7 +1,7 @@
-"""Tables of results: one per data set and selection rule, a row per method and model, columns of `columns.py`.
+"""Result tables: one per data set and selection rule, with a row per method and model.
 
-A cell is the mean over trial seeds with its standard error, the population deviation over the root of their number.
-What a table lacks is listed, run by run.
+The columns come from `table_columns.py`. A cell is the mean over trial seeds with its standard error. Missing runs are
+listed below the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,9 @@ from ..protocols.selection import (
     has_ood_validation,
     reported_accuracy,
 )
-from .columns import (
+from .regions import joined_regions, trained_region
+from .runs import FinishedRun, RowKey, by_row, domain_names
+from .table_columns import (
     AVERAGE,
     Cell,
     Column,
@@ -37,12 +39,10 @@ from .columns import (
     official_columns,
     single_source_columns,
 )
-from .regions import joined_regions, trained_region
-from .runs import FinishedRun, RowKey, by_row, domain_names
 
 SINGLE_SOURCE = "single_source"
 VALIDATION = "training_domain_validation"
-# rule -> the runs that it needs, as sets of held-out domains
+# rule -> held-out domains of the runs that the rule needs
 NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
     {
         "training_domain_validation": leave_one_domain_out,
@@ -65,12 +65,12 @@ TITLES: Mapping[str, str] = MappingProxyType(
         PER_REGION: "a model per region, each on its own",
     }
 )
-_ALSO_LACKING = {
+_ALSO_MISSING = {
     PER_REGION: ", or a region's model",
     **dict.fromkeys(OOD_RULES, ", or their scores on the ood validation split"),
 }
-OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # those that take the data's own test domains
-AVERAGES = "averages"  # stands for the data set where several are averaged
+OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
+AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
 
 
@@ -81,13 +81,13 @@ class Table:
     Attributes:
         dataset: The data set, or `AVERAGES`.
         rule: The selection rule, a name in `NEEDED`.
-        title: What it shows.
+        title: Data set and rule in words.
         columns: Titles of the columns.
         rows: Cells by row, in the order of the columns.
         runs: The runs of each row.
-        missing: Runs that it lacks, one phrase each.
+        missing: One phrase for each group of missing runs.
         trained_on: The only training domain, in single-source tables.
-        groups: Titles of the columns that are accuracies of groups.
+        groups: Titles of the columns with accuracies of groups.
     """
 
     dataset: str
@@ -108,27 +108,27 @@ def make_tables(
     further: Sequence[Column] = (),
     by_group: bool = False,
 ) -> list[Table]:
-    """Makes the tables that runs have something for.
+    """Makes the tables of all rules and data sets that the runs have results for.
 
     Args:
-        runs: Finished runs of any data sets.
+        runs: Finished runs on any data sets.
         rules: Names in `NEEDED`.
-        report: What is reported of the selected record; single-source tables report out-splits in any case.
-        further: Columns behind a table's own, such as those of `columns.OPTIONAL_COLUMNS`.
+        report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
+        further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
 
     Raises:
-        RecordError: Two runs are of the same row, held-out domains and seeds.
+        RecordError: Two runs have the same row, held-out domains and seeds.
     """
-    rows_of = {
+    rows_by_dataset = {
         dataset: by_row([run for run in runs if run.dataset == dataset])
         for dataset in sorted({run.dataset for run in runs})
     }
     tables = []
     for rule in rules:
         made = []
-        for dataset, rows in rows_of.items():
-            if not _has_something(rule, rows):
+        for dataset, rows in rows_by_dataset.items():
+            if not _applies(rule, rows):
                 continue
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(dataset, rows, further)
@@ -142,19 +142,24 @@ def make_tables(
     return tables
 
 
-def lacking(rule: str, runs: Sequence[FinishedRun]) -> str:
-    """Says in a line why no table of a rule can be made of runs; at least one."""
+def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
+    """Explains in one line why there is no table of a rule.
+
+    Args:
+        rule: The rule.
+        runs: At least one run.
+    """
     if rule in OOD_RULES:
         with_roles = [run for run in runs if run.records[0].roles] or runs
         try:
             SELECTION_RULES[rule](with_roles[0].records)
         except RecordError as error:
             return str(error)
-    return "no run holds out what it needs"
+    return "no run holds out the domains that this rule needs"
 
 
-def _has_something(rule: str, rows: Rows) -> bool:
-    """Whether some run shows that a rule is meant to be applied."""
+def _applies(rule: str, rows: Rows) -> bool:
+    """Whether any run has results for a rule."""
     runs = _runs(rows)
     held_out = {len(run.test_domains) for run in runs}
     if rule == PER_REGION:
@@ -169,10 +174,16 @@ def _has_something(rule: str, rows: Rows) -> bool:
 
 
 def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further: Sequence[Column]) -> Table:
-    """A column per held-out domain, each of its own runs, and their mean."""
-    names, seeds = domain_names(_firsts(rows)), _trial_seeds(rows)
+    """A column per held-out domain, each from the runs that hold it out, and their mean."""
+    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
+    sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
     selected = {
-        row: {domain: _selected(rule, runs, domain, seeds) for domain in range(len(names))}
+        row: {
+            domain: _selected(
+                rule, [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes], seeds
+            )
+            for domain in range(len(names))
+        }
         for row, runs in rows.items()
     }
     columns = [*held_out_columns(names, report), *further]
@@ -181,25 +192,24 @@ def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further:
     return Table(dataset, rule, title, _titles(columns), _cells(columns, selected, seeds), rows, missing)
 
 
-def _selected(rule: str, runs: Sequence[FinishedRun], domain: int, seeds: Sequence[int]) -> dict[int, Record]:
-    """What a rule selects for a test domain, by trial seed; seeds that lack runs are left out."""
-    sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
-    found = {}
+def _selected(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
+    """Applies a rule to the runs of each trial seed."""
+    select = joined_regions if rule == PER_REGION else lambda chosen: SELECTION_RULES[rule](_records(chosen))
+    selected = {}
     for seed in seeds:
-        mine = [run for run in runs if run.seeds[0] == seed and domain in run.test_domains]
-        records = [record for run in mine if len(run.test_domains) in sizes for record in run.records]
+        # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
         with suppress(RecordError):
-            found[seed] = SELECTION_RULES[rule](records)
-    return found
+            selected[seed] = select([run for run in runs if run.seeds[0] == seed])
+    return selected
 
 
 def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -> list[Table]:
-    """One table per source."""
-    names, seeds = domain_names(_firsts(rows)), _trial_seeds(rows)
+    """One table per training domain."""
+    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
     tables = []
     for source, held_out in enumerate(single_source(len(names))):
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        selected = {row: {source: _of_each_seed(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
+        selected = {row: {source: _selected(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
         columns = [*single_source_columns(names, source), *further]
         title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
         cells, missing = _cells(columns, selected, seeds), _missing([held_out], rows)
@@ -210,52 +220,34 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
 
 
 def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column], by_group: bool = False) -> Table:
-    """Scores on the data's own test domains, which all runs hold out together."""
+    """Scores on the data's own test domains. Every run holds out all of them."""
     seeds = _trial_seeds(rows)
-    chosen = {row: found for row, runs in rows.items() if (found := _official_choice(rule, runs, seeds)) is not None}
-    records = [record for by_seed in chosen.values() for record in by_seed.values()]
+    # Runs of one region and runs of all regions never share a table.
+    of_rule = {
+        row: [run for run in runs if bool(trained_region(run)) == (rule == PER_REGION)] for row, runs in rows.items()
+    }
+    rows = {row: runs for row, runs in of_rule.items() if runs}
+    selected = {row: _selected(VALIDATION if rule == OFFICIAL else rule, runs, seeds) for row, runs in rows.items()}
+    records = [record for by_seed in selected.values() for record in by_seed.values()]
     groups = group_columns(records) if by_group else []
     columns = [*official_columns(records), *groups, *further]
-    cells = _cells(columns, {row: {0: by_seed} for row, by_seed in chosen.items()}, seeds)
+    cells = _cells(columns, {row: {0: by_seed} for row, by_seed in selected.items()}, seeds)
+    missing_seeds = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in selected.items()}
+    also = _ALSO_MISSING.get(rule, "")
+    missing = [f"{row}: trial seeds {absent}{also}" for row, absent in missing_seeds.items() if absent]
     how = TITLES[rule] if rule == PER_REGION else f"selection by {TITLES[rule if rule in OOD_RULES else VALIDATION]}"
-    absent = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in chosen.items()}
-    what = _ALSO_LACKING.get(rule, "")
-    missing = [f"{row}: trial seeds {those}{what}" for row, those in absent.items() if those]
     title = f"{dataset}, its own test domains, {how}"
     return Table(dataset, rule, title, _titles(columns), cells, rows, missing, groups=_titles(groups))
 
 
-def _official_choice(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record] | None:
-    """What stands for a row, by trial seed; None if the row has no runs of the kind that a rule is about."""
-    regional = [run for run in runs if trained_region(run)]
-    if rule != PER_REGION:
-        whole = [run for run in runs if not trained_region(run)]
-        return _of_each_seed(rule if rule in OOD_RULES else VALIDATION, whole, seeds) if whole else None
-    found = {}
-    for seed in seeds:
-        with suppress(RecordError):
-            found[seed] = joined_regions([run for run in regional if run.seeds[0] == seed])
-    return found if regional else None
-
-
-def _of_each_seed(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
-    """What a rule selects of all runs, by trial seed; seeds without a run, or without its scores, are left out."""
-    found = {}
-    for seed in seeds:
-        records = [record for run in runs if run.seeds[0] == seed for record in run.records]
-        with suppress(RecordError):
-            found[seed] = SELECTION_RULES[rule](records)
-    return found
-
-
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
-    """The average columns of several data sets beside each other."""
+    """The average columns of the tables of several data sets side by side."""
     cells = {}
     for row in sorted({row for table in tables for row in table.rows}):
-        found = [
+        averages = [
             table.rows[row][table.columns.index(AVERAGE)] if row in table.rows else Cell({}, 0) for table in tables
         ]
-        cells[row] = [*found, average(found)]
+        cells[row] = [*averages, average(averages)]
     columns = [*(table.dataset for table in tables), AVERAGE]
     return Table(AVERAGES, rule, f"averages of the domains, selection by {TITLES[rule]}", columns, cells)
 
@@ -274,7 +266,11 @@ def _runs(rows: Rows) -> list[FinishedRun]:
     return [run for members in rows.values() for run in members]
 
 
-def _firsts(rows: Rows) -> list[Record]:
+def _records(runs: Sequence[FinishedRun]) -> list[Record]:
+    return [record for run in runs for record in run.records]
+
+
+def _first_records(rows: Rows) -> list[Record]:
     return [run.records[0] for run in _runs(rows)]
 
 
@@ -283,12 +279,14 @@ def _trial_seeds(rows: Rows) -> list[int]:
 
 
 def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
-    """Names the runs that are not there, one phrase per row, held-out domains and draw of hyper-parameters."""
+    """Names the missing runs, one phrase per row, held-out domains and hyper-parameter seed."""
     trial_seeds = _trial_seeds(rows)
     phrases = []
     for row, runs in rows.items():
-        there = {(run.test_domains, run.seeds) for run in runs}
-        for held_out, draw in product(needed, sorted({run.seeds[1] for run in runs})):
-            if lacking := [seed for seed in trial_seeds if (held_out, (seed, draw)) not in there]:
-                phrases.append(f"{row}: test domains {list(held_out)}, trial seeds {lacking}, hparams seed {draw}")
+        finished = {(run.test_domains, run.seeds) for run in runs}
+        for held_out, hparams_seed in product(needed, sorted({run.seeds[1] for run in runs})):
+            if absent := [seed for seed in trial_seeds if (held_out, (seed, hparams_seed)) not in finished]:
+                phrases.append(
+                    f"{row}: test domains {list(held_out)}, trial seeds {absent}, hparams seed {hparams_seed}"
+                )
     return phrases

@@ -1,7 +1,7 @@
-"""Columns of tables: what each shows of the records that were selected for a row.
+"""Columns of result tables.
 
-A column is a title and a value of a record, and every format, the comparison and the plot follow. A new one is a line
-of `OPTIONAL_COLUMNS`; `tools/collect_results.py --columns NAME` puts it behind the table's own.
+A column is a title and a function from a selected record to a number. All formats, the comparison and the plots use
+it. To add a column, add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from types import MappingProxyType
 from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import transfer_accuracy, validation_accuracy
 
-AVERAGE_OOD = "average OOD"  # of single-source tables
-AVERAGE = "average"  # title of the column that tables of several data sets are made of
+AVERAGE_OOD = "average OOD"  # title in single-source tables
+AVERAGE = "average"  # title of the column that the table over several data sets shows
 OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
     {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
 )
 Value = Callable[[Record], float]
-Selected = Mapping[int, Mapping[int, Record]]  # held-out domain -> trial seed -> the record that a rule selects
+Selected = Mapping[int, Mapping[int, Record]]  # held-out domain -> trial seed -> selected record
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cell:
     """One number of a table.
 
     Attributes:
-        values: Value by trial seed, shares; seeds that it lacks are left out.
+        values: Share by trial seed. Missing seeds are left out.
         expected: Number of trial seeds of the whole table.
     """
 
@@ -37,12 +37,12 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Mean over the trial seeds; NaN if there are none."""
+        """Mean over the trial seeds, NaN without any."""
         return fmean(self.values.values()) if self.values else nan
 
     @property
     def error(self) -> float:
-        """Standard error of the mean, std(ddof=0) / sqrt(n); NaN for less than two seeds."""
+        """Standard error of the mean, std(ddof=0) / sqrt(n), NaN for fewer than two seeds."""
         number = len(self.values)
         return sqrt(fmean((value - self.mean) ** 2 for value in self.values.values()) / number) if number > 1 else nan
 
@@ -52,9 +52,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        title: Its header.
-        value: What it shows of a selected record: a share, which tables print in percent.
-        domain: Position of the held-out domain whose records it shows; None for the mean over all of them.
+        title: The header.
+        value: Computes a share from a selected record. Tables print it in percent.
+        domain: Position of the held-out domain of the column, None for the mean over all held-out domains.
     """
 
     title: str
@@ -62,10 +62,10 @@ class Column:
     domain: int | None = None
 
     def cell(self, selected: Selected, expected: int) -> Cell:
-        """Makes the cell of a row.
+        """Computes the cell of a row.
 
         Args:
-            selected: The row's records.
+            selected: The row's selected records.
             expected: Number of trial seeds of the whole table.
         """
         domains = selected if self.domain is None else [self.domain]
@@ -74,24 +74,24 @@ class Column:
 
 
 def paired_differences(first: Cell, second: Cell) -> dict[int, float]:
-    """Returns the difference of two cells by trial seed, over the seeds that both have."""
+    """Returns first - second by trial seed, for the seeds of both cells."""
     return {seed: value - second.values[seed] for seed, value in first.values.items() if seed in second.values}
 
 
 def average(cells: Sequence[Cell]) -> Cell:
-    """Averages cells of a row within each trial seed; seeds that a cell lacks are left out."""
+    """Averages the cells of a row within each trial seed, for the seeds of all cells."""
     seeds = [seed for seed in cells[0].values if all(seed in cell.values for cell in cells)]
     values = {seed: fmean(cell.values[seed] for cell in cells) for seed in seeds}
     return Cell(values, max(cell.expected for cell in cells))
 
 
 def held_out_columns(names: Sequence[str], report: Value) -> list[Column]:
-    """What is reported of each held-out domain, and its mean over them."""
+    """Columns of a held-out table: the reported value of each domain, and the mean over the domains."""
     return [*(Column(name, report, domain) for domain, name in enumerate(names)), Column(AVERAGE, report)]
 
 
 def single_source_columns(names: Sequence[str], source: int) -> list[Column]:
-    """Accuracies on out-splits: the only training domain's, those of the others, and their mean."""
+    """Columns of a single-source table: out-split accuracy of the training domain, of the others, and their mean."""
     others = [domain for domain in range(len(names)) if domain != source]
     return [
         Column(f"{names[source]} (IID)", _out_accuracy(source)),
@@ -101,7 +101,7 @@ def single_source_columns(names: Sequence[str], source: int) -> list[Column]:
 
 
 def official_columns(records: Sequence[Record]) -> list[Column]:
-    """Scores over the domains that the data sets apart for "id" and "ood" evaluation; see `role_scores`."""
+    """Columns with the scores of a data set's own "id" and "ood" test domains, see `role_scores`."""
     return [
         Column(f"{role} {title}", _role_score(role, score))
         for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items())
@@ -110,14 +110,14 @@ def official_columns(records: Sequence[Record]) -> list[Column]:
 
 
 def group_columns(records: Sequence[Record]) -> list[Column]:
-    """Accuracies of the groups that these are scores over, by role and then by name."""
-    found = {
+    """Columns with the accuracy of each group of the "id" and "ood" test domains, by role and then by name."""
+    groups = {
         (role, group)
         for record in records
         for role in SCORED_ROLES
         for group in record.roles.get(role, RoleScores()).get("group_accuracy", ())
     }
-    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(found)]
+    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(groups)]
 
 
 def _out_accuracy(domain: int) -> Value:

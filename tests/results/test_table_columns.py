@@ -5,8 +5,8 @@ from math import isnan
 import numpy as np
 import pytest
 
-from timm_moe_dg.results.columns import Cell, average
 from timm_moe_dg.results.rendering import cell_text
+from timm_moe_dg.results.table_columns import Cell, average
 
 
 def test_mean_and_standard_error_over_trial_seeds():
