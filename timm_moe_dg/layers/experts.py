@@ -23,7 +23,6 @@ from .dispatch import group_assignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
 from .grouped_path import grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
-from .precision import compiled_path, portable_path, values_hidden
 from .sorted_path import Operands, compiled_experts, sorted_activation, sorted_experts
 
 SORTED_PATH_DEVICES = ("cpu", "cuda")
@@ -47,6 +46,26 @@ def _sorted_path_is_tested(device_type: str, dtype: torch.dtype) -> bool:
     )
     warnings.warn(message, stacklevel=2)
     return False
+
+
+def _is_recorded() -> bool:
+    """Whether this call becomes part of a program, or runs under a transform of torch.func."""
+    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    return recorded or torch._C._are_functorch_transforms_active()
+
+
+def _is_compiled() -> bool:
+    """Whether torch.compile records this call: unlike exported ones, its programs may hold this package's operators."""
+    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # exporting counts as compiling too
+    return torch.compiler.is_compiling() and not exported and not torch._C._are_functorch_transforms_active()
+
+
+def _values_hidden(x: Tensor) -> bool:
+    """Whether no index may depend on values: on the meta device and inside torch.vmap."""
+    if not torch._C._are_functorch_transforms_active():
+        return x.is_meta
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return x.is_meta or any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
 def dispatch_info(model: nn.Module) -> dict[str, str | None]:
@@ -211,7 +230,7 @@ class StackedExperts(nn.Module):
             (T, ..., D); zeros for an item that went nowhere.
         """
         if not torch.jit.is_scripting():
-            if values_hidden(x):
+            if _values_hidden(x):
                 return self.forward_masked(x, expert_indices, combine_weights)
             path = self._path(x, expert_indices)
             if path == "sorted":
@@ -223,9 +242,9 @@ class StackedExperts(nn.Module):
     @torch.jit.unused
     def _path(self, x: Tensor, expert_indices: Tensor) -> str:
         """The dispatch to take."""
-        if compiled_path():
+        if _is_compiled():
             return self._compiled_path(x)
-        if portable_path():
+        if _is_recorded():
             return "loop"
         self.path = self._eager_path(x, expert_indices)
         return self.path
@@ -324,7 +343,7 @@ class StackedExperts(nn.Module):
         assert activation is not None
         operands = self._operands(x, combine_weights)
         drop = self.drop.p if self.training else 0.0
-        if compiled_path():
+        if _is_compiled():
             return compiled_experts(operands, expert_indices, activation, drop).view(x.shape)
         assignments = sort_assignments(expert_indices, self.num_experts)
         return sorted_experts(operands, assignments, activation, drop).view(x.shape)

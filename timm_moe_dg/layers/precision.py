@@ -1,4 +1,4 @@
-"""Computing in float32 or better, whatever surrounds a layer, and what kind of program it is run in."""
+"""Computation in float32 or better inside layers of any type, and whether values may be read there."""
 
 import contextlib
 
@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 
 class UpcastLinear(nn.Linear):
-    """A linear layer in the type of its weights, float32 at least: for what rounding to half precision would spoil.
+    """A linear layer that computes in the type of its weights, but at least in float32."""
 
-    It is computed here, not by whoever owns it, so that adapters, offloading and sharding find the forward they wrap.
-    """
+    # The upcast is in this module's forward rather than in its callers: adapters, offloading and sharding wrap forward
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features) in float32 or better."""
@@ -21,34 +20,21 @@ class UpcastLinear(nn.Linear):
 
 
 def upcast(x: Tensor) -> Tensor:
-    """The tensor in float32, or float64 if it is."""
+    """Converts to float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
-    """Autocast switched off, on devices that have it (the meta device has none)."""
-    if not torch.amp.is_autocast_available(device_type):
+    """Switches autocast off, on devices that have it."""
+    if not torch.amp.is_autocast_available(device_type):  # the meta device
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
-def portable_path() -> bool:
-    """True under export, tracing, compilation or torch.func."""
+def values_readable(x: Tensor) -> bool:
+    """Returns whether Python code may read the values of a tensor, for instance to validate them.
+
+    False in programs that are exported, traced or compiled, in transforms of torch.func, and on the meta device.
+    """
     recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
-    return recorded or torch._C._are_functorch_transforms_active()
-
-
-def compiled_path() -> bool:
-    """True under torch.compile, whose programs may hold this package's operators; export counts as compiling too."""
-    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
-    return torch.compiler.is_compiling() and not exported and not torch._C._are_functorch_transforms_active()
-
-
-def values_hidden(x: Tensor) -> bool:
-    """Whether Python cannot look into tensors: on the meta device, and inside of torch.vmap."""
-    return x.is_meta or (torch._C._are_functorch_transforms_active() and _inside_vmap())
-
-
-def _inside_vmap() -> bool:
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+    return not (recorded or torch._C._are_functorch_transforms_active() or x.is_meta)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import MetadataError
 from ..own_parameters import OwnParameters
-from ..precision import UpcastLinear, portable_path, without_autocast
+from ..precision import UpcastLinear, values_readable, without_autocast
 from .coverage import Coverage
 from .location import CoordinateEncoder
 
@@ -63,7 +63,7 @@ class MetadataEncoder(nn.Module):
         if torch.jit.is_scripting():
             return self._encode(metadata)
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            if not portable_path() and not metadata.is_meta:
+            if values_readable(metadata):
                 self._check(x, metadata)
             with without_autocast(x.device.type):
                 return self._encode(metadata)
