@@ -5,19 +5,17 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.hub.published import invented_records, write_run
+from tests.hub.published import write_run
 from timm_moe_dg.data import read_folder
-from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, FormatError, RecordError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, RecordError
 from timm_moe_dg.hub import fill_from_run
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks import build_network
 from timm_moe_dg.networks.trained import load_trained
-from timm_moe_dg.protocols import Record
 from timm_moe_dg.results.runs import find_runs
 
 CONFIGS = [
@@ -106,56 +104,6 @@ def test_what_is_no_satclip_checkpoint_is_named(tmp_path, content, message):
         load_satclip(path)
 
 
-RECORDS = [
-    ({"args": None}, r"args=None: is no JSON object"),
-    ({"env0_in_acc": None}, r"env0_in_acc=None: is no number"),
-    ({"env0_in_acc": True}, r"env0_in_acc=True: is no number"),
-    ({"env999999999_in_acc": 0.5}, r"expected env0_in_acc, env0_out_acc"),
-    ({"hparams": None}, r"hparams=None: is no JSON object"),
-    ({"loss": [1]}, r"loss=\[1\]: is no number"),
-    ({"roles": {"ood": 5}}, r"roles\['ood'\]=5: is no JSON object"),
-    ({"roles": {"ood": {"accuracy": "x"}}}, r"accuracy='x': is no number"),
-    ({"args.dataset": ["x"]}, r"args\['dataset'\]=\['x'\]: must be a name"),
-    ({"args.algorithm": None}, r"args\['algorithm'\]=None: must be a name"),
-    ({"args.model": ["x"]}, r"args\['model'\]=\['x'\]: must be a name"),
-    ({"args.test_envs": None}, r"args\['test_envs'\]=None: must be a list of domains' positions"),
-    ({"args.test_envs": [[0]]}, r"args\['test_envs'\]=\[\[0\]\]: must be a list"),
-    ({"args.trial_seed": [1]}, r"args\['trial_seed'\]=\[1\]: must be a whole number"),
-    ({"args.domains": 5}, r"args\['domains'\]=5: must be a list of names"),
-    ({"args.domains": [[1]]}, r"args\['domains'\]=\[\[1\]\]: must be a list of names"),
-]
-ROWS = [
-    (bytes(range(256)), "is not UTF-8 text"),
-    (b"[" * 200_000, "line 1: .*nested too deeply"),
-    (b'{"a":' * 50_000, "line 1: .*nested too deeply"),
-    (b'{"step": ' + b"9" * 5000 + b"}", "line 1: .*is not JSON"),
-    (b"5", "line 1: .*is not a JSON object"),
-]
-
-
-@pytest.mark.parametrize(("changed", "message"), RECORDS)
-def test_fields_of_a_record_have_their_types(tmp_path, changed, message):
-    row = json.loads(invented_records()[0].to_json())
-    for name, value in changed.items():
-        place, _, key = name.rpartition(".")
-        (row[place] if place else row)[key] = value
-    with pytest.raises(RecordError, match=rf"results\.jsonl, line 1: .*{message}"):
-        find_runs([finished(tmp_path, json.dumps(row).encode())])
-
-
-@pytest.mark.parametrize(("content", "message"), ROWS, ids=lambda value: str(value)[:30])
-def test_a_damaged_line_is_named(tmp_path, content, message):
-    with pytest.raises(RecordError, match=rf"results\.jsonl.*{message}"):
-        find_runs([finished(tmp_path, content)])
-
-
-def test_the_versions_of_another_format_may_be_anything():
-    row = json.loads(invented_records()[0].to_json())
-    row["args"] |= {"format": 99, "versions": "x"}
-    with pytest.raises(FormatError, match=r"has format 99.*timm_moe_dg unknown"):
-        Record.from_json(json.dumps(row))
-
-
 def test_records_that_are_no_files_are_no_runs(tmp_path):
     (tmp_path / "folder" / "results.jsonl").mkdir(parents=True)
     (tmp_path / "pipe").mkdir()
@@ -196,14 +144,6 @@ def test_domains_have_names_in_utf_8(data, tmp_path, name):
     os.rename(os.fsencode(copied / "c"), os.path.join(os.fsencode(copied), name))
     with pytest.raises(DataError, match="its name is not UTF-8; rename it"):
         read_folder(copied)
-
-
-def finished(folder: Path, content: bytes) -> Path:
-    """A folder of one run that is done."""
-    (folder / "run").mkdir()
-    (folder / "run" / "done").touch()
-    (folder / "run" / "results.jsonl").write_bytes(content + b"\n")
-    return folder
 
 
 def saved(content: object) -> bytes:

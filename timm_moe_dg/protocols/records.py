@@ -1,47 +1,59 @@
-"""Records: one row of results.jsonl, written and read with DomainBed's keys.
+"""Records of evaluations: the rows of results.jsonl, with DomainBed's keys.
 
-A row is flat JSON: step, epoch, step_time (seconds), mem_gb, the losses by name, env{i}_in_acc, env{i}_out_acc and
-env{i}_out_loss for every domain i of the benchmark, and the run's args (the format's number and versions among them)
-and hparams; `averaged` where it is true.
-DomainBed's own rows, which have no out-losses, are read as well.
+A row is flat JSON. Its keys are step, epoch, step_time (seconds), mem_gb, the losses by name, args, hparams, and for
+every domain i of the benchmark env{i}_in_acc, env{i}_out_acc and env{i}_out_loss. Some rows have roles or averaged as
+well. DomainBed's own rows, which lack out-losses, can be read too.
 """
 
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, Self, TypedDict
 
 from ..errors import RecordError
 from .options import Arguments
 from .run_identity import check_format
 
-_SCORE = re.compile(r"env(\d+)_(in_acc|out_acc|out_loss)")
-_ARGS = '{"args": '  # which both programs write first, with sorted keys
-_DECODER = json.JSONDecoder()
-_OWN_KEYS = ("step", "epoch", "step_time", "mem_gb", "args", "hparams")
-_NUMBERS = ("step", "epoch", "step_time", "mem_gb")
-_PLAIN = frozenset((int, float))
-_ROLE_NUMBERS = ("accuracy", "worst_accuracy", "f1_macro")
-
 Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
 SCORED_ROLES = ("id", "ood")
 OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
+Kind = type | UnionType | list[type]  # a list stands for lists of values of its type
+_SCORE = re.compile(r"(env\d+)_(in_acc|out_acc|out_loss)")
+_NUMBER: tuple[Kind, str] = (int | float, "a number")
+_TABLE: tuple[Kind, str] = (dict, "a JSON object")
+_NAME: tuple[Kind, str] = (str, "a name")
+_WHOLE: tuple[Kind, str] = (int, "a whole number")
+
+# name -> type, and the type in words
+_FIELDS = {
+    **dict.fromkeys(("step", "epoch", "step_time", "mem_gb"), _NUMBER),
+    **dict.fromkeys(("args", "hparams"), _TABLE),
+}
+_ARGS: Mapping[str, tuple[Kind, str]] = {
+    **dict.fromkeys(("dataset", "algorithm"), _NAME),
+    "test_envs": ([int], "a list of domain positions"),
+    **dict.fromkeys(("trial_seed", "hparams_seed"), _WHOLE),
+}
+_OPTIONAL_ARGS: Mapping[str, tuple[Kind, str]] = {
+    **dict.fromkeys(("model", "averaging"), _NAME),
+    "domains": ([str], "a list of names"),
+}
+_ROLE_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
+
 
 class RoleScores(TypedDict, total=False):
-    """What `role_scores` measures of the domains of one role; older records, and tables' own, lack some.
+    """Scores of the domains of one role, as `role_scores` computes them. Tables use a part of the keys.
 
     Attributes:
         accuracy: Over images.
         worst_accuracy: Of the worst group.
-        worst_group: Its name; None where no group counts.
+        worst_group: Its name; None if there are no groups.
         f1_macro: Mean F1 score over the classes.
         group_accuracy: Group -> accuracy.
         num_samples: Group -> number of images.
@@ -60,18 +72,18 @@ class Record:
     """One evaluation of one run.
 
     Attributes:
-        step: Number of the step that was just taken, from 0.
+        step: Number of the step before the evaluation, from 0.
         epoch: `step` in passes over the smallest in-split of all domains, as DomainBed counts.
-        losses: Mean of each loss since the record before.
-        step_time: Mean seconds per step since the record before, loading included.
+        losses: Mean of each loss since the last record.
+        step_time: Mean seconds per step since the last record, loading included.
         mem_gb: Peak memory of the accelerator in GiB; 0 on CPU.
-        in_acc: Accuracy on each domain's in-split, shares; NaN for an empty split.
-        out_acc: Likewise on the out-splits.
+        in_acc: Accuracy on each domain's in-split, from 0 to 1; NaN for an empty split.
+        out_acc: Accuracy on each domain's out-split, likewise.
         args: The run's arguments, among them dataset, algorithm, test_envs, trial_seed and hparams_seed.
         hparams: The run's hyper-parameters.
-        roles: Scores of "id" and "ood" where the benchmark has such domains; see `role_scores`.
+        roles: Scores of "id" and "ood" domains, if the benchmark has them; see `role_scores`.
         out_loss: Mean cross-entropy on each domain's out-split; empty in DomainBed's rows.
-        averaged: Whether this is the averaged network at the end of a run, which then stands for the run alone.
+        averaged: Whether the averaged network at the end of a run was evaluated. Selection then uses this record alone.
     """
 
     step: int
@@ -95,194 +107,122 @@ class Record:
     @property
     def training_domains(self) -> tuple[int, ...]:
         """Positions of the domains that were trained on."""
-        return _others(self.test_domains, len(self.in_acc))
-
-    def to_json(self) -> str:
-        """Returns the row as one line of JSON, keys sorted."""
-        row: dict[str, object] = {key: getattr(self, key) for key in _OWN_KEYS}
-        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
-        row |= {"averaged": True} if self.averaged else {}
-        return json.dumps(row, sort_keys=True)
+        return tuple(domain for domain in range(len(self.in_acc)) if domain not in self.args["test_envs"])
 
     @property
     def scores(self) -> dict[str, float]:
         """The numbers of every domain by DomainBed's keys, such as env0_in_acc."""
         columns = {"in_acc": self.in_acc, "out_acc": self.out_acc, "out_loss": self.out_loss}
         domains = range(len(self.in_acc))
-        return {f"env{at}_{kind}": column[at] for at in domains for kind, column in columns.items() if column}
+        return {
+            f"env{domain}_{kind}": column[domain] for domain in domains for kind, column in columns.items() if column
+        }
+
+    def to_json(self) -> str:
+        """Returns the row as one line of JSON, with sorted keys."""
+        row: dict[str, object] = {name: getattr(self, name) for name in _FIELDS}
+        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
+        row |= {"averaged": True} if self.averaged else {}
+        return json.dumps(row, sort_keys=True)
 
     @classmethod
-    def from_json(cls, line: str, before: Self | None = None) -> Self:
+    def from_json(cls, line: str) -> Self:
         """Reads a row.
 
-        Args:
-            line: The row, or without its args if a record is given.
-            before: Of the same run; its args, which have been checked, and equal hyper-parameters are shared.
-
         Raises:
-            RecordError: The line is no JSON object, lacks what a record needs, or has a field of another type.
-            FormatError: It is of another format.
+            RecordError: The line is not a JSON object, lacks a field, or has a field of another type.
+            FormatError: The row has another format.
         """
-        try:
-            row = json.loads(line)
-        except RecursionError as error:
-            raise RecordError(f"record={_shortened(line)!r}: is nested too deeply to be a record") from error
-        except ValueError as error:  # also of numbers with thousands of digits
-            raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
-        if not isinstance(row, dict):
-            raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
+        row = _parse(line)
         row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
-        args = None if before is None else before.args
-        row = row if args is None else {"args": args, **row}
-        missing = [key for key in _OWN_KEYS if key not in row]
-        for key in ("args", "hparams", "roles"):
-            if not isinstance(row.get(key, {}), dict):
-                raise RecordError(f"{key}={_shortened(repr(row[key]))}: is no JSON object; the row is damaged")
-        if row.get("args") is not args:
-            check_format(row.get("args", {}), f"record={_shortened(line)!r}")
-        missing += [f"args[{key!r}]" for key in _NEEDED if key not in row.get("args", {})]
-        if missing:
-            raise RecordError(f"record={_shortened(line)!r}: lacks {', '.join(missing)}")
-        if row["args"] is not args:
-            _check_args(row["args"])
-        _check_roles(row.get("roles", {}))
-        known = {key: row.pop(key) for key in _OWN_KEYS} | {"roles": row.pop("roles", {})}
-        known["averaged"] = row.pop("averaged", False)
-        if before is not None and repr(known["hparams"]) == repr(before.hparams):
-            known["hparams"] = before.hparams
-        scores = _pop_scores(row)
-        _check_numbers({key: known[key] for key in _NUMBERS} | row)
-        return cls(**scores, losses={sys.intern(name): loss for name, loss in row.items()}, **known)
+        _check(row, _FIELDS)
+        args = row["args"]
+        check_format(args, f"record={_shortened(line)!r}")
+        _check(args, _ARGS, _OPTIONAL_ARGS, place="args[{!r}]")
+        fields = {name: row.pop(name) for name in _FIELDS}
+        roles, averaged = row.pop("roles", {}), row.pop("averaged", False)
+        _check({"roles": roles}, {"roles": _TABLE})
+        _check(roles, dict.fromkeys(roles, _TABLE), place="roles[{!r}]")
+        for scores in roles.values():
+            _check(scores, {}, _ROLE_SCORES)
+        _check(row, dict.fromkeys(row, _NUMBER))
+        columns = _pop_scores(row)
+        return cls(**fields, **columns, losses=row, roles=roles, averaged=averaged)
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
     """Reads a results.jsonl file.
 
     Raises:
-        RecordError: A line is not a record, or the file is no text; the message gives file and line.
+        RecordError: The file cannot be read, or a line is not a record; the message gives file and line.
+        FormatError: A record has another format.
     """
-    return list(_iterate(Path(path)))
-
-
-def _iterate(path: Path) -> Iterator[Record]:
+    path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror}); make it a readable file") from error
-    head, record = None, None
+    records: list[Record] = []
+    last_args = ""
     for number, line in enumerate(lines, start=1):
         try:
-            record = _alike(line, head, record) or Record.from_json(line)
+            record = Record.from_json(line)
         except RecordError as error:
             raise RecordError(f"{path}, line {number}: {error}") from error
-        head = head if head and line.startswith(head) else _head(line)
-        yield record
+        # The rows of a run repeat its arguments, which would take most of the memory
+        args = repr(record.args)
+        records.append(replace(record, args=records[-1].args) if args == last_args else record)
+        last_args = args
+    return records
 
 
-def _head(line: str) -> str | None:
-    """What a row begins with up to its second entry, if the first is its args; all rows of a run begin alike."""
-    if not line.startswith(_ARGS):
-        return None
-    _, end = _DECODER.raw_decode(line, len(_ARGS))
-    return line[: end + 2] if line[end : end + 2] == ", " else None
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except RecursionError as error:
+        raise RecordError(f"record={_shortened(line)!r}: is nested too deeply to be a record") from error
+    except ValueError as error:  # invalid JSON, or a number with thousands of digits
+        raise RecordError(f"record={_shortened(line)!r}: is not JSON ({error}); the line may be cut off") from error
+    if not isinstance(row, dict):
+        raise RecordError(f"record={_shortened(line)!r}: is not a JSON object")
+    return row
 
 
-def _alike(line: str, head: str | None, before: Record | None) -> Record | None:
-    """Reads a row that begins as the one before it, whose args and hyper-parameters it shares; None of any other."""
-    if head is None or before is None or not line.startswith(head):
-        return None
-    with suppress(RecordError):  # which is better said of the whole line
-        return Record.from_json("{" + line[len(head) :], before)
-    return None
+def _check(
+    values: Mapping[str, object],
+    required: Mapping[str, tuple[Kind, str]],
+    optional: Mapping[str, tuple[Kind, str]] | None = None,
+    place: str = "{}",
+) -> None:
+    """Checks the types of a table's values; optional ones may be missing or None."""
+    if missing := [place.format(name) for name in required if name not in values]:
+        raise RecordError(f"lacks {', '.join(missing)}; the row is damaged")
+    given = {name: kind for name, kind in (optional or {}).items() if values.get(name) is not None}
+    for name, (kind, words) in {**required, **given}.items():
+        if not _fits(values[name], kind):
+            value = _shortened(repr(values[name]))
+            raise RecordError(f"{place.format(name)}={value}: must be {words}; the row is damaged")
 
 
-@lru_cache(maxsize=1024)
-def _others(held_out: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """Positions of the domains that are not held out; one tuple for all records with the same ones."""
-    return tuple(domain for domain in range(number) if domain not in held_out)
+def _fits(value: object, kind: Kind) -> bool:
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _pop_scores(row: dict[str, Any]) -> dict[str, Any]:
+def _pop_scores(row: dict[str, float]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
-    columns = _score_columns(tuple(row))
-    scores = {kind: tuple(map(row.pop, keys)) for kind, keys in columns.items()}
-    for kind, keys in columns.items():
-        if not _are_numbers(scores[kind]):
-            _check_numbers(dict(zip(keys, scores[kind], strict=True)))
-    return scores
-
-
-@lru_cache(maxsize=64)
-def _score_columns(keys: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Kind of score -> its keys, ordered by domain; rows of a run have the same ones."""
-    found = {match.group(0): match for match in map(_SCORE.fullmatch, keys) if match}
-    number = len({match[1] for match in found.values()})  # not the largest, which may be of any size
-    kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in found else ("in_acc", "out_acc")
-    columns = {kind: tuple(f"env{domain}_{kind}" for domain in range(number)) for kind in kinds}
-    if not found or {key for column in columns.values() for key in column} != set(found):
+    names = {match[0]: match[1] for match in map(_SCORE.fullmatch, row) if match}
+    domains = range(len(set(names.values())))
+    kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in names else ("in_acc", "out_acc")
+    columns = {kind: [f"env{domain}_{kind}" for domain in domains] for kind in kinds}
+    if not names or {name for column in columns.values() for name in column} != names.keys():
         raise RecordError(
-            f"scores={_shortened(str(sorted(found)), 400)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on"
+            f"scores={_shortened(str(sorted(names)), 400)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on"
         )
-    return columns
-
-
-def _are_numbers(values: Iterable[object]) -> bool:
-    """Whether all are plain ones: millions are looked at, and hardly any is not."""
-    return _PLAIN.issuperset(map(type, values))
-
-
-def _check_numbers(values: Mapping[str, object]) -> None:
-    if _are_numbers(values.values()):
-        return
-    for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RecordError(f"{key}={_shortened(repr(value))}: is no number; the row is damaged")
-
-
-def _check_args(args: Arguments) -> None:
-    for key, (fits, wanted) in (_NEEDED | _KNOWN).items():
-        if not fits(args.get(key)) and not (key in _KNOWN and args.get(key) is None):
-            raise RecordError(f"args[{key!r}]={_shortened(repr(args[key]))}: must be {wanted}; the row is damaged")
-
-
-def _check_roles(roles: Mapping[str, object]) -> None:
-    for role, scores in roles.items():
-        if not isinstance(scores, dict):
-            raise RecordError(f"roles[{role!r}]={_shortened(repr(scores))}: is no JSON object; the row is damaged")
-        _check_numbers({key: scores[key] for key in _ROLE_NUMBERS if scores.get(key) is not None})
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_positions(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_whole, value))
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_name, value))
-
-
-Field = tuple[Callable[[object], bool], str]  # whether a value fits, and what it must be
-_NEEDED: dict[str, Field] = {
-    "dataset": (_is_name, "a name"),
-    "algorithm": (_is_name, "a name"),
-    "test_envs": (_are_positions, "a list of domains' positions"),
-    "trial_seed": (_is_whole, "a whole number"),
-    "hparams_seed": (_is_whole, "a whole number"),
-}
-_KNOWN: dict[str, Field] = {
-    "model": (_is_name, "a name"),
-    "averaging": (_is_name, "a name"),
-    "domains": (_are_names, "a list of names"),
-}
+    return {kind: tuple(map(row.pop, column)) for kind, column in columns.items()}
 
 
 def _shortened(line: str, length: int = 60) -> str:
