@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.invented import ARGS, make_record
-from timm_moe_dg.analysis import style
 from timm_moe_dg.analysis.plots import bars_of, chance, plot_accuracies
-from timm_moe_dg.analysis.style import new_figure
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.table_columns import Cell
 from timm_moe_dg.results.tables import Table
@@ -36,10 +34,7 @@ def test_chance_is_known_where_all_runs_have_as_many_classes():
     assert isnan(chance(replace(table, runs={})))
 
 
-def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(style, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, figures):
     cells = [Cell({0: 0.5, 1: 0.7}, 2), Cell({0: 0.5}, 2)]
     rows = {RowKey("ERM", "vit"): cells, RowKey("ERM", "gmoe_x"): [Cell({}, 2)] * 2}
     table = Table("toy", "oracle", "a table", ["a", "b"], rows, {row: runs_of(5) for row in rows})

@@ -1,4 +1,4 @@
-"""What a trained MoGE model does: which experts it uses where, and how good each is for whom."""
+"""Analysis and pictures of trained networks: experts, discovered domains, scores, learning curves."""
 
 from .geography import DomainMap, ExpertMatrix, ExpertUsage, domain_map, domains_at, expert_usage, forced_expert_matrix
 

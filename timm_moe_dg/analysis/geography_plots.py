@@ -1,6 +1,6 @@
-"""The domains that a MoGE model discovered, as a map: who answers where, and where the model has been trained at all.
+"""Pictures of a MoGE model's discovered domains and experts: the world map, expert usage and forced experts.
 
-Coastlines are Natural Earth's (see coastlines.md). Everything is drawn in degrees, so that a cell is a rectangle.
+Coastlines are Natural Earth's (see coastlines.md). The map's axes are degrees, so that a cell is a rectangle.
 """
 
 import math
@@ -15,21 +15,21 @@ from torch import Tensor
 from ..layers import Coverage, thin_coordinates
 from ..layers.encoders.coverage import distances
 from .geography import DomainMap, ExpertMatrix, ExpertUsage
-from .map_labels import Box, beside, extent
-from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, picture, swatch, text_size
+from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, picture, swatch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FAR = 1000.0  # km to the nearest training coordinate, from which on a cell is pale where the model routes it anyway
-VEIL = 0.7  # opacity of the white over them
+FAR = 1000.0  # km to the nearest training coordinate; routed cells beyond are pale
+VEIL = 0.7  # opacity of the white over pale cells
 WORLD = (-180.0, 180.0, -90.0, 90.0)
+WIDTH = 6.4  # inches, of the map
 _COAST, _INK = "#404040", "#000000"
-_KM = 111.2  # per degree
-WIDTH = 6.4  # inches
-_COLUMNS = 5  # of the legend
-EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
-SELECTED = 0.4  # opacity of the bars that say how often an expert is selected
+_KM_PER_DEGREE = 111.2
+_LEGEND_COLUMNS = 5
+_NAME_GAP = 4.0  # points between a group and its name
+_EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
+_SELECTED = 0.4  # opacity of the bars of selected experts
 
 
 def plot_domain_map(
@@ -38,42 +38,34 @@ def plot_domain_map(
     places: Mapping[str, Tensor] | None = None,
     held_out: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Draws discovered domains as a map; cells far from all training coordinates are pale, or nobody's if not routed.
+    """Draws discovered domains as a map.
+
+    Cells far from all training coordinates are pale. Cells that the model does not route are white.
 
     Args:
         domains: From `domain_map`.
         path: Picture to write.
-        places: Name of a group -> (N, 2) coordinates of images, drawn as points.
-        held_out: The same of groups that were not trained on, drawn as an outline.
+        places: Name of a group -> (N, 2) coordinates of its images, drawn as points.
+        held_out: The same for groups that were not trained on, drawn as an outline.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    used = domains.experts[domains.experts >= 0].unique().tolist()
-    with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(used) / _COLUMNS)) as figure:
+    experts = domains.experts[domains.experts >= 0].unique().tolist()
+    with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
         axes = figure.subplots()
         note = _draw_cells(axes, domains)
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
-        _draw_groups(axes, domains, _known(places or {}), _known(held_out or {}))
+        _draw_groups(axes, domains, _without_unknown(places or {}), _without_unknown(held_out or {}))
         axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
-        _label_axes(axes)
+        axes.set_xticks(range(-180, 181, 60))
+        axes.set_yticks(range(-90, 91, 30))
+        axes.set(xlabel="longitude (degrees)", ylabel="latitude (degrees)")
         axes.set_title(f"Discovered domains: routed expert with the largest weight{note}")
-        handles = [swatch(expert_color(index), f"expert {index}") for index in used]
-        columns = max(1, min(len(used), _COLUMNS))
+        handles = [swatch(expert_color(index), f"expert {index}") for index in experts]
+        columns = max(1, min(len(experts), _LEGEND_COLUMNS))
         figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": columns}, handlelength=1.2)
-
-
-def _draw_groups(
-    axes: "Axes", domains: DomainMap, groups: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]
-) -> None:
-    """Draws images as points, outlines what was not trained on, and writes the names beside both."""
-    for rows in groups.values():
-        axes.plot(*rows.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
-    _draw_outlines(axes, domains, list(outside.values()))
-    boxes = {name: extent(rows) for name, rows in groups.items()}
-    boxes |= {f"{name} (held out)": extent(rows, margin=_margin(domains)) for name, rows in outside.items()}
-    _draw_names(axes, boxes)
 
 
 def coastlines() -> list[np.ndarray]:
@@ -83,7 +75,7 @@ def coastlines() -> list[np.ndarray]:
 
 
 def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
-    """Colors the cells; returns what is to be said about those that are pale or white."""
+    """Colors the cells; returns the title's lines that explain pale and white cells."""
     from matplotlib.colors import ListedColormap
 
     experts = domains.experts.numpy()
@@ -100,53 +92,64 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
     return "".join(f"\n{note}" for note in notes)
 
 
-def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray]) -> None:
-    """Surrounds each region at a distance that the map's cells can resolve."""
-    across, up = np.meshgrid(domains.longitude.numpy(), domains.latitude.numpy())
-    cells = torch.from_numpy(np.stack([across.ravel(), up.ravel()], axis=1))
-    for rows in regions:
-        points = thin_coordinates(torch.from_numpy(rows)).points
-        distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
-        away = _margin(domains) * _KM
-        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):
-            axes.contour(across, up, distance, [away], colors=color, linewidths=width, linestyles=style)
-
-
-def _margin(domains: DomainMap) -> float:
-    """How far an outline is from what it surrounds: one and a half cells, in degrees."""
-    return 1.5 * 180.0 / len(domains.latitude)
-
-
-def _draw_names(axes: "Axes", groups: Mapping[str, Box]) -> None:
-    from matplotlib.patheffects import withStroke
-
-    taken = list(groups.values())
-    for name, group in groups.items():
-        box = beside(group, name, taken, text_size(WIDTH))
-        taken.append(box)
-        halo = [withStroke(linewidth=2.0, foreground="white")]
-        axes.text(*box.center, name, ha="center", va="center", path_effects=halo, clip_on=True)
-
-
-def _label_axes(axes: "Axes") -> None:
-    axes.set_xticks(range(-180, 181, 60))
-    axes.set_yticks(range(-90, 91, 30))
-    axes.set(xlabel="longitude (degrees)", ylabel="latitude (degrees)")
-
-
-def _known(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """The known coordinates of each group that has any."""
-    known = {name: lonlat[~lonlat.isnan().any(dim=1)].numpy() for name, lonlat in groups.items()}
-    return {name: rows for name, rows in known.items() if len(rows)}
-
-
 def _edges(centers: Tensor) -> np.ndarray:
     half = (centers[1] - centers[0]) / 2 if len(centers) > 1 else centers.new_tensor(45.0)
     return np.append((centers - half).numpy(), float(centers[-1] + half))
 
 
+def _draw_groups(
+    axes: "Axes", domains: DomainMap, groups: Mapping[str, np.ndarray], held_out: Mapping[str, np.ndarray]
+) -> None:
+    """Draws images as points, outlines held-out groups, and names both."""
+    margin = 1.5 * 180.0 / len(domains.latitude)  # degrees: one and a half cells
+    for name, lonlat in groups.items():
+        axes.plot(*lonlat.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
+        _write_name(axes, name, lonlat)
+    _draw_outlines(axes, domains, list(held_out.values()), margin)
+    for name, lonlat in held_out.items():
+        _write_name(axes, f"{name} (held out)", lonlat, margin)
+
+
+def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray], margin: float) -> None:
+    """Surrounds each region at a distance that the map's cells can resolve."""
+    across, up = np.meshgrid(domains.longitude.numpy(), domains.latitude.numpy())
+    cells = torch.from_numpy(np.stack([across.ravel(), up.ravel()], axis=1))
+    for lonlat in regions:
+        points = thin_coordinates(torch.from_numpy(lonlat)).points
+        distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
+        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):
+            level = [margin * _KM_PER_DEGREE]
+            axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)
+
+
+def _write_name(axes: "Axes", name: str, lonlat: np.ndarray, margin: float = 0.0) -> None:
+    """Writes a group's name on its side that faces the nearer pole, where other groups are rare."""
+    from matplotlib.patheffects import withStroke
+    from scipy.stats import circmean
+
+    # A mean on the circle: a group on both sides of the date line is not at longitude 0
+    longitude = np.clip(circmean(lonlat[:, 0], high=180.0, low=-180.0), -145.0, 145.0)
+    south, north = np.percentile(lonlat[:, 1], (2, 98))  # without a few outliers
+    is_north = south + north > 0
+    axes.annotate(
+        name,
+        (longitude, north + margin if is_north else south - margin),
+        xytext=(0, _NAME_GAP if is_north else -_NAME_GAP),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if is_north else "top",
+        path_effects=[withStroke(linewidth=2.0, foreground="white")],
+    )
+
+
+def _without_unknown(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Drops NaN coordinates, and groups that have no others."""
+    rows = {name: lonlat[~lonlat.isnan().any(dim=1)].numpy() for name, lonlat in groups.items()}
+    return {name: lonlat for name, lonlat in rows.items() if len(lonlat)}
+
+
 def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
-    """Draws, per mixture layer, how often each expert has the largest weight and how often it is selected.
+    """Draws, for each mixture layer, how often each expert has the largest weight and how often it is selected.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -165,17 +168,17 @@ def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
         for axes in figure.axes[-across:]:
             axes.set_xlabel("expert")
         solid, pale = swatch("#555555", "largest weight"), swatch("#555555", "among the selected")
-        pale.set_alpha(SELECTED)
-        even = figure.axes[0].axhline(1 / num_experts, **EVEN, label="even use")
+        pale.set_alpha(_SELECTED)
+        even = figure.axes[0].axhline(1 / num_experts, **_EVEN, label="even use")
         figure.legend(handles=[solid, pale, even], **{**LEGEND_BELOW, "ncols": across + 1})
 
 
 def _usage_bars(axes: "Axes", frequency: Tensor, selected: Tensor) -> None:
-    positions, colors = np.arange(len(frequency)), _colors(len(frequency))
-    axes.bar(positions - 0.2, frequency, 0.4, color=colors)
-    axes.bar(positions + 0.2, selected, 0.4, color=colors, alpha=SELECTED)
-    axes.axhline(1 / len(frequency), **EVEN)
-    step = -(-len(frequency) // 8)  # numbers that there is room for
+    positions, colors = np.arange(len(frequency)), list(map(expert_color, range(len(frequency))))
+    axes.bar(positions - 0.2, frequency.numpy(), 0.4, color=colors)
+    axes.bar(positions + 0.2, selected.numpy(), 0.4, color=colors, alpha=_SELECTED)
+    axes.axhline(1 / len(frequency), **_EVEN)
+    step = -(-len(frequency) // 8)  # there is room for eight numbers
     axes.set(xticks=positions[::step])
 
 
@@ -195,10 +198,7 @@ def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
         axes.axvline(0.5, color="white", linewidth=3)
         axes.set_xticks(range(columns.shape[1]), ["routed", *map(str, range(len(columns)))])
-        axes.set_yticks(range(len(columns)), [f"{at} (n={n})" for at, n in enumerate(matrix.num_samples.tolist())])
+        counts = matrix.num_samples.tolist()
+        axes.set_yticks(range(len(columns)), [f"{domain} (n={count})" for domain, count in enumerate(counts)])
         axes.set(xlabel="expert forced on all", ylabel="discovered domain")
         figure.colorbar(image, label="accuracy")
-
-
-def _colors(num_experts: int) -> list[str]:
-    return [expert_color(index) for index in range(num_experts)]

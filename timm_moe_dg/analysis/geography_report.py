@@ -1,4 +1,4 @@
-"""What a MoGE run found, as pictures and numbers: its discovered domains, usage of experts, forced experts."""
+"""Discovered domains, expert usage and forced experts of a MoGE run, as pictures and as numbers in analysis.json."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ FILE = "analysis.json"
 
 def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
     """Whether a run is of a MoGE model on data whose images have places."""
-    return hasattr(view.model, "set_expert_mode") and bool(_with_places(view, data_dir, role))
+    return hasattr(view.model, "set_expert_mode") and bool(_domains_with_places(view, data_dir, role))
 
 
 def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
-    """Draws map.png (metadata that are coordinates only) and routing.png, and adds their numbers to analysis.json.
+    """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
     Args:
         view: The run.
         figures: Folder to write to.
-        data_dir: Where the data lies now; None for where it lay.
+        data_dir: Folder of the data; None for the run's.
         role: "id" or "ood", the images to analyze.
         map_step: Degrees per cell of the map.
 
@@ -41,27 +41,28 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    domains = _analyzed(view, data_dir, role)
-    places = {domain.group: _inside(domain) for domain in domains}
+    domains = _analyzed_domains(view, data_dir, role)
+    places = {domain.group: torch.as_tensor(domain.metadata[_test_split(domain).inside]) for domain in domains}
     metadata = torch.cat(list(places.values()))
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
-    found = domains_at(view.model, metadata)
-    if metadata.is_floating_point():
+    discovered = domains_at(view.model, metadata)
+    if metadata.is_floating_point():  # coordinates; other metadata are integer indices
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(view.model, map_step), path, places, _held_out(view, data_dir))
+            plot_domain_map(domain_map(view.model, map_step), path, places, _held_out_places(view, data_dir))
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)
+    # The last column counts images without a discovered domain, whose index is -1
     counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
-    counts.index_put_((groups, found), torch.ones_like(found), accumulate=True)  # the last column: unknown places
+    counts.index_put_((groups, discovered), torch.ones_like(discovered), accumulate=True)
     numbers: dict[str, object] = {
         "role": role,
         "groups": list(places),
-        "nmi": float(normalized_mutual_info_score(groups, found)),
+        "nmi": float(normalized_mutual_info_score(groups, discovered)),
         "images_by_group_and_domain": counts.tolist(),
         "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
     }
-    _add(figures / FILE, numbers)
+    _update(figures / FILE, numbers)
     return numbers
 
 
@@ -71,58 +72,54 @@ def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -
     Args:
         view: The run.
         figures: Folder to write to.
-        data_dir: Where the data lies now; None for where it lay.
+        data_dir: Folder of the data; None for the run's.
         role: "id" or "ood", the images to analyze.
 
     Raises:
         ArgumentError: The model has no metadata-routed experts, or no image has a place.
     """
-    matrix = forced_expert_matrix(view.model, _batches(view, _analyzed(view, data_dir, role)))
+    matrix = forced_expert_matrix(view.model, _batches(view, _analyzed_domains(view, data_dir, role)))
     with optional_picture(figures / "forced_experts.png") as path:
         plot_expert_matrix(matrix, path)
-    _add(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
+    _update(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
 
 
-def _analyzed(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
-    geo_layers(view.model)  # or an error that says so
-    domains = _with_places(view, data_dir, role)
+def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+    geo_layers(view.model)  # raises for other models
+    domains = _domains_with_places(view, data_dir, role)
     if not domains:
         raise ArgumentError.of("role", role, f"no image of {view.args['dataset']} has this role and a place")
     return domains
 
 
-def _with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+def _domains_with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
     return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
 
 
-def _held_out(view: RunView, data_dir: str | None) -> dict[str, Tensor]:
-    """The coordinates of groups that were not trained on."""
-    domains, tested = view.domains(data_dir), view.args.get("test_domains") or ()
-    trained = {domain.group for position, domain in enumerate(domains) if position not in tested}
-    outside = [domain for domain in domains if domain.group not in trained and domain.metadata is not None]
-    return {domain.group: torch.as_tensor(domain.metadata) for domain in outside}
+def _held_out_places(view: RunView, data_dir: str | None) -> dict[str, Tensor]:
+    """Coordinates of the groups that were not trained on."""
+    domains, test_domains = view.domains(data_dir), view.args.get("test_domains") or ()
+    trained = {domain.group for index, domain in enumerate(domains) if index not in test_domains}
+    held_out = [domain for domain in domains if domain.group not in trained and domain.metadata is not None]
+    return {domain.group: torch.as_tensor(domain.metadata) for domain in held_out}
 
 
-def _inside(domain: PlacesDomain) -> Tensor:
-    """The metadata of a domain's test images."""
-    return torch.as_tensor(domain.metadata[_split(domain).inside])
-
-
-def _split(domain: PlacesDomain) -> Split:
-    """The test images, which the data sets apart."""
+def _test_split(domain: PlacesDomain) -> Split:
     if domain.split is None:
-        raise ArgumentError.of("role", domain.role, f"{domain.name} has no images that are set apart for testing")
+        remedy = f"{domain.name} has no test images of its own; analyze a benchmark that sets them apart"
+        raise ArgumentError.of("role", domain.role, remedy)
     return Split(domain.split.inside, domain.split.outside[:0])
 
 
 def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yields the domains' test images with their metadata, on the device."""
-    images = EvaluationImages(domains, [_split(domain) for domain in domains], view.transform, with_metadata=True)
+    """Yields the domains' test images, targets, groups and metadata on the device."""
+    splits = [_test_split(domain) for domain in domains]
+    images = EvaluationImages(domains, splits, view.transform, with_metadata=True)
     for pixels, targets, groups, metadata in evaluation_loader(images, batch_size=view.batch_size, workers=0):
         yield pixels.to(view.device), targets.to(view.device), groups.to(view.device), metadata.to(view.device)
 
 
-def _add(path: Path, numbers: dict[str, object]) -> None:
-    """Adds numbers to those of the other commands."""
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json_text(known | numbers, indent=2))
+def _update(path: Path, numbers: dict[str, object]) -> None:
+    """Adds numbers to those that other commands wrote."""
+    written = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json_text(written | numbers, indent=2))

@@ -1,4 +1,4 @@
-"""Pictures of results: tables as bars, and ablations as lines."""
+"""Pictures of result tables: bars of accuracies, and lines of ablations."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -17,15 +17,15 @@ from .style import LETTER_WIDTH, category_color, fitted, model_colors, picture, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDEST = 10.0  # inches
+MAX_WIDTH = 10.0  # inches
 
 
 class Bars(NamedTuple):
     """The bars of one row of a table.
 
     Attributes:
-        heights: Mean of each column in percent; NaN where it is missing.
-        errors: Standard errors in percent; 0 where there is none.
+        heights: Mean of each column in percent; NaN if missing.
+        errors: Standard errors in percent; 0 if there is none.
     """
 
     heights: list[float]
@@ -43,10 +43,10 @@ def bars_of(table: Table) -> dict[RowKey, Bars]:
 
 
 def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
-    """Sorts one column of a table by a setting that tells its rows apart, such as "top_k".
+    """Sorts one column of a table by a setting that its rows differ in, such as "top_k".
 
     Returns:
-        Points (value of the setting, cell) in ascending order, by what the rows of a line have in common.
+        Name of a line, which is what its rows have in common -> points (value of the setting, cell) in ascending order.
 
     Raises:
         ArgumentError: There is no such column, or no row was run with such a setting.
@@ -57,8 +57,8 @@ def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tu
     for row, cells in table.rows.items():
         value = settings(table.runs[row][0].args).get(setting) if row in table.runs else None
         if value is not None:
-            kept = [part for part in row.variant.split(", ") if part and not part.startswith(f"{setting}=")]
-            name = str(RowKey(row.algorithm, row.model, ", ".join(kept)))
+            other_settings = [part for part in row.variant.split(", ") if part and not part.startswith(f"{setting}=")]
+            name = str(RowKey(row.algorithm, row.model, ", ".join(other_settings)))
             lines.setdefault(name, []).append((value, cells[list(table.columns).index(column)]))
     if not lines:
         raise ArgumentError.of("ablation", setting, "no run has this setting; settings are options and model_kwargs")
@@ -66,11 +66,11 @@ def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tu
 
 
 def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
-    """Draws a column of a table against a setting, with standard errors, as MoGE's Figure 2 does.
+    """Draws a column of a table against a setting, with standard errors, as in MoGE's Figure 2.
 
     Args:
         table: From `results.tables.make_tables`.
-        setting: Name of an option or of a model's argument.
+        setting: Name of an option or of a model argument.
         column: Title of a column.
         path: Picture to write.
 
@@ -85,21 +85,21 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
         for number, (name, points) in enumerate(lines.items()):
             means = [100 * cell.mean for _, cell in points]
             errors = [0.0 if isnan(cell.error) else 100 * cell.error for _, cell in points]
-            places, color = [values.index(value) for value, _ in points], category_color(number)
-            axes.errorbar(places, means, errors, marker="o", color=color, label=fitted(name, 60))
+            positions, color = [values.index(value) for value, _ in points], category_color(number)
+            axes.errorbar(positions, means, errors, marker="o", color=color, label=fitted(name, 60))
         axes.set_xticks(range(len(values)), map(str, values))
         axes.set(xlabel=setting, ylabel=f"{column} (%)", title=fitted(table.title, 60))
         figure.legend(loc="outside lower center")
 
 
 def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
-    """Draws tables of results as bars, one panel a table, one group of bars a column, with standard errors.
+    """Draws tables as bars with standard errors: a panel for each table, a group of bars for each column.
 
-    A dotted line is the accuracy of guessing, where all runs have the same number of classes; the legend says of how
-    many seeds bars are means.
+    A dotted line marks the accuracy of guessing if all runs have the same number of classes. The legend counts the
+    seeds of each row.
 
     Args:
-        tables: From `results.tables.make_tables`; at least one.
+        tables: From `results.tables.make_tables`, at least one.
         path: Picture to write.
 
     Raises:
@@ -107,7 +107,7 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
     """
     rows = sorted({row for table in tables for row in table.rows})
     colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))
-    width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), WIDEST)
+    width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), MAX_WIDTH)
     legend = [fitted(f"{row} ({_seeds(tables, row)})", 60) for row in rows]
     line = text_size(width) / 50  # inches
     below = [_column_titles(table, width) for table in tables]
@@ -122,21 +122,21 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
 
 
 def _column_titles(table: Table, width: float) -> tuple[list[str], bool]:
-    """Titles as they are written below the bars, and whether they stand upright for lack of room."""
+    """The labels below the bars, and whether lack of room turns them upright."""
     letters = int(72 * (width - 1.5) / len(table.columns) / (LETTER_WIDTH * text_size(width)))
     upright = max(map(len, table.columns)) > letters
     return [fitted(title, 24) if upright else title for title in table.columns], upright
 
 
 def chance(table: Table) -> float:
-    """Percent that guessing gets right in a table; NaN where its runs differ in their classes, or do not say."""
+    """The accuracy of guessing in percent; NaN if the runs differ in their number of classes, or do not record it."""
     classes = {run.args.get("num_classes") for runs in table.runs.values() for run in runs}
     number = classes.pop() if len(classes) == 1 else None
     return 100 / number if number else float("nan")
 
 
 def _seeds(tables: Sequence[Table], row: RowKey) -> str:
-    """Of how many trial seeds the cells of a row are means."""
+    """Counts the trial seeds behind a row's cells."""
     numbers = {len(cell.values) for table in tables for cell in table.rows.get(row, ()) if cell.values} or {0}
     low, high = min(numbers), max(numbers)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
@@ -145,13 +145,16 @@ def _seeds(tables: Sequence[Table], row: RowKey) -> str:
 def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
     width = 0.8 / max(len(table.rows), 1)
     for number, (row, bars) in enumerate(sorted(bars_of(table).items())):
-        places = np.arange(len(bars.heights)) + (number - (len(table.rows) - 1) / 2) * width
-        axes.bar(places, bars.heights, width, yerr=bars.errors, color=colors[row])
-        for place, height in zip(places, bars.heights, strict=True):
+        centers = np.arange(len(bars.heights)) + (number - (len(table.rows) - 1) / 2) * width
+        axes.bar(centers, bars.heights, width, yerr=bars.errors, color=colors[row])
+        for center, height in zip(centers, bars.heights, strict=True):
             if np.isnan(height):
-                axes.text(place, 1.0, "missing", rotation=90, ha="center", va="bottom", size="small", color=colors[row])
+                axes.text(
+                    center, 1.0, "missing", rotation=90, ha="center", va="bottom", size="small", color=colors[row]
+                )
     if not isnan(guessed := chance(table)):
         axes.axhline(guessed, color="black", linestyle=":", linewidth=1.2)
+        # Right of the axes, at the height of the line
         axes.text(
             1.01, guessed, f"chance\n{guessed:.1f}", transform=axes.get_yaxis_transform(), va="center", size="small"
         )

@@ -9,32 +9,33 @@ from torch import Tensor
 from ..metrics import CalibrationBins
 from .style import category_color, fitted, picture, text_size
 
-COUNTED = 30  # classes; the counts of more are too small to be read
-NAMED = 90  # classes that there is room to name
+MAX_COUNTED = 30  # classes; counts of more are too small to read
+MAX_NAMED = 90  # classes; of more, only every second or third is named
 
 
 def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: str = "") -> None:
-    """Draws a confusion matrix: colors are shares of each target, and counts are written in while they are legible.
+    """Draws a confusion matrix. Colors are shares of each target; up to 30 classes, the cells hold counts.
 
     Args:
-        matrix: (C, C) counts, rows are targets, see `metrics.confusion_matrix`.
+        matrix: (C, C) counts, rows are targets.
         classes: Names of the classes.
         path: Picture to write.
-        title: Model and domains, a line each; the number of images is added.
+        title: Lines above the picture; the number of images is added.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(3.2 + 0.36 * len(classes), 14.0)
-    cell = 72 * (side - 1.5) / max(len(classes), 4)  # points, about
-    steps = range(0, len(classes), -(-len(classes) // NAMED))
+    cell = 72 * (side - 1.5) / max(len(classes), 4)  # approximate width, points
+    steps = range(0, len(classes), -(-len(classes) // MAX_NAMED))
     names = [fitted(classes[index], 24) for index in steps]
     with picture(path, side + 1.0, side + 0.8, layout="compressed") as figure:
         axes = figure.subplots()
+        # scikit-learn's display colors by count, which hides the rare classes
         image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
         largest = min(text_size(side), cell * 1.4 / len(str(int(matrix.max()))))
-        for (row, column), count in np.ndenumerate(matrix.numpy()) if len(classes) <= COUNTED else ():
+        for (row, column), count in np.ndenumerate(matrix.numpy()) if len(classes) <= MAX_COUNTED else ():
             color = "white" if shares[row, column] > 0.5 else "black" if count else "silver"
             axes.text(column, row, count, ha="center", va="center", color=color, size=largest)
         lines = max(name.count("\n") + 1 for name in names)
@@ -48,10 +49,10 @@ def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: st
 
 
 def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
-    """Draws the accuracy of each bin of confidence, and below how many predictions are in it.
+    """Draws the accuracy of each confidence bin, and below it the share of predictions in the bin.
 
     Args:
-        groups: Name -> its bins, all of one number; empty bins are left out.
+        groups: Name -> bins, the same number of bins for each name. Empty bins are left out.
         path: Picture to write.
 
     Raises:
@@ -65,9 +66,9 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
             upper.plot(
                 bins.confidence[filled].numpy(), bins.accuracy[filled].numpy(), marker="o", color=color, label=name
             )
-            places = [(at + 0.5) * width for at in range(len(filled))]
+            centers = [(index + 0.5) * width for index in range(len(filled))]
             shares = bins.num_samples / bins.num_samples.sum().clamp(min=1)
-            lower.bar(places, shares.tolist(), 0.9 * width, color=color, alpha=0.5)
+            lower.bar(centers, shares.tolist(), 0.9 * width, color=color, alpha=0.5)
         upper.set(ylabel="share of right predictions", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         upper.legend(loc="upper left")
         lower.set(xlabel="confidence", ylabel="share of images")

@@ -1,24 +1,20 @@
-"""The map of discovered domains: colors, what is pale or white, the held-out outline, coastlines, labels."""
+"""The map of discovered domains, its colors, outlines and names; expert usage."""
 
 import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import DomainMap, geography_plots, style
+from timm_moe_dg.analysis import DomainMap, ExpertUsage, geography_plots
+from timm_moe_dg.analysis.geography_plots import FAR, coastlines, plot_domain_map, plot_expert_usage
 from timm_moe_dg.analysis.style import SHARED_COLOR, expert_color
-
-pytest.importorskip("matplotlib")
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
+def drawn(figures, tmp_path):
     """Draws a map and returns its figure."""
-    figures = []
-    new_figure = style.new_figure
-    monkeypatch.setattr(style, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
 
-    def draw(found, *groups):
-        geography_plots.plot_domain_map(found, tmp_path / "a.png", *groups)
+    def draw(domains, *groups):
+        plot_domain_map(domains, tmp_path / "a.png", *groups)
         return figures[-1]
 
     return draw
@@ -37,18 +33,19 @@ def domains(experts, num_experts, **more):
 
 def test_an_expert_has_its_color_on_the_map(drawn):
     experts = torch.tensor([[0, 3, 11], [3, 0, 11]])
-    found = DomainMap(torch.tensor([-90.0, 0.0, 90.0]), torch.tensor([-45.0, 45.0]), experts, 12)
-    figure = drawn(found)
+    figure = drawn(DomainMap(torch.tensor([-90.0, 0.0, 90.0]), torch.tensor([-45.0, 45.0]), experts, 12))
     cells = figure.axes[0].collections[0]
     colors = [hexed(color) for color in cells.cmap(cells.norm(experts.flatten().numpy()))]
     assert colors == [expert_color(int(index)) for index in experts.flatten()]
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 3", "expert 11"]
-    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [expert_color(at) for at in (0, 3, 11)]
+    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [
+        expert_color(index) for index in (0, 3, 11)
+    ]
 
 
 def test_cells_far_from_training_are_pale_and_those_that_are_not_routed_white(drawn):
-    distance = torch.tensor([[0.0, geography_plots.FAR - 1, geography_plots.FAR + 1], [5e3, 0.0, 9e3]])
+    distance = torch.tensor([[0.0, FAR - 1, FAR + 1], [5e3, 0.0, 9e3]])
     axes = drawn(domains([[0, 1, 1], [0, 1, -1]], 2, distance=distance, radius=8000.0)).axes[0]
     veil = axes.images[0].get_array()[..., 3]
     assert (veil > 0).tolist() == [[False, False, True], [True, False, False]]
@@ -70,12 +67,21 @@ def test_the_outline_surrounds_held_out_images_and_crosses_the_date_line(drawn):
     assert 10.0 < np.abs(outline[:, 1]).max() < 16.0
 
 
-def test_a_name_stands_beside_its_images_and_groups_without_places_have_none(drawn):
-    places = {"here": torch.tensor([[0.0, 0.0], [10.0, 10.0]]), "nowhere": torch.full((2, 2), float("nan"))}
+def test_a_name_faces_the_pole_of_its_group_and_groups_without_places_have_none(drawn):
+    places = {
+        "north": torch.tensor([[0.0, 10.0], [10.0, 20.0]]),
+        "south": torch.tensor([[0.0, -10.0], [10.0, -20.0]]),
+        "nowhere": torch.full((2, 2), float("nan")),
+        "date line": torch.tensor([[179.0, 10.0], [-177.0, 10.0]]),
+    }
     axes = drawn(domains([[0, 0], [0, 0]], 1), places, {"there": torch.tensor([[90.0, 0.0]])}).axes[0]
-    texts = {text.get_text(): text.get_position() for text in axes.texts}
-    assert texts.keys() == {"here", "there (held out)"}
-    assert texts["here"][1] < 0.0
+    names = {text.get_text(): text for text in axes.texts}
+    assert names.keys() == {"north", "south", "date line", "there (held out)"}
+    assert names["north"].xy == pytest.approx((5.0, 19.8))
+    assert names["north"].get_va() == "bottom"
+    assert names["south"].xy == pytest.approx((5.0, -19.8))
+    assert names["south"].get_va() == "top"
+    assert names["date line"].xy[0] == -145.0  # at 181 degrees, moved inside for its letters
 
 
 @pytest.mark.parametrize("num_experts", [1, 10, 16])
@@ -88,10 +94,21 @@ def test_the_legend_fits_into_the_picture(drawn, num_experts):
 
 
 def test_coastlines_are_small_and_where_the_land_is():
-    lines = geography_plots.coastlines()
+    lines = coastlines()
     assert (geography_plots.Path(geography_plots.__file__).with_name("coastlines.npz")).stat().st_size < 100_000
     points = np.concatenate(lines)
     assert np.abs(points).max(0).tolist() <= [180.0, 90.0]
     assert max(np.abs(np.diff(line[:, 0])).max() for line in lines) < 20.0  # none leaps across the map
     for place in ((-5.6, 36.0), (-67.3, -55.9), (18.5, -34.1), (153.6, -28.6)):  # Gibraltar, Horn, Good Hope, Byron
         assert np.hypot(*(points - place).T).min() < 1.5
+
+
+def test_an_expert_has_its_color_in_both_of_its_bars_and_panels_have_their_blocks(figures, tmp_path):
+    shares = (torch.full((2, 3), share) for share in (1 / 3, 0.5, 1 / 3))
+    plot_expert_usage(ExpertUsage(*shares, num_routed=6, num_images=6, blocks=(8, 10)), tmp_path / "a.png")
+    bars = figures[0].axes[0].patches
+    assert [hexed(bar.get_facecolor()) for bar in bars] == [expert_color(index) for index in (0, 1, 2, 0, 1, 2)]
+    assert [bar.get_height() for bar in bars] == pytest.approx([1 / 3] * 3 + [0.5] * 3)
+    assert [axes.get_title() for axes in figures[0].axes] == ["block 8", "block 10"]
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert labels == ["largest weight", "among the selected", "even use"]

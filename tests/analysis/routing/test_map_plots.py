@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import style
 from timm_moe_dg.analysis.routing.map_plots import (
     Photograph,
     plot_association,
@@ -14,7 +13,7 @@ from timm_moe_dg.analysis.routing.map_plots import (
     plot_nulls,
 )
 from timm_moe_dg.analysis.routing.parts import associate_parts
-from timm_moe_dg.analysis.style import expert_color, fitted
+from timm_moe_dg.analysis.style import expert_color
 
 pytest.importorskip("matplotlib")
 LONG = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
@@ -39,16 +38,10 @@ def test_maps_of_any_number_of_experts(num_experts, tmp_path):
     assert is_picture(tmp_path / "entropy.png")
 
 
-def drawn(rows, num_experts, monkeypatch, tmp_path):
-    kept, new_figure = [], style.new_figure
-    monkeypatch.setattr(style, "new_figure", lambda *size: kept.append(new_figure(*size)) or kept[-1])
-    plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
-    return kept[0]
-
-
-def test_cells_have_the_experts_color_and_number(monkeypatch, tmp_path):
+def test_cells_have_the_experts_color_and_number(figures, tmp_path):
     first = torch.tensor([[0, 3], [5, 1]])
-    figure = drawn([("a", [photo(first)])], 6, monkeypatch, tmp_path)
+    plot_expert_maps([("a", [photo(first)])], 6, tmp_path / "experts.png")
+    (figure,) = figures
     overlay = figure.axes[0].images[1].get_array()
     for (row, column), index in np.ndenumerate(first.numpy()):
         hexed = "#" + "".join(f"{round(255 * value):02X}" for value in overlay[row, column, :3])
@@ -58,14 +51,15 @@ def test_cells_have_the_experts_color_and_number(monkeypatch, tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
 
 
-def test_small_cells_have_no_number(monkeypatch, tmp_path):
-    figure = drawn([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], 2, monkeypatch, tmp_path)
-    assert not figure.axes[0].texts
+def test_small_cells_have_no_number(figures, tmp_path):
+    plot_expert_maps([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], 2, tmp_path / "experts.png")
+    assert not figures[0].axes[0].texts
 
 
-def test_an_image_as_a_whole_is_one_cell(monkeypatch, tmp_path):
+def test_an_image_as_a_whole_is_one_cell(figures, tmp_path):
     rows = [("a", [photo(torch.tensor([[4]])), photo(torch.tensor([[-1]]))])]
-    figure = drawn(rows, 6, monkeypatch, tmp_path)
+    plot_expert_maps(rows, 6, tmp_path / "experts.png")
+    (figure,) = figures
     assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["4"], ["shared"]]
     assert figure.legends[0].get_title().get_text().startswith("first expert of each image")
 
@@ -81,14 +75,8 @@ def test_tables_with_empty_rows(num_experts, tmp_path):
     members = torch.zeros(2, 3, 8, dtype=torch.bool)
     members[:, 0, :4] = members[:, 1, 4:] = True  # the third part is nowhere
     first = torch.arange(16).view(2, 8) % num_experts
-    found = associate_parts(members, ("left eye", LONG, "right eye"), first, num_experts, 9)
-    plot_association(found, LONG, tmp_path / "table.png")
-    plot_nulls({LONG: found.nmi, "b": found.nmi}, "NMI", tmp_path / "nulls.png")
+    parts = associate_parts(members, ("left eye", LONG, "right eye"), first, num_experts, 9)
+    plot_association(parts, LONG, tmp_path / "table.png")
+    plot_nulls({LONG: parts.nmi, "b": parts.nmi}, "NMI", tmp_path / "nulls.png")
     assert is_picture(tmp_path / "table.png")
     assert is_picture(tmp_path / "nulls.png")
-
-
-def test_names_fit():
-    assert fitted("short", 20) == "short"
-    assert all(len(line) <= 20 for line in fitted(LONG, 20).splitlines())
-    assert fitted("", 20) == " "
