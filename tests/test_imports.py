@@ -10,13 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 LEVELS = {
     "errors": 0,
-    **dict.fromkeys(("layers", "metrics", "data", "cli", "measure", "conversion"), 1),
+    **dict.fromkeys(("layers", "metrics", "data", "cli", "conversion"), 1),
     "losses": 2,  # they judge what layers report
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
     "protocols": 4,  # its options list the methods and the parts that can be frozen
     **dict.fromkeys(("results", "storage"), 5),
     **dict.fromkeys(("finetuning", "sweeping", "analysis", "hub", "export"), 6),
-    "report": 7,
+    **dict.fromkeys(("report", "measure"), 7),
 }
 
 ABOVE_ALL = ("__init__",)  # what importing the package does

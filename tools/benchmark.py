@@ -1,22 +1,40 @@
-"""Time and memory of mixture models against dense ones, interleaved in one process so that a noisy machine cancels.
+r"""Measures time and memory: mixture models beside dense ones, and training methods beside ERM.
 
-    python tools/benchmark.py                                                  # gmoe_small_patch16, batch 8, inference
-    python tools/benchmark.py --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train --memory
-    python tools/benchmark.py --layer --mode inference train                   # the feed-forward alone
-    python tools/benchmark.py --num-experts 2 6 16 64 --batch-size 1 8 --plot cost.png
-    python tools/benchmark.py --model gmoe --backbone eva02_tiny_patch14_224 --layer           # any network of timm's
+    python tools/benchmark.py models                                           # gmoe_small_patch16, batch 8, inference
+    python tools/benchmark.py models --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train --memory
+    python tools/benchmark.py models --layer --mode inference train            # one feed-forward alone
+    python tools/benchmark.py models --num-experts 2 6 16 64 --batch-size 1 8 --plot cost.png
+    python tools/benchmark.py models --model gmoe --backbone eva02_tiny_patch14_224 --layer    # any timm network
+    python tools/benchmark.py methods                                    # gmoe_small_patch16, 3 domains of 8 images
+    python tools/benchmark.py methods --algorithm IRM Fish DANN --model gmoe_tiny_patch16 --img-size 64
+    python tools/benchmark.py methods --device cuda --amp-dtype bfloat16 --batch-size 32 --output gpu.json
 
 Everything that decides how experts are computed on a GPU, as a table to send in:
 
-    python tools/benchmark.py --device cuda --batch-size 128 --mode inference train --dtype float32 bfloat16 \
+    python tools/benchmark.py models --device cuda --batch-size 128 --mode inference train --dtype float32 bfloat16 \
         --program eager compiled --dispatch sorted grouped --table gpu.md
 
-Every model is measured against two others on the same input. Its dense twin is timm's model that its weights come
-from, what a user would run instead. The FLOP-equivalent dense model is the twin with a feed-forward K times as wide in
-the mixture blocks (1 + K for MoGE): it computes as much without routing, so the ratio to it is pure overhead. Rounds
-go A B C A B C; each ratio is taken within a round, and the median over rounds is shown with its quartiles. On Linux
-freed memory is kept, so that no model waits for pages that another did not have to wait for; with --glibc-defaults they
-wait as in any other process.
+GMoE's Table 16 (160 images) and SF-MoE's Table 4 compare several networks:
+
+    python tools/benchmark.py methods --device cuda --domains 5 --batch-size 32 --mode train inference \
+        --model resnet50.tv_in1k deit_small_patch16_224 gmoe_small_patch16 \
+        --algorithm ERM DANN IRM Fish Fishr --averaging swad --output table16.json
+    python tools/benchmark.py methods --device cuda --domains 5 --batch-size 32 --output table4.json \
+        --model resnet50.tv_in1k vit_small_r26_s32_224 sfmoe_small hybrid_sfmoe_r26_s16 \
+        --algorithm ERM DANN IRM Fish Fishr --averaging swad moving
+
+Rounds go A B C A B C. Each ratio is taken within a round, so that noise of the machine cancels. Tables show medians
+over rounds, and quartiles of ratios. Peak memory is measured in a process of its own: allocated on a GPU, resident
+beyond the imports on a CPU (Linux).
+
+`models` measures each mixture beside two dense models on the same input. Its dense twin is the timm model that its
+weights come from. The FLOP-equivalent is the twin with a feed-forward K times as wide in the mixture blocks (1 + K for
+MoGE). It computes as much without routing, so the ratio to it is pure overhead. On Linux the C library is told to keep
+freed memory, so that no model waits for memory pages. With --glibc-defaults it is not.
+
+`methods` trains a copy of each network by each method on the same random images. Hyper-parameters are the defaults,
+with the full penalty from the first step on. Ratios are to ERM with the first network. A step of DANN is the mean of
+the network's step and the discriminator's.
 """
 
 import argparse
@@ -24,8 +42,9 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -33,7 +52,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timm_moe_dg
-from timm_moe_dg.analysis.cost_plots import plot_cost
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext, get_algorithm, get_averaging
 from timm_moe_dg.cli.arguments import (
     int_from_2,
     non_negative_int,
@@ -46,52 +65,99 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import dispatch_info, set_dispatch
 from timm_moe_dg.layers.experts import DISPATCHES
-from timm_moe_dg.measure.cost import count_macs
-from timm_moe_dg.measure.memory import keep_freed_memory, peak_memory
+from timm_moe_dg.measure.cost import count_macs, keep_freed_memory, peak_memory
+from timm_moe_dg.measure.cost_plots import plot_cost
+from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
 from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
-from timm_moe_dg.networks.dense_twins import layer_and_rivals, mixture_and_rivals, mixture_layer, random_inputs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model, "compiled": torch.compile}
-# What a table says of a setting, beside its model and options
+# Columns of the models' table: the varied settings, then the figures
 CONDITIONS = ("mode", "dtype", "program", "dispatch", "batch_size")
 HEADINGS = ("M param", "GMACs", "ms", "ratio to it (quartiles)", "MiB (ratio)")
+BASE = "ERM"
+Row = dict[str, Any]
+Step = Callable[[], None]
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="benchmark.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_model_options(commands.add_parser("models", help="mixture models beside dense ones"))
+    add_method_options(commands.add_parser("methods", help="training methods beside ERM"))
+    return parser
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `models`."""
     add = parser.add_argument
     add("--model", nargs="+", default=["gmoe_small_patch16"], help="mixture models of timm_moe_dg (%(default)s)")
-    add("--backbone", help="network of timm's that --model gmoe is made of (default: its own)")
+    add("--backbone", help="timm network that --model gmoe is made of (default: its own)")
     add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
-    add("--layer", action="store_true", help="the mixture layer alone instead of the model")
+    add("--layer", action="store_true", help="measure the first mixture layer instead of the model")
     add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
     add("--batch-size", nargs="+", type=positive_int, default=[8], help="images per forward (%(default)s)")
     add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
     add("--num-experts", nargs="+", type=positive_int, default=[None], help="experts per layer (default: its own)")
     add("--top-k", nargs="+", type=positive_int, default=[None], help="experts per token or image (default: its own)")
-    dtypes = "autocast types; float32 is none (%(default)s)"
+    dtypes = "autocast types; float32 is without autocast (%(default)s)"
     add("--dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
-    add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="as it is, or torch.compile's")
+    add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")
     how = "how the experts are computed, see timm_moe_dg.layers.set_dispatch (%(default)s)"
     add("--dispatch", nargs="+", choices=DISPATCHES, default=["auto"], help=how)
-    add("--rounds", type=int_from_2, default=20, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=non_negative_int, default=3, help="rounds before them (%(default)s)")
-    peak = "peak memory too, each model in a process of its own (on a CPU: Linux only)"
-    add("--memory", action="store_true", help=peak)
-    add("--glibc-defaults", action="store_true", help="let the C library hand freed memory back, and page faults count")
+    add_common_options(parser, rounds=20, warmup=3, memory=False)
+    add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
+    add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")
+    add("--plot", type=output_file, metavar="PNG", help="picture of the ratios against the size that was varied")
+
+
+def add_method_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `methods`."""
+    add = parser.add_argument
+    add("--model", nargs="+", default=["gmoe_small_patch16"], help="any timm models (%(default)s)")
+    add("--algorithm", nargs="+", default=list(ALGORITHMS), help="methods to measure beside ERM (default: all)")
+    averaged = f"also measure ERM with averaged weights: {', '.join(AVERAGING)}"
+    add("--averaging", nargs="+", default=[], metavar="NAME", help=averaged)
+    add("--mode", nargs="+", choices=["train", "inference"], default=["train"], help="what is timed (%(default)s)")
+    add("--domains", type=positive_int, default=3, help="training domains (%(default)s)")
+    add("--batch-size", type=positive_int, default=8, help="images per domain (%(default)s)")
+    add("--img-size", type=positive_int, help="pixels (default: the model's own)")
+    add("--num-classes", type=positive_int, default=7, help="classes (%(default)s)")
+    add("--amp-dtype", choices=["bfloat16", "float16"], help="automatic mixed precision (default: off)")
+    add_common_options(parser, rounds=10, warmup=2, memory=True)
+
+
+def add_common_options(parser: argparse.ArgumentParser, rounds: int, warmup: int, memory: bool) -> None:
+    """Adds what both commands have, with their defaults."""
+    add = parser.add_argument
+    add("--rounds", type=int_from_2, default=rounds, help="timed rounds, 2 or more (%(default)s)")
+    add("--warmup", type=non_negative_int, default=warmup, help="rounds before them (%(default)s)")
+    peak = "measure peak memory (on a CPU: Linux only; default: %(default)s)"
+    add("--memory", action=argparse.BooleanOptionalAction, default=memory, help=peak)
     add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
     add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
     add("--output", type=output_file, metavar="JSON", help="file for the figures")
-    add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")
-    add("--plot", type=output_file, metavar="PNG", help="picture of the cost against what was varied")
-    return parser
+
+
+def autocast(device: str, dtype: str | None) -> torch.autocast:
+    """Mixed precision of a type; none for float32."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, DTYPES[dtype or "float32"], enabled=dtype not in (None, "float32"))
+
+
+def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
+    """Writes the figures, the options and what they were measured on."""
+    if args.output:
+        machine = {"torch": torch.__version__, **machine, **{key: str(value) for key, value in vars(args).items()}}
+        args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
 
 
 def check_models(args: argparse.Namespace) -> None:
-    """Finds out before anything is measured whether every model can be made.
+    """Checks before anything is measured that every model can be built.
 
     Raises:
         ArgumentError: There is no such model, it has no mixture layers, or an option does not fit it.
@@ -101,56 +167,52 @@ def check_models(args: argparse.Namespace) -> None:
     if args.backbone and args.model != ["gmoe"]:
         raise ArgumentError.of("backbone", args.backbone, "goes with --model gmoe alone")
     for name in args.model:
-        mixture_layer(timm.create_model(name, device="meta"))
+        mixture_layers(timm.create_model(name, device="meta"))
     for setting in settings_of(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
 
 
-def settings_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+def settings_of(args: argparse.Namespace) -> list[Row]:
     """Every combination of the command line's lists."""
-    options = {"img_size": args.img_size, "num_experts": args.num_experts, "top_k": args.top_k}
+    sizes = {"img_size": args.img_size, "num_experts": args.num_experts, "top_k": args.top_k}
     conditions = {name: getattr(args, name) for name in CONDITIONS}
-    found = []
-    for model, *values in itertools.product(args.model, *options.values(), *conditions.values()):
-        given = zip(("backbone", *options), (args.backbone, *values), strict=False)
-        rest = dict(zip(conditions, values[len(options) :], strict=True))
-        found.append({"model": model, "options": {key: value for key, value in given if value}, **rest})
-    return found
+    settings = []
+    for model, *values in itertools.product(args.model, *sizes.values(), *conditions.values()):
+        options = dict(zip(("backbone", *sizes), (args.backbone, *values), strict=False))
+        rest = dict(zip(conditions, values[len(sizes) :], strict=True))
+        settings.append({"model": model, "options": {key: value for key, value in options.items() if value}, **rest})
+    return settings
 
 
-def make_all(setting: dict[str, Any], args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
-    """How to make a setting's model and what it is compared with, by label."""
+def makers_of(setting: Row, args: argparse.Namespace) -> dict[str, Callable[[], nn.Module]]:
+    """By label, functions that build a setting's mixture and what it is compared with."""
     if args.layer:
-        return layer_and_rivals(setting["model"], setting["options"])
-    return mixture_and_rivals(setting["model"], setting["options"], args.against)
+        return layer_and_baselines(setting["model"], setting["options"])
+    return model_and_baselines(setting["model"], setting["options"], args.against)
 
 
-def inputs_of(model: nn.Module, setting: dict[str, Any], args: argparse.Namespace) -> tuple[Tensor, ...]:
-    """What a model of a setting is called with."""
+def inputs_of(model: nn.Module, setting: Row, args: argparse.Namespace) -> tuple[Tensor, ...]:
+    """Random inputs of a setting's model."""
     return random_inputs(model, setting["model"], setting["options"], setting["batch_size"], args.device)
 
 
-def make_step(
-    model: nn.Module, inputs: tuple[Tensor, ...], setting: dict[str, Any], args: argparse.Namespace
-) -> Callable[[], None]:
-    """What is timed: a forward in inference mode, or forward, auxiliary loss, backward and (for a model) fused Adam."""
+def model_step(model: nn.Module, inputs: tuple[Tensor, ...], setting: Row, args: argparse.Namespace) -> Step:
+    """Inference, or forward, auxiliary loss, backward and (for a whole model) fused Adam."""
     mode, dtype = setting["mode"], setting["dtype"]
     model = model.to(args.device).train(mode == "train")
     set_dispatch(model, setting["dispatch"])
     forward = PROGRAMS[setting["program"]](model)
-    autocast: dict[str, Any] = {"device_type": torch.device(args.device).type, "dtype": DTYPES[dtype]}
-    autocast["enabled"] = dtype != "float32"
     target = torch.arange(len(inputs[0]), device=args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
 
     def infer() -> None:
-        with torch.inference_mode(), torch.autocast(**autocast):
+        with torch.inference_mode(), autocast(args.device, dtype):
             forward(*inputs)
 
     def train() -> None:
         optimizer.zero_grad()  # before the forward, as a training loop that saves memory does
-        inputs[0].grad = None  # nor would a layer's input add to the last step's
-        with torch.autocast(**autocast):
+        inputs[0].grad = None  # the gradient of a layer's input would be added to the last step's
+        with autocast(args.device, dtype):
             output = forward(*inputs).float()
             task = output.square().mean() if args.layer else F.cross_entropy(output, target % output.shape[1])
             loss = task + 0.01 * timm_moe_dg.auxiliary_loss(model)
@@ -161,58 +223,59 @@ def make_step(
     return train if mode == "train" else infer
 
 
-def build_step(setting: dict[str, Any], label: str, args: argparse.Namespace) -> Callable[[], None]:
-    """One model of a setting and what is timed of it."""
-    model = make_all(setting, args)[label]()
-    return make_step(model, inputs_of(model, setting, args), setting, args)
+def build_model_step(setting: Row, label: str, args: argparse.Namespace) -> Step:
+    """One of a setting's models, and its step."""
+    model = makers_of(setting, args)[label]()
+    return model_step(model, inputs_of(model, setting, args), setting, args)
 
 
-def measure(setting: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per model: itself, its dense twin, the FLOP-equivalent, and what `--against` names."""
-    name, on = setting["model"], {"device": args.device, "threads": args.threads}
-    models = {label: make().to(args.device) for label, make in make_all(setting, args).items()}
+def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
+    """One row per model: the mixture, its dense twin, the FLOP-equivalent, and the model of --against."""
+    models = {label: make().to(args.device) for label, make in makers_of(setting, args).items()}
     inputs = {label: inputs_of(model, setting, args) for label, model in models.items()}
-    macs = {label: count_macs(model, [one[:1].detach() for one in inputs[label]]) for label, model in models.items()}
-    steps = {label: make_step(model, inputs[label], setting, args) for label, model in models.items()}
+    macs = {label: count_macs(model, [x[:1].detach() for x in inputs[label]]) for label, model in models.items()}
+    steps = {label: model_step(model, inputs[label], setting, args) for label, model in models.items()}
     timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
     seconds = interleaved(timed, args.rounds, args.warmup)
-    return [
-        {
+    rows = []
+    for label, model in models.items():
+        build = partial(build_model_step, setting, label, args)
+        row = {
             **setting,
-            "taken": taken(model) if setting["program"] == "eager" else [],
+            "taken": dispatches_taken(model) if setting["program"] == "eager" else [],
             "against": label,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
             "seconds": statistics.median(seconds[label]),
-            "ratio": quartiles(ratios(seconds[name], seconds[label])),
-            "peak_mib": peak_memory(build_step, setting, label, args, **on) if args.memory else None,
+            "ratio": quartiles(ratios(seconds[setting["model"]], seconds[label])),
+            "peak_mib": peak_memory(build, args.device, args.threads) if args.memory else None,
         }
-        for label, model in models.items()
-    ]
+        rows.append(row)
+    return rows
 
 
-def taken(model: nn.Module) -> list[str]:
-    """The dispatches that its mixture layers took; none in a dense one."""
+def dispatches_taken(model: nn.Module) -> list[str]:
+    """The dispatches that its mixture layers took; none for a dense model."""
     return sorted({path for path in dispatch_info(model).values() if path})
 
 
-def cells(row: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """One line of the table; `own` is the row of the mixture model itself."""
-    itself = row is own
-    options = "".join(f" {key}={value}" for key, value in row["options"].items()) if itself else ""
+def model_cells(row: Row, mixture: Row) -> list[str]:
+    """One line of the models' table; `mixture` is the row of the mixture model itself."""
+    is_mixture = row is mixture
+    options = "".join(f" {key}={value}" for key, value in row["options"].items()) if is_mixture else ""
     low, middle, high = row["ratio"]
-    ratio = "" if itself else f"{middle:.3f} ({low:.3f}-{high:.3f})"
+    ratio = "" if is_mixture else f"{middle:.3f} ({low:.3f}-{high:.3f})"
     memory = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
-    if memory and not itself:
-        memory += f" ({own['peak_mib'] / row['peak_mib']:.2f})"
-    label = f"{row['model']}{options}" if itself else f"  {row['against']}"
+    if memory and not is_mixture:
+        memory += f" ({mixture['peak_mib'] / row['peak_mib']:.2f})"
+    label = f"{row['model']}{options}" if is_mixture else f"  {row['against']}"
     numbers = [f"{row['parameters'] / 1e6:.2f}", f"{row['gmacs']:.3f}", f"{row['seconds'] * 1e3:.2f}"]
     return [label, *(str(row[name]) for name in CONDITIONS), *numbers, ratio, memory]
 
 
-def aligned(line: Sequence[str]) -> str:
+def aligned(cells: Sequence[str]) -> str:
     """A line of the printed table."""
-    label, mode, dtype, program, dispatch, batch, parameters, macs, ms, ratio, memory = line
+    label, mode, dtype, program, dispatch, batch, parameters, macs, ms, ratio, memory = cells
     conditions = f"{mode:9} {dtype:8} {program:8} {dispatch:8} {batch:>5}"
     return f"{label:40} {conditions} {parameters:>8} {macs:>7} {ms:>9} {ratio:>23} {memory:>13}".rstrip()
 
@@ -223,35 +286,188 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rest)) + "\n"
 
 
-def report(args: argparse.Namespace) -> None:
-    """Measures, prints a table, writes it and a picture."""
+def report_models(args: argparse.Namespace) -> None:
+    """Measures models, prints a table, writes it and a picture."""
     check_models(args)
-    torch.set_num_threads(args.threads)
-    if not args.glibc_defaults:  # with them rounds are a matter of luck, most of all those of the dense models
+    if not args.glibc_defaults:
+        # Otherwise page faults decide, above all those of the dense models
         keep_freed_memory()
     where = f"torch {torch.__version__}, {device_name(args.device)}, {args.threads} threads, {args.rounds} rounds"
-    lines: list[list[str]] = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
+    lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
     print(f"{where}\n{aligned(lines[0])}")
-    rows = []
+    rows: list[Row] = []
     for setting in settings_of(args):
-        new = measure(setting, args)
-        lines += [cells(row, new[0]) for row in new]
-        print("\n".join(map(aligned, lines[-len(new) :])), flush=True)
-        rows += new
-    if args.output:
-        options = {key: str(value) for key, value in vars(args).items()}
-        machine = {"torch": torch.__version__, "name": device_name(args.device), **options}
-        args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
+        measured = measure_models(setting, args)
+        lines += [model_cells(row, measured[0]) for row in measured]
+        print("\n".join(map(aligned, lines[-len(measured) :])), flush=True)
+        rows += measured
+    save(args, rows, name=device_name(args.device))
     if args.table:
         args.table.write_text(f"{where}\n\n{markdown(lines)}")
     if args.plot:
         plot_cost(rows, args.plot)
 
 
+class Autocast(nn.Module):
+    """A network whose forward passes run in mixed precision, as accelerate prepares it."""
+
+    def __init__(self, network: nn.Module, device: str, dtype: str | None) -> None:
+        super().__init__()
+        self.network = network
+        self.device, self.dtype = device, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns logits."""
+        with autocast(self.device, self.dtype):
+            return self.network(images)
+
+
+class Entry(NamedTuple):
+    """A row of the methods' table.
+
+    Attributes:
+        model: A timm model.
+        algorithm: The training method, followed by " + swad" for averaged weights.
+        mode: "train" or "inference".
+    """
+
+    model: str
+    algorithm: str
+    mode: str = "train"
+
+    @property
+    def repeats(self) -> int:
+        """Steps until a method has done everything that it does."""
+        method = get_algorithm(self.algorithm.partition(" + ")[0])
+        return 1 + int(method.HPARAMS.get("d_steps_per_g_step", 0)) if self.mode == "train" else 1
+
+
+def make_network(model: str, args: argparse.Namespace) -> nn.Module:
+    """The network that every method starts from."""
+    torch.manual_seed(0)
+    options = {"img_size": args.img_size} if args.img_size else {}
+    return timm.create_model(model, num_classes=args.num_classes, **options).to(args.device)
+
+
+def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> Step:
+    """One training step of a method, or a forward pass on the images of all domains."""
+    method_name, _, averaging_name = entry.algorithm.partition(" + ")
+    method = get_algorithm(method_name)
+    averaging = get_averaging(averaging_name) if averaging_name else None
+    average = averaging(network, averaging.HPARAMS) if averaging else None
+    # The full penalty from the first step on; MLDG needs a domain to train on
+    hparams = {key: 0 for key in method.HPARAMS if key.endswith("anneal_iters")}
+    hparams |= {"n_meta_test": min(2, args.domains - 1)}
+    algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
+    groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
+    wrapped = Autocast(network.train(entry.mode == "train"), args.device, args.amp_dtype)
+    context = StepContext(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
+    generator = torch.Generator().manual_seed(0)
+    minibatches = [
+        (
+            torch.randn(args.batch_size, 3, size, size, generator=generator).to(args.device),
+            torch.randint(args.num_classes, (args.batch_size,), generator=generator).to(args.device),
+        )
+        for _ in range(args.domains)
+    ]
+    count = itertools.count()
+
+    def train() -> None:
+        algorithm.update(context, minibatches)
+        if average is not None:
+            average.update(network, next(count))
+
+    @torch.inference_mode()
+    def infer() -> None:
+        wrapped(images)
+
+    if entry.mode == "train":
+        return train
+    images = torch.cat([images for images, _ in minibatches])
+    return infer
+
+
+def build_method_step(entry: Entry, args: argparse.Namespace) -> Step:
+    """A network and all of a method's steps."""
+    step = method_step(entry, make_network(entry.model, args), args)
+
+    def steps() -> None:
+        for _ in range(entry.repeats):
+            step()
+
+    return steps
+
+
+def time_methods(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Entry, list[float]]:
+    """Seconds per step of every entry in every round."""
+    networks = {model: make_network(model, args) for model in {entry.model for entry in entries}}
+    timed = {}
+    for number, entry in enumerate(entries):
+        step = method_step(entry, deepcopy(networks[entry.model]), args)
+        timed[str(number)] = partial(seconds_of, step, args.device, entry.repeats)
+    times = interleaved(timed, args.rounds, args.warmup)
+    return {entry: times[str(number)] for number, entry in enumerate(entries)}
+
+
+def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:
+    """One row per network and method, ERM with the first network first."""
+    averaged = [f"{BASE} + {name}" for name in args.averaging]
+    names = [BASE, *(name for name in args.algorithm if name != BASE), *averaged]
+    entries = [Entry(model, name, mode) for model, name in itertools.product(args.model, names)]
+    times = time_methods(entries, args)
+    rows = []
+    for entry in entries:
+        row = {
+            **entry._asdict(),
+            "seconds": statistics.median(times[entry]),
+            "ratio": quartiles(ratios(times[entry], times[entries[0]])),
+            "peak_mib": None,
+        }
+        if args.memory:
+            row["peak_mib"] = peak_memory(partial(build_method_step, entry, args), args.device, args.threads)
+        rows.append(row)
+    return rows
+
+
+def method_line(row: Row, base: Row) -> str:
+    """One line of the methods' table, in Markdown; `base` is ERM's row."""
+    low, middle, high = row["ratio"]
+    ratio = f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    cells = [row["algorithm"], row["model"], row["mode"], f"{row['seconds'] * 1e3:.0f}", ratio]
+    if row["peak_mib"] is not None:
+        cells += [f"{row['peak_mib']:.0f}", f"{row['peak_mib'] / base['peak_mib']:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def report_methods(args: argparse.Namespace) -> None:
+    """Measures training methods and prints a table."""
+    for model in args.model:
+        check_name(model)
+    for name in args.algorithm:
+        get_algorithm(name)
+    for name in args.averaging:
+        get_averaging(name)
+    images = f"{args.domains} x {args.batch_size} images"
+    precision = args.amp_dtype or "float32"
+    print(f"{', '.join(args.model)}, {images}, {args.device}, {args.threads} threads, {precision}")
+    print(f"torch {torch.__version__}")
+    memory = " MiB | to ERM |" if args.memory else ""
+    print(f"| method | model | mode | ms/step | to ERM (quartiles) |{memory}\n|{'---|' * (7 if args.memory else 5)}")
+    rows = []
+    for mode in args.mode:
+        measured = measure_methods(args, mode)
+        print("\n".join(method_line(row, measured[0]) for row in measured), flush=True)
+        rows += measured
+    save(args, rows)
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    report(parse_words(build_parser(), argv))
+    args = parse_words(build_parser(), argv)
+    torch.set_num_threads(args.threads)
+    (report_models if args.command == "models" else report_methods)(args)
 
 
 if __name__ == "__main__":

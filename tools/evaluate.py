@@ -55,7 +55,6 @@ from timm_moe_dg.export.engines import Engine, add_engine_option
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
-from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
@@ -237,7 +236,6 @@ def evaluate(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = parse_arguments(build_parser(), argv)
-    keep_freed_memory()
     evaluate(args)
 
 

@@ -68,7 +68,6 @@ from timm_moe_dg.finetuning import (
     set_up_logging,
     start,
 )
-from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.protocols.options import RunOptions
 
 SHOWN_EVERY = 10  # steps; showing the loss waits for the device
@@ -177,7 +176,6 @@ def main(argv: Sequence[str]) -> None:
         print(line)
         return
     set_up_logging()
-    keep_freed_memory()
     with RunLog(argv) as log:
         finetune(options, log)
 

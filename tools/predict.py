@@ -40,7 +40,6 @@ from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
 from timm_moe_dg.export.engines import TORCH, Engine, add_engine_option
 from timm_moe_dg.layers import LocationIdEmbedding
-from timm_moe_dg.measure.memory import keep_freed_memory
 from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
 from timm_moe_dg.storage.atomic import all_or_nothing
@@ -154,7 +153,6 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
-    keep_freed_memory()
     if args.output is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape")

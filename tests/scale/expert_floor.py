@@ -7,6 +7,7 @@ Reading is a sum over the visited experts' weights, which uses every byte once; 
 """
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from timm_moe_dg.layers import set_dispatch
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.measure.memory import keep_freed_memory
+from timm_moe_dg.measure.cost import keep_freed_memory
 from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
 
 TOKENS, TOP_K, FEATURES, HIDDEN = 197, 2, 384, 1536  # one image in gmoe_small_patch16
@@ -63,8 +64,8 @@ def main() -> None:
     sys.stdout.write(f"{where}: {args.num_experts} experts, {size / 2**20:.0f} MiB of visited weights\n")
     for name, values in seconds.items():
         low, middle, high = quartiles(ratios(values, seconds["reading"]))
-        rate = size / quartiles(values).median / 1e9
-        sys.stdout.write(f"{name:8} {1e3 * quartiles(values).median:7.2f} ms, {rate:5.1f} GB/s, ")
+        rate = size / statistics.median(values) / 1e9
+        sys.stdout.write(f"{name:8} {1e3 * statistics.median(values):7.2f} ms, {rate:5.1f} GB/s, ")
         sys.stdout.write(f"{middle:.2f} ({low:.2f}-{high:.2f}) of reading\n")
 
 

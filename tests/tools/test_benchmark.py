@@ -1,21 +1,22 @@
-"""The benchmark compares what it says it compares; its times are not tested."""
+"""tools/benchmark.py compares what it claims to compare; its times are not tested."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+from itertools import product
 
 import pytest
 import timm
+import torch
 from PIL import Image
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
-SCRIPT = TOOLS / "benchmark.py"
 SPEED = TOOLS.parent / "docs" / "speed.md"
-QUICK = ["--rounds", "2", "--warmup", "0", "--img-size", "32", "--threads", "1"]
+QUICK = ["--rounds", "2", "--warmup", "0", "--threads", "1"]
+LAYER = ["--model", "gmoe_tiny_patch16", "--img-size", "32", "--layer"]
+METHODS = ["--model", "test_vit", "--img-size", "32", "--batch-size", "2", "--no-memory"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
 
@@ -24,41 +25,49 @@ def tool():
     return load_tool("benchmark")
 
 
-def run(tool, tmp_path, *words):
-    tool.main([*QUICK, "--output", str(tmp_path / "rows.json"), *words])
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    return rows, {row["against"]: row for row in rows}
+def run(tool, tmp_path, command, *words):
+    tool.main([command, *QUICK, "--output", str(tmp_path / "rows.json"), *words])
+    return json.loads((tmp_path / "rows.json").read_text())["rows"]
+
+
+def by_label(rows):
+    return {row["against"]: row for row in rows}
 
 
 @pytest.mark.slow
 def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dense_model(tool, tmp_path, capsys):
-    rows, by = run(tool, tmp_path, "--model", "gmoe_tiny_patch16", "--mode", "inference", "train", "--batch-size", "2")
+    words = ["--model", "gmoe_tiny_patch16", "--img-size", "32", "--batch-size", "2", "--mode", "inference", "train"]
+    rows = run(tool, tmp_path, "models", *words, "--memory")
     assert [row["mode"] for row in rows] == ["inference"] * 3 + ["train"] * 3
-    own, twin, equivalent = (by[name] for name in ("gmoe_tiny_patch16", "dense twin", "FLOP-equivalent"))
+    for row in rows[3:]:
+        # parameters, gradients and both of Adam's moments
+        held = 4 * 4 * row["parameters"] / 2**20
+        # activations of one small image, the libraries' own buffers and gradients on their way add less than half
+        assert held < row["peak_mib"] < 1.5 * held + 50
+    rows = by_label(rows)
+    mixture, twin, equivalent = (rows[name] for name in ("gmoe_tiny_patch16", "dense twin", "FLOP-equivalent"))
     router = 2 * TOKENS * (WIDTH * PROJECTION + PROJECTION * EXPERTS)
-    assert own["gmacs"] * 1e9 == pytest.approx(equivalent["gmacs"] * 1e9 + router)
+    assert mixture["gmacs"] * 1e9 == pytest.approx(equivalent["gmacs"] * 1e9 + router)
     assert equivalent["gmacs"] * 1e9 == pytest.approx(twin["gmacs"] * 1e9 + 2 * TOKENS * 2 * WIDTH * HIDDEN)
     dense = timm.create_model("deit_tiny_patch16_224", img_size=32)
     assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
-    assert own["ratio"][1] > 0
+    assert mixture["ratio"][1] > 0
     assert "FLOP-equivalent" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(tool, tmp_path):
-    _, by = run(tool, tmp_path, "--model", "moge_tiny", "--top-k", "2", "--batch-size", "1")
-    wider = by["FLOP-equivalent"]["gmacs"] - by["dense twin"]["gmacs"]
+    words = ["--model", "moge_tiny", "--img-size", "32", "--top-k", "2", "--batch-size", "1"]
+    rows = by_label(run(tool, tmp_path, "models", *words))
+    wider = rows["FLOP-equivalent"]["gmacs"] - rows["dense twin"]["gmacs"]
     # two blocks, two routed experts beside the shared one
     assert wider * 1e9 == pytest.approx(2 * 2 * TOKENS * 2 * WIDTH * HIDDEN)
-    assert by["moge_tiny"]["gmacs"] > by["FLOP-equivalent"]["gmacs"]
+    assert rows["moge_tiny"]["gmacs"] > rows["FLOP-equivalent"]["gmacs"]
 
 
-@pytest.mark.slow
 def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
     grid = ["--num-experts", "2", "4", "--batch-size", "1", "3", "--mode", "train"]
-    rows, _ = run(
-        tool, tmp_path, "--model", "gmoe_tiny_patch16", "--layer", *grid, "--plot", str(tmp_path / "cost.png")
-    )
+    rows = run(tool, tmp_path, "models", *LAYER, *grid, "--plot", str(tmp_path / "cost.png"))
     assert len(rows) == 2 * 2 * 3
     assert {(row["options"]["num_experts"], row["batch_size"]) for row in rows} == {(2, 1), (2, 3), (4, 1), (4, 3)}
     dense = [row for row in rows if row["against"] == "dense twin"]
@@ -67,16 +76,14 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
         picture.verify()
 
 
-@pytest.mark.slow
-def test_types_programs_and_dispatches_are_varied_and_said_in_the_table(tool, tmp_path):
-    words = ["--model", "gmoe_tiny_patch16", "--layer", "--batch-size", "1", "--table", str(tmp_path / "table.md")]
-    varied = ["--dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--program", "eager"]
-    rows, _ = run(tool, tmp_path, *words, *varied)
-    own = [row for row in rows if row["against"] == row["model"]]
-    assert [(row["dtype"], row["dispatch"]) for row in own] == [
-        (dtype, dispatch) for dtype in ("float32", "bfloat16") for dispatch in ("sorted", "grouped", "loop")
-    ]
-    assert all(row["taken"] == [row["dispatch"]] for row in own)
+def test_types_and_dispatches_are_varied_and_stand_in_the_table(tool, tmp_path):
+    varied = ["--dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--batch-size", "1"]
+    rows = run(tool, tmp_path, "models", *LAYER, *varied, "--table", str(tmp_path / "table.md"))
+    mixtures = [row for row in rows if row["against"] == row["model"]]
+    assert [(row["dtype"], row["dispatch"]) for row in mixtures] == list(
+        product(("float32", "bfloat16"), ("sorted", "grouped", "loop"))
+    )
+    assert all(row["taken"] == [row["dispatch"]] for row in mixtures)
     where, _, heading, _, *lines = (tmp_path / "table.md").read_text().splitlines()
     assert where.startswith("torch ")
     assert "1 threads" in where
@@ -89,25 +96,23 @@ def test_types_programs_and_dispatches_are_varied_and_said_in_the_table(tool, tm
 
 @pytest.mark.slow
 def test_compiled_programs_are_measured(tool, tmp_path):
-    words = ["--model", "gmoe_tiny_patch16", "--layer", "--batch-size", "1", "--program", "compiled"]
-    _, by = run(tool, tmp_path, *words)
-    assert by["gmoe_tiny_patch16"]["program"] == "compiled"
-    assert by["gmoe_tiny_patch16"]["taken"] == []  # its program is no dispatch of an eager forward
+    rows = by_label(run(tool, tmp_path, "models", *LAYER, "--batch-size", "1", "--program", "compiled"))
+    assert rows["gmoe_tiny_patch16"]["program"] == "compiled"
+    assert rows["gmoe_tiny_patch16"]["taken"] == []  # a compiled program has no dispatch of an eager forward
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])
 def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_path, backbone):
-    words = ["--model", "gmoe", "--backbone", backbone, "--batch-size", "1", "--rounds", "2", "--warmup", "0"]
-    tool.main([*words, "--threads", "1", "--output", str(tmp_path / "rows.json")])
-    by = {row["against"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    words = ["--model", "gmoe", "--backbone", backbone, "--batch-size", "1"]
+    rows = by_label(run(tool, tmp_path, "models", *words))
     dense = timm.create_model(backbone)
-    twin, equivalent = by["dense twin"], by["FLOP-equivalent"]
+    twin, equivalent = rows["dense twin"], rows["FLOP-equivalent"]
     assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
-    assert twin["gmacs"] < equivalent["gmacs"] < by["gmoe"]["gmacs"] < 1.3 * equivalent["gmacs"]
+    assert twin["gmacs"] < equivalent["gmacs"] < rows["gmoe"]["gmacs"] < 1.3 * equivalent["gmacs"]
 
 
-def test_the_command_for_a_gpu_is_one_that_the_tool_takes(tool):
-    (line,) = re.findall(r"^python tools/benchmark\.py (--device cuda .*)$", SPEED.read_text(), flags=re.MULTILINE)
+def test_the_command_for_a_gpu_has_a_setting_for_each_combination(tool):
+    (line,) = re.findall(r"^python tools/benchmark\.py (models --device cuda .*)$", SPEED.read_text(), re.MULTILINE)
     args = tool.build_parser().parse_args(line.replace("cuda", "cpu").split())  # here may be no GPU
     assert len(tool.settings_of(args)) == 2 * 2 * 2 * 2
     assert args.table.name == "gpu.md"
@@ -116,29 +121,66 @@ def test_the_command_for_a_gpu_is_one_that_the_tool_takes(tool):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--backbone", "test_vit"], "backbone='test_vit': goes with --model gmoe alone"),
-        (["--model", "gmoe_tiny"], "did you mean"),
-        (["--model", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
-        (["--against", "nosuch"], "'nosuch': no such model"),
-        (["--top-k", "1", "7"], "top_k=7: choose 1 to num_experts=6"),
+        (["models", "--backbone", "test_vit"], "backbone='test_vit': goes with --model gmoe alone"),
+        (["models", "--model", "gmoe_tiny"], "did you mean"),
+        (["models", "--model", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
+        (["models", "--against", "nosuch"], "'nosuch': no such model"),
+        (["models", "--top-k", "1", "7"], "top_k=7: choose 1 to num_experts=6"),
+        (["methods", "--algorithm", "Sagnet"], "algorithm='Sagnet': choose from ERM"),
     ],
 )
-def test_a_model_that_cannot_be_is_named_before_anything_is_measured(tool, words, message, capsys):
+def test_a_mistake_is_named_before_anything_is_measured(tool, words, message, capsys):
     with pytest.raises(SystemExit, match=message):
         tool.main(words)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
-def test_peak_memory_holds_at_least_parameters_gradients_and_both_moments(tmp_path):
-    words = ["--model", "gmoe_tiny_patch16", "--mode", "train", "--batch-size", "1", "--memory"]
-    command = [sys.executable, str(SCRIPT), *QUICK, *words, "--output", str(tmp_path / "rows.json")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]),
-    }
-    subprocess.run(command, check=True, capture_output=True, env=environment)
-    for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
-        held = 4 * 4 * row["parameters"] / 2**20
-        # activations of one small image, the libraries' own buffers and gradients on their way add less than half
-        assert held < row["peak_mib"] < 1.5 * held + 50
+def test_every_method_is_measured_relative_to_erm(tool, tmp_path, capsys):
+    rows = run(tool, tmp_path, "methods", *METHODS)
+    assert [row["algorithm"] for row in rows] == list(ALGORITHMS)
+    assert rows[0]["ratio"] == [1.0, 1.0, 1.0]
+    assert all(row["seconds"] > 0 for row in rows)
+    printed = capsys.readouterr().out.splitlines()
+    assert len([line for line in printed if line.startswith("| ")]) == 1 + len(ALGORITHMS)
+
+
+@pytest.mark.slow
+def test_several_models_averaged_weights_and_inference(tool, tmp_path):
+    words = ["--model", "test_vit", "test_vit2", *METHODS[2:], "--algorithm", "ERM", "--averaging", "swad", "moving"]
+    rows = run(tool, tmp_path, "methods", *words, "--mode", "train", "inference")
+    algorithms = ["ERM", "ERM + swad", "ERM + moving"]
+    expected = [
+        (*pair, mode) for mode in ("train", "inference") for pair in product(("test_vit", "test_vit2"), algorithms)
+    ]
+    assert [(row["model"], row["algorithm"], row["mode"]) for row in rows] == expected
+    bases = [row for row in rows if row["ratio"] == [1.0, 1.0, 1.0]]
+    assert [(row["model"], row["mode"]) for row in bases] == [("test_vit", "train"), ("test_vit", "inference")]
+
+
+def test_penalties_have_their_full_weight_and_all_steps_of_a_method_are_timed_together(tool, monkeypatch):
+    args = tool.build_parser().parse_args(["methods", *METHODS, *QUICK])
+    step = tool.method_step(tool.Entry("test_vit", "IRM"), tool.make_network("test_vit", args), args)
+    (algorithm,) = (cell.cell_contents for cell in step.__closure__ if hasattr(cell.cell_contents, "annealed"))
+    assert algorithm.annealed
+    entries = [tool.Entry("test_vit", "IRM"), tool.Entry("test_vit", "DANN")]
+    steps = dict.fromkeys(entries, 0)
+    monkeypatch.setattr(tool, "method_step", lambda entry, *_: lambda: steps.update({entry: steps[entry] + 1}))
+    times = tool.time_methods(entries, args)
+    assert [len(times[entry]) for entry in entries] == [2, 2]
+    assert [steps[entry] for entry in entries] == [2, 4]
+
+
+def test_averages_follow_training_and_inference_leaves_weights_alone(tool, monkeypatch):
+    args = tool.build_parser().parse_args(["methods", *METHODS, *QUICK])
+    averaged_steps = []
+    monkeypatch.setattr(AVERAGING["swad"], "update", lambda self, network, step: averaged_steps.append(step))
+    step = tool.method_step(tool.Entry("test_vit", "ERM + swad"), tool.make_network("test_vit", args), args)
+    for _ in range(3):
+        step()
+    assert averaged_steps == [0, 1, 2]
+    network = tool.make_network("test_vit", args)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    tool.method_step(tool.Entry("test_vit", "ERM", "inference"), network, args)()
+    assert not network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

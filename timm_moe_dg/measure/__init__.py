@@ -1,1 +1,1 @@
-"""Measuring: time, interleaved and with quartiles; peak memory; multiply-accumulates."""
+"""Time, memory and arithmetic of models, measured side by side."""

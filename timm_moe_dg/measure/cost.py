@@ -1,7 +1,12 @@
-"""Cost of a forward pass, counted and not timed: multiply-accumulates."""
+"""Multiply-accumulates and peak memory, and the allocator's setting for benchmarks."""
 
+import ctypes
+import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,32 +14,77 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+Step = Callable[[], None]
+
 
 def _grouped_flops(rows: Sequence[int], stack: Sequence[int], *rest: object, **options: object) -> int:
-    """(A, D) rows times (E, D, H): each row meets one matrix."""
+    """(A, D) rows times (E, D, H): each row is multiplied by one of the matrices."""
     return 2 * prod(rows) * stack[-1]
 
 
-_UNKNOWN: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_flops}  # to torch's counter
+# Operators that torch's counter does not have
+_FLOPS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_flops}
 
 
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
-    """Multiply-accumulates of one forward pass in convolutions, matrix products and attention.
+    """Multiply-accumulates of one forward pass in convolutions, matrix products and attention, for the whole batch.
 
-    Attention is computed by torch's reference kernel while it is counted: that one consists of matrix products, which
-    torch's counter knows on every device. Of the fused kernels it knows some in some releases, and takes the others for
-    free. A layer that is one fused operator as a whole (torch.nn.TransformerEncoderLayer in evaluation mode) counts
-    nothing; timm's models have none.
+    A layer that is one fused operator (torch.nn.TransformerEncoderLayer in evaluation mode) counts nothing; timm's
+    models have none.
 
     Args:
-        model: Any; left in evaluation mode.
-        inputs: Tensors of the forward pass.
-
-    Returns:
-        The count for the whole batch.
+        model: Any model; it is left in evaluation mode.
+        inputs: Arguments of the forward pass.
     """
     model.eval()
-    counting = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counting as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=_FLOPS)
+    # The reference kernel consists of matrix products; the counter misses some of the fused attention kernels
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model(*inputs)
     return counter.get_total_flops() // 2
+
+
+def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: int = 3) -> float:
+    """Peak memory of building and repeating some work, in a new process.
+
+    Args:
+        build: Builds everything and returns the work; it is pickled for the new process.
+        device: Torch device that the work runs on. The CPU's memory is measured on Linux alone.
+        threads: CPU threads.
+        repeats: How often the work is done.
+
+    Returns:
+        MiB: allocated on a GPU, resident beyond the imports on a CPU.
+    """
+    # Read by the C library of the new process: it returns freed tensors at once, so that only tensors in use count
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure, (build, device, threads, repeats))
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep freed memory, so that timed steps do not wait for page faults; does nothing elsewhere."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4  # constants of malloc.h
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
+
+
+def _measure(build: Callable[[], Step], device: str, threads: int, repeats: int) -> float:
+    torch.set_num_threads(threads)
+    torch.randn(512, 512).mm(torch.randn(512, 512))  # allocates the matrix library's buffers
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak so far
+    before = _resident_peak()
+    step = build()
+    for _ in range(repeats):
+        step()
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _resident_peak() - before
+
+
+def _resident_peak() -> float:
+    """MiB of this process's largest resident size."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024

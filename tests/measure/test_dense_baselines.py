@@ -7,12 +7,12 @@ import torch
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.measure.cost import count_macs
-from timm_moe_dg.networks.dense_twins import (
+from timm_moe_dg.measure.dense_baselines import (
     EQUIVALENT,
     TWIN,
-    layer_and_rivals,
-    mixture_and_rivals,
-    mixture_layer,
+    layer_and_baselines,
+    mixture_layers,
+    model_and_baselines,
     random_inputs,
 )
 
@@ -25,7 +25,7 @@ MIXTURES = [
 
 
 @pytest.mark.parametrize(("name", "options"), MIXTURES)
-@pytest.mark.parametrize("make", [mixture_and_rivals, layer_and_rivals])
+@pytest.mark.parametrize("make", [model_and_baselines, layer_and_baselines])
 def test_inputs_fit_and_the_equivalent_lies_between_the_twin_and_the_mixture(name, options, make):
     macs = {}
     for label, maker in make(name, options).items():
@@ -37,7 +37,7 @@ def test_inputs_fit_and_the_equivalent_lies_between_the_twin_and_the_mixture(nam
 
 
 def test_the_dense_twin_has_the_parameters_of_the_source():
-    twin = mixture_and_rivals("gmoe_tiny_patch16", {"img_size": 32})[TWIN]()
+    twin = model_and_baselines("gmoe_tiny_patch16", {"img_size": 32})[TWIN]()
     dense = timm.create_model("deit_tiny_patch16_224", img_size=32)
     assert {name: one.shape for name, one in twin.named_parameters()} == {
         name: one.shape for name, one in dense.named_parameters()
@@ -45,11 +45,11 @@ def test_the_dense_twin_has_the_parameters_of_the_source():
 
 
 def test_any_model_is_compared_with_besides():
-    makers = mixture_and_rivals("gmoe_tiny_patch16", {"num_classes": 3}, "test_vit")
+    makers = model_and_baselines("gmoe_tiny_patch16", {"num_classes": 3}, "test_vit")
     assert list(makers) == ["gmoe_tiny_patch16", TWIN, EQUIVALENT, "test_vit"]
     assert makers["test_vit"]()(torch.zeros(1, 3, 160, 160)).shape == (1, 3)
 
 
-def test_a_dense_model_has_no_mixture_layer():
+def test_a_dense_model_has_no_mixture_layers():
     with pytest.raises(ArgumentError, match=r"model='test_vit': has no mixture layers"):
-        mixture_layer(timm.create_model("test_vit"))
+        mixture_layers(timm.create_model("test_vit"))

@@ -1,8 +1,8 @@
 """Which of timm's networks can be upcycled, family by family, and whether the mixtures compute what the networks do.
 
-    python tools/upcycling_coverage.py --output output/upcycling                  # everything; goes on where it stopped
-    python tools/upcycling_coverage.py --output output/upcycling --only convnext  # one family
-    python tools/upcycling_coverage.py --output output/upcycling --docs docs/upcycling.md
+    python -m tests.scale.upcycling_coverage --output output/upcycling                # everything, resumed
+    python -m tests.scale.upcycling_coverage --output output/upcycling --only convnext  # one family
+    python -m tests.scale.upcycling_coverage --output output/upcycling --docs docs/upcycling.md
 
 Every architecture is built without storage, and its feed-forwards are counted by form. The smallest of each family and
 form is then built with random weights, perturbed so that nothing is zero, and upcycled: its logits are compared with
@@ -15,6 +15,7 @@ import contextlib
 import copy
 import gc
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from timm_moe_dg.layers.feed_forwards import read_feed_forward
 from timm_moe_dg.models.upcycling import find_feed_forwards, refused_feed_forwards
 
 CLASSES, SIZES, EXPORTS = 7, (64, 96, 128, 192, None), 10
-BEGIN, END = "<!-- coverage: written by tools/upcycling_coverage.py -->", "<!-- end of coverage -->"
+BEGIN, END = "<!-- coverage: written by tests/scale/upcycling_coverage.py -->", "<!-- end of coverage -->"
 Row = dict[str, Any]  # one line of JSON
 
 
@@ -206,7 +207,8 @@ def kept(path: Path, names: Sequence[str], work: Callable[[str], Row]) -> list[R
                 done[name] = {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
             with path.open("a") as lines:
                 lines.write(f"{json.dumps(done[name])}\n")
-            print(json.dumps(done[name]), flush=True)
+            sys.stdout.write(f"{json.dumps(done[name])}\n")
+            sys.stdout.flush()
             gc.collect()
     return [done[name] for name in names]
 
@@ -271,7 +273,7 @@ def report(args: argparse.Namespace) -> None:
     wanted = set(chosen[:: max(1, len(chosen) // EXPORTS)][:EXPORTS])
     compared = kept(args.output / "compared.jsonl", chosen, lambda name: compare(name, name in wanted, name in large))
     text = table(surveyed, compared)
-    print(text)
+    sys.stdout.write(f"{text}\n")
     if args.docs:
         before, _, rest = args.docs.read_text().partition(BEGIN)
         args.docs.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from timm_moe_dg.analysis.cost_plots import plot_cost
+from timm_moe_dg.measure.cost_plots import plot_cost
 
 
 def rows(**varied):
