@@ -58,8 +58,8 @@ from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
-from timm_moe_dg.protocols.domain_roles import held_out
-from timm_moe_dg.protocols.evaluation import answer
+from timm_moe_dg.protocols.domain_roles import unseen_domains
+from timm_moe_dg.protocols.evaluation import collect_outputs
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.outcome import verify_model
@@ -132,7 +132,7 @@ def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
     if args.domains == [ALL] or (args.domains is None and not args.test_domains):
         args.domains = list(range(len(domains)))
     elif args.domains in (None, [HELD_OUT]):
-        args.domains = held_out(domains, args.test_domains) or args.test_domains
+        args.domains = unseen_domains(domains, args.test_domains) or args.test_domains
     else:
         args.domains = named(args, "domains", domains)
     if not args.domains:
@@ -182,7 +182,7 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
     loader = evaluation_loader(images, batch_size=args.batch_size, workers=args.workers, pin_memory=not on_cpu)
     looks = bool(args.output or args.save_features)
     engine = Engine(args.engine, network.to(accelerator.device), features=looks)
-    answers = answer(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
+    answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
     engines = " and ".join(sorted(set(gather_object([engine.name]))))  # each process chooses for itself
     name = run_arguments(args.model).get("model", args.model)  # of a run, what was trained
     return Evaluated(name, images, answers, args.test_domains, args.domains, engines)

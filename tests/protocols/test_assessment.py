@@ -9,7 +9,7 @@ import torch
 from timm_moe_dg.data import Split
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.assessment import assess, restrict
-from timm_moe_dg.protocols.evaluation import Answers, answer
+from timm_moe_dg.protocols.evaluation import Outputs, collect_outputs
 
 IDENTITY = torch.arange(3)
 
@@ -22,7 +22,7 @@ def batches():
 
 
 def test_confidence_is_the_softmax_probability_of_the_prediction():
-    answers = answer(torch.nn.Identity(), batches(), IDENTITY)
+    answers = collect_outputs(torch.nn.Identity(), batches(), IDENTITY)
     assert answers.predicted.tolist() == [1, 0, 2, 1]
     assert answers.target.tolist() == [1, 2, 2, 0]
     assert answers.group.tolist() == [0, 1, 0, 4]
@@ -31,20 +31,20 @@ def test_confidence_is_the_softmax_probability_of_the_prediction():
 
 
 def test_logits_are_read_in_the_order_of_the_data():
-    assert answer(torch.nn.Identity(), batches(), torch.tensor([2, 0, 1])).predicted.tolist() == [0, 2, 1, 0]
+    assert collect_outputs(torch.nn.Identity(), batches(), torch.tensor([2, 0, 1])).predicted.tolist() == [0, 2, 1, 0]
 
 
 def test_gather_decides_what_counts():
     def first_only(tensors):
         return tuple(tensor[:1] for tensor in tensors)
 
-    answers = answer(torch.nn.Identity(), batches(), IDENTITY, first_only)
+    answers = collect_outputs(torch.nn.Identity(), batches(), IDENTITY, first_only)
     assert answers.predicted.tolist() == [1, 1]
     assert len(answers.confidence) == 2
 
 
 def test_scores_by_domain_and_altogether():
-    found = assess(answer(torch.nn.Identity(), batches(), IDENTITY), num_domains=3, test_domains=[2])
+    found = assess(collect_outputs(torch.nn.Identity(), batches(), IDENTITY), num_domains=3, test_domains=[2])
     assert [scores.images for scores in found.domains] == [3, 0, 1]
     assert found.domains[0].accuracy == pytest.approx(2 / 3)
     assert math.isnan(found.domains[1].accuracy)
@@ -59,7 +59,7 @@ def test_scores_by_domain_and_altogether():
 def test_without_test_domains_there_is_no_average_of_them():
     one = torch.tensor([0])
     assert math.isnan(
-        assess(Answers(one, one, one, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0)), 1).test_average
+        assess(Outputs(one, one, one, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0)), 1).test_average
     )
 
 

@@ -142,7 +142,7 @@ def test_cross_validation_skips_draws_and_steps_that_lack_a_run():
 def test_cross_validation_names_the_runs_that_it_needs():
     with pytest.raises(RecordError, match=r"in all the runs that hold out \{1, 0\}, \{1, 2\}"):
         leave_one_domain_out_cv(invented_records((1,)) + invented_records((0, 1)))
-    with pytest.raises(RecordError, match=r"one test domain were expected, and found are those of \[0, 1\]"):
+    with pytest.raises(RecordError, match=r"one common test domain were expected, got those of \[0, 1\]"):
         leave_one_domain_out_cv(invented_records((1,)) + invented_records((0,)) + invented_records((0, 1)))
 
 

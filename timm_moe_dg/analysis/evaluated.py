@@ -12,8 +12,8 @@ from ..data import Domain, EvaluationImages
 from ..metrics import confusion_matrix
 from ..protocols import domain_accuracies, role_scores
 from ..protocols.assessment import Assessment, assess
-from ..protocols.domain_roles import held_out, part_played
-from ..protocols.evaluation import Answers
+from ..protocols.domain_roles import describe_role, unseen_domains
+from ..protocols.evaluation import Outputs
 from ..protocols.records import RoleScores
 
 
@@ -32,7 +32,7 @@ class Evaluated:
 
     model: str
     images: EvaluationImages
-    answers: Answers
+    answers: Outputs
     test_domains: Sequence[int]
     counted: Sequence[int]
     engine: str = "torch"
@@ -73,15 +73,15 @@ class Evaluated:
 
     @property
     def domain_roles(self) -> list[str]:
-        """Each domain's part in training, see `domain_roles.part_played`; "" if the test domains are unknown."""
+        """Each domain's part in training, see `domain_roles.describe_role`; "" if the test domains are unknown."""
         if not self.test_domains:
             return [""] * len(self.domains)
-        return [part_played(domain, index in self.test_domains) for index, domain in enumerate(self.domains)]
+        return [describe_role(domain, index in self.test_domains) for index, domain in enumerate(self.domains)]
 
     @property
     def domain_order(self) -> list[int]:
         """Positions of the domains for display: held out first, then other test domains, then training domains."""
-        first = held_out(self.domains, self.test_domains)
+        first = unseen_domains(self.domains, self.test_domains)
         rest = sorted(set(range(len(self.domains))) - set(first), key=lambda index: index not in self.test_domains)
         return [*first, *rest]
 
@@ -91,7 +91,7 @@ class Evaluated:
         if len(self.counted) == len(self.domains):
             return "all domains"
         names = ", ".join(self.domains[index].name for index in self.counted)
-        if sorted(self.counted) == sorted(held_out(self.domains, self.test_domains)):
+        if sorted(self.counted) == sorted(unseen_domains(self.domains, self.test_domains)):
             return f"held out: {names}"
         return names
 

@@ -1,7 +1,7 @@
 """What a run is about to do, said before it does it."""
 
 from ..data.pixels import RGB
-from ..protocols.domain_roles import part_played
+from ..protocols.domain_roles import describe_role
 from .plan import RunPlan
 
 
@@ -15,7 +15,7 @@ def describe(plan: RunPlan) -> str:
         f"  {'domain':<{width}}  {'role':<9}  in-split  out-split",
     ]
     for position, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
-        role = part_played(domain, position not in training)
+        role = describe_role(domain, position not in training)
         lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
     per_epoch = len(plan.splits[smallest].inside) / options.batch_size

@@ -7,7 +7,6 @@ from .search_space import SEARCH_SPACES, draw_hparams, resolve_hparams
 from .selection import (
     OOD_RULES,
     SELECTION_RULES,
-    candidates,
     leave_one_domain_out_cv,
     ood_f1_macro,
     ood_worst_group,
@@ -25,7 +24,6 @@ __all__ = [
     "SELECTION_RULES",
     "Predictions",
     "Record",
-    "candidates",
     "domain_accuracies",
     "draw_hparams",
     "leave_one_domain_out_cv",

@@ -1,4 +1,4 @@
-"""Assessment of a trained network: how often it is right, domain by domain, and how well it knows when it is."""
+"""Assessment of a trained network: accuracy, F1 and calibration by domain and overall."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,16 +10,16 @@ from torch import Tensor
 from ..data import Split
 from ..errors import ArgumentError
 from ..metrics import accuracy, expected_calibration_error, f1_macro
-from .evaluation import Answers
+from .evaluation import Outputs
 
 SPLITS = ("all", "in", "out")
 
 
 class Scores(NamedTuple):
-    """Scores over some images; NaN where there are none.
+    """Scores over some images; NaN if there are none.
 
     Attributes:
-        images: How many.
+        images: Number of images.
         accuracy: Share of right predictions.
         f1_macro: See `metrics.f1_macro`.
         ece: See `metrics.expected_calibration_error`, 15 bins.
@@ -35,11 +35,11 @@ class Assessment(NamedTuple):
     """Scores of a network on a benchmark.
 
     Attributes:
-        domains: Of each domain, in the benchmark's order.
-        overall: Of all images of the domains that count together.
-        average: Mean accuracy over the domains that count and have images.
-        test_average: Likewise over the test domains; NaN without any.
-        worst: Position of that with the lowest accuracy among those that count, the first of equals.
+        domains: Scores of each domain, in the benchmark's order.
+        overall: Scores of all images of the counted domains.
+        average: Mean accuracy over the counted domains that have images.
+        test_average: Mean accuracy over the test domains that have images; NaN without any.
+        worst: Position of the counted domain with the lowest accuracy, the first of equals.
     """
 
     domains: tuple[Scores, ...]
@@ -50,55 +50,60 @@ class Assessment(NamedTuple):
 
 
 def restrict(splits: Sequence[Split], part: str) -> list[Split]:
-    """Leaves of each split what is asked for: one of `SPLITS`.
+    """Empties the in-splits or the out-splits of all domains.
+
+    Args:
+        splits: One per domain.
+        part: "in" or "out" to keep these alone, or "all".
 
     Raises:
-        ArgumentError: None of them, or nothing is left of any domain.
+        ArgumentError: The part does not exist, or no image is left.
     """
     if part not in SPLITS:
         raise ArgumentError.of("split", part, f"choose from {', '.join(SPLITS)}")
-    inside, outside = (slice(None) if part in ("all", own) else slice(0) for own in ("in", "out"))
-    kept = [Split(split.inside[inside], split.outside[outside]) for split in splits]
-    if not any(len(split.inside) + len(split.outside) for split in kept):
+    inside, outside = (slice(None) if part in ("all", name) else slice(0) for name in ("in", "out"))
+    restricted = [Split(split.inside[inside], split.outside[outside]) for split in splits]
+    if not any(len(split.inside) + len(split.outside) for split in restricted):
         raise ArgumentError.of("split", part, "holds no image of any domain")
-    return kept
+    return restricted
 
 
 def assess(
-    answers: Answers, num_domains: int, test_domains: Sequence[int] = (), counted: Sequence[int] | None = None
+    outputs: Outputs, num_domains: int, test_domains: Sequence[int] = (), counted: Sequence[int] | None = None
 ) -> Assessment:
-    """Scores answers by domain and altogether.
+    """Scores a network by domain and overall.
 
     Args:
-        answers: Of one network.
-        num_domains: How many domains there are, empty ones counted.
-        test_domains: Positions of those that the network was not trained on.
-        counted: Positions of those that overall scores are of; None for all.
+        outputs: Of the network.
+        num_domains: Number of domains, empty ones included.
+        test_domains: Positions of the domains that the network was not trained on.
+        counted: Positions of the domains that enter the overall scores; None for all.
 
     Raises:
-        ArgumentError: No domain that counts has an image.
+        ArgumentError: None of the counted domains has an image.
     """
-    domain = answers.group // 2
+    domain = outputs.group // 2
     positions = list(range(num_domains) if counted is None else counted)
-    domains = tuple(_scores(answers, domain == position) for position in range(num_domains))
-    values = np.array([scores.accuracy for scores in domains])
-    if np.isnan(values[positions]).all():
+    domains = tuple(_scores(outputs, domain == position) for position in range(num_domains))
+    accuracies = np.array([scores.accuracy for scores in domains])
+    if np.isnan(accuracies[positions]).all():
         raise ArgumentError.of("domains", positions, "none of them has an image in this split")
     return Assessment(
         domains=domains,
-        overall=_scores(answers, torch.isin(domain, torch.tensor(positions))),
-        average=_mean(values[positions]),
-        test_average=_mean(values[list(test_domains)]),
-        worst=positions[int(np.nanargmin(values[positions]))],
+        overall=_scores(outputs, torch.isin(domain, torch.tensor(positions))),
+        average=_mean(accuracies[positions]),
+        test_average=_mean(accuracies[list(test_domains)]),
+        worst=positions[int(np.nanargmin(accuracies[positions]))],
     )
 
 
-def _scores(answers: Answers, mine: Tensor) -> Scores:
-    predicted, target, confidence = answers.predicted[mine], answers.target[mine], answers.confidence[mine]
+def _scores(outputs: Outputs, mask: Tensor) -> Scores:
+    predicted, target, confidence = outputs.predicted[mask], outputs.target[mask], outputs.confidence[mask]
     ece = expected_calibration_error(confidence, predicted == target)
-    return Scores(int(mine.sum()), accuracy(predicted, target).item(), f1_macro(predicted, target).item(), ece.item())
+    return Scores(int(mask.sum()), accuracy(predicted, target).item(), f1_macro(predicted, target).item(), ece.item())
 
 
 def _mean(values: np.ndarray) -> float:
+    # Not np.nanmean, which warns if there is no number
     present = values[~np.isnan(values)]
     return float(present.mean()) if len(present) else float("nan")

@@ -1,7 +1,7 @@
-"""Scores over the domains that a benchmark sets apart for "id" and "ood" evaluation: overall, worst group, F1.
+"""Scores of benchmarks that set some domains apart for "id" and "ood" evaluation: overall, worst group, F1.
 
-Tests are in-splits; out-splits are what such a benchmark validates on: "id_val" the training domains' images of the
-validation split, "ood_val" those under shift, by which WILDS selects on FMoW and iWildCam.
+Test scores are over in-splits. Validation scores are over out-splits: "id_val" of the training domains, and "ood_val"
+of domains under shift. WILDS selects by "ood_val" on FMoW and iWildCam.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ import torch
 
 from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
-from .evaluation import Judged
+from .evaluation import LabeledPredictions
 from .records import SCORED_ROLES, VALIDATION_ROLES, RoleScores
 
 
-def part_played(domain: Domain, tested: bool) -> str:
-    """Says what a domain was to a network: "train", "held out", or "test (id)" and "test (ood)" where data says so.
+def describe_role(domain: Domain, tested: bool) -> str:
+    """Returns "train", "held out", or "test (id)" and "test (ood)" for domains that the data sets apart.
 
     Args:
-        domain: It.
+        domain: The domain.
         tested: Whether it is among the run's test domains.
     """
     if domain.role != "train":
@@ -26,46 +26,44 @@ def part_played(domain: Domain, tested: bool) -> str:
     return "held out" if tested else "train"
 
 
-def held_out(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[int]:
-    """Positions of the test domains that a network saw nothing of; it was trained on the groups of "id" domains."""
+def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[int]:
+    """Returns the positions of the test domains that are new to a network; groups of "id" domains were trained on."""
     return [position for position in test_domains if domains[position].role != "id"]
 
 
-def role_scores(predictions: Judged, domains: Sequence[Domain]) -> dict[str, RoleScores]:
-    """Scores each role over the in-splits of its domains, and its validation over out-splits, one group a domain.
+def role_scores(predictions: LabeledPredictions, domains: Sequence[Domain]) -> dict[str, RoleScores]:
+    """Scores each role over the in-splits of its domains, and its validation over out-splits, with a group per domain.
 
     Args:
-        predictions: Of every image, groups as `EvaluationImages` numbers them.
-        domains: All domains; those with another `role` than "id" or "ood" take no part.
+        predictions: Of every image, with groups as `EvaluationImages` numbers them.
+        domains: All domains. Only those with role "id" or "ood" are scored.
 
     Returns:
-        Role -> accuracy (over images), worst_accuracy and worst_group ("Other" counts overall, but is no group),
-        f1_macro, group_accuracy and num_samples by group. Roles that no domain has are left out, and so is validation
-        without images; a benchmark whose domains are all trained on has no scores at all.
+        Role -> scores, see `RoleScores`. Images of "Other" count, but are not a group. Roles without domains are left
+        out, and so is validation without images. A benchmark without test domains of its own has no scores.
     """
-    found = {}
+    scores = {}
     for role in SCORED_ROLES:
         positions = [index for index, domain in enumerate(domains) if domain.role == role]
         if positions:
-            found[role] = _scores(predictions, positions, _groups(domains, positions))
-    for name, roles in VALIDATION_ROLES.items() if found else ():
+            scores[role] = _scores(predictions, domains, positions)
+    for name, roles in VALIDATION_ROLES.items() if scores else ():
         positions = [index for index, domain in enumerate(domains) if domain.role in roles]
         validated = [index for index in positions if (predictions.group == 2 * index + 1).any()]
         if validated:
-            found[name] = _scores(predictions, validated, _groups(domains, validated), out=True)
-    return found
+            scores[name] = _scores(predictions, domains, validated, out=True)
+    return scores
 
 
-def _groups(domains: Sequence[Domain], positions: Sequence[int]) -> list[str]:
-    return [domains[index].group for index in positions]
-
-
-def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str], out: bool = False) -> RoleScores:
+def _scores(
+    predictions: LabeledPredictions, domains: Sequence[Domain], positions: Sequence[int], out: bool = False
+) -> RoleScores:
+    names = [domains[index].group for index in positions]
     splits = 2 * torch.tensor(positions) + int(out)
-    mine = torch.isin(predictions.group, splits)
-    predicted, target = predictions.predicted[mine], predictions.target[mine]
-    group = torch.searchsorted(splits, predictions.group[mine])
-    each = group_accuracy(predicted, target, group, len(names))
+    scored = torch.isin(predictions.group, splits)
+    predicted, target = predictions.predicted[scored], predictions.target[scored]
+    group = torch.searchsorted(splits, predictions.group[scored])
+    groups = group_accuracy(predicted, target, group, len(names))
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]
     worst = worst_group(predicted, target, group, len(names), ignored)
     return {
@@ -73,6 +71,6 @@ def _scores(predictions: Judged, positions: Sequence[int], names: Sequence[str],
         "worst_accuracy": worst.accuracy,
         "worst_group": names[worst.group] if worst.group >= 0 else None,
         "f1_macro": f1_macro(predicted, target).item(),
-        "group_accuracy": dict(zip(names, each.accuracy.tolist(), strict=True)),
-        "num_samples": dict(zip(names, each.num_samples.tolist(), strict=True)),
+        "group_accuracy": dict(zip(names, groups.accuracy.tolist(), strict=True)),
+        "num_samples": dict(zip(names, groups.num_samples.tolist(), strict=True)),
     }

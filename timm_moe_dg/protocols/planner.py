@@ -1,6 +1,6 @@
-"""Plans of runs: every combination of data set, algorithm, model, held-out domains and seeds that a protocol asks for.
+"""Plans of runs: all combinations of data set, algorithm, model, held-out domains and seeds of a protocol.
 
-A run is a table of options of tools/finetune.py with a name; what the combinations share or add is in the same form.
+A planned run is a name and a table of options of tools/finetune.py.
 """
 
 import re
@@ -43,20 +43,20 @@ PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingP
         "single_source": (single_source, "{n}", 2),
     }
 )
-OFFICIAL = "official"  # one run, which holds out what the data itself sets apart
-PER_REGION = "per_region"  # the same, trained on each of the regions alone: n runs
+OFFICIAL = "official"  # one run, which holds out the test domains of the data itself
+PER_REGION = "per_region"  # the same, trained on each of n regions alone: n runs
 PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed")  # options of every run
-TRAINING_PREFIX = "train "  # how the training domain of a region is called, see `data.readers.places`
+TRAINING_PREFIX = "train "  # of the names of training regions, see `data.readers.places`
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry of a plan's axis: a name, or a name with options of its own.
+    """One entry of a plan's axis: a data set, algorithm or model, possibly with further options.
 
     Attributes:
-        value: The data set, algorithm or model.
-        label: What it is called in the names of runs.
-        options: What else a run with it is given.
+        value: Name of the data set, algorithm or model.
+        label: Its name in the names of runs.
+        options: Further options of the runs with this entry.
     """
 
     value: str
@@ -65,10 +65,14 @@ class Choice:
 
     @classmethod
     def of(cls, axis: str, entry: str | Arguments) -> "Choice":
-        """Reads an entry: a name, or a table that has the axis's own key, perhaps a label, and further options.
+        """Reads an entry of a plan.
+
+        Args:
+            axis: "dataset", "algorithm" or "model".
+            entry: A name, or a table with the name under the axis's key, perhaps a label, and further options.
 
         Raises:
-            ArgumentError: The entry is no table, or lacks the axis's key.
+            ArgumentError: The entry is neither, or lacks the axis's key.
         """
         if isinstance(entry, str):
             return cls(entry, entry)
@@ -83,17 +87,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be combined.
+    """The axes of a plan, all of whose combinations are runs.
 
     Attributes:
         datasets: Data sets.
         algorithms: Training methods.
         models: Models; two entries of one model need different labels.
-        protocols: Names in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`; runs that several ask for are planned once.
+        protocols: Names in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`. Runs of several protocols are planned once.
         trial_seeds: Repetitions.
         hparams_seeds: Draws of hyper-parameters; 0 for the defaults.
-        domains: Domains of interest: held out, alone and in pairs, or trained on (single source); None for all.
-        options: Of every run.
+        domains: Positions of the only domains to hold out, or to train on for single_source; None for all.
+        options: Options of every run.
     """
 
     datasets: Sequence[Choice]
@@ -111,8 +115,8 @@ class PlannedRun:
     """One run.
 
     Attributes:
-        name: The experiment's, from everything that tells the plan's runs apart.
-        options: Of tools/finetune.py, by name; those that are None are left to it.
+        name: Name of the experiment, which differs for all runs of the plan.
+        options: Options of tools/finetune.py by name; None for its default.
     """
 
     name: str
@@ -120,7 +124,7 @@ class PlannedRun:
 
 
 def plan_runs(sweep: Sweep) -> list[PlannedRun]:
-    """Lists the runs of a sweep, all of one trial seed before the next, so that tables fill from the first seed on.
+    """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early.
 
     Raises:
         ArgumentError: Two entries of an axis have the same label.
@@ -153,71 +157,72 @@ def _combine(sweep: Sweep, held_out: Mapping[str, Sequence[tuple[int, ...] | Non
 
 
 def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | None]:
-    """Returns the held-out domains of every run on a data set, each set once; None leaves them to the data.
+    """Returns the held-out domains of every run on a data set, without repetitions; None for the data's own.
 
     Raises:
         ProtocolError: A protocol does not exist, or the data set has too few domains for it.
     """
-    found: list[tuple[int, ...] | None] = []
+    domain_sets: list[tuple[int, ...] | None] = []
     for protocol in sweep.protocols:
         if protocol == OFFICIAL:
-            found.append(None)
-            continue
-        if protocol == PER_REGION:
-            found += _one_region_each(sweep, dataset)
-            continue
-        if protocol not in PROTOCOLS:
-            known = ", ".join([*PROTOCOLS, OFFICIAL, PER_REGION])
-            raise ProtocolError.of("protocols", protocol, f"choose from {known}")
-        hold_out, _, fewest = PROTOCOLS[protocol]
-        number = number_of_domains(sweep, dataset)
-        if number < fewest:
-            raise ProtocolError.of("protocols", protocol, f"{dataset.label} has {number} domains; it takes {fewest}")
-        counts = _of_interest(sweep.domains, protocol, number)
-        found += [held_out for held_out in hold_out(number) if counts(held_out)]
-    return list(dict.fromkeys(found))
+            domain_sets.append(None)
+        elif protocol == PER_REGION:
+            domain_sets += _all_but_one_region(sweep, dataset)
+        elif protocol in PROTOCOLS:
+            hold_out, _, fewest = PROTOCOLS[protocol]
+            number = number_of_domains(sweep, dataset)
+            if number < fewest:
+                remedy = f"{dataset.label} has {number} domains; it takes {fewest}"
+                raise ProtocolError.of("protocols", protocol, remedy)
+            domain_sets += _of_interest(hold_out(number), sweep.domains, protocol, number)
+        else:
+            names = ", ".join([*PROTOCOLS, OFFICIAL, PER_REGION])
+            raise ProtocolError.of("protocols", protocol, f"choose from {names}")
+    return list(dict.fromkeys(domain_sets))
 
 
-def _one_region_each(sweep: Sweep, dataset: Choice) -> DomainSets:
-    """What runs hold out that are trained on one region of data with test domains of its own."""
-    names = _domain_names(dataset.value, _merged(sweep.options, dataset.options).get("data_dir"))
-    regions = [at for at, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
+def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
+    """Returns the held-out domains of the runs that train on one region alone."""
+    names, _ = _read_domains(dataset.value, _data_dir(sweep, dataset))
+    regions = [position for position, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
     if len(regions) < 2 or len(regions) == len(names):
         remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
         raise ProtocolError.of("protocols", PER_REGION, f"{remedy}, as geo_digits and FMoW_regions have")
-    if unknown := [at for at in sweep.domains or () if at not in regions]:
-        raise ProtocolError.of("domains", unknown, f"the regions are {regions}")
     sources = regions if sweep.domains is None else sweep.domains
-    return [tuple(at for at in range(len(names)) if at != source) for source in sources]
-
-
-@cache
-def _domain_names(dataset: str, data_dir: str | None) -> tuple[str, ...]:
-    return tuple(domain.name for domain in get_benchmark(dataset).read(data_dir))
+    if unknown := [position for position in sources if position not in regions]:
+        raise ProtocolError.of("domains", unknown, f"the regions are {regions}")
+    return [tuple(position for position in range(len(names)) if position != source) for source in sources]
 
 
 def number_of_domains(sweep: Sweep, dataset: Choice) -> int:
-    """Returns the number of domains: what the benchmark's row says, else what the data folder holds.
+    """Returns the number of domains, from the benchmark's row or from the data folder.
 
     Raises:
-        ProtocolError: The data sets some domains apart for testing.
+        ProtocolError: The data has test domains of its own.
     """
     benchmark = get_benchmark(dataset.value)
     if benchmark.domains:
         return len(benchmark.domains)
-    return _count_domains(dataset.value, _merged(sweep.options, dataset.options).get("data_dir"))
+    names, has_test_domains = _read_domains(dataset.value, _data_dir(sweep, dataset))
+    if has_test_domains:
+        remedy = f"sets its test domains apart itself; use the protocol {OFFICIAL!r}"
+        raise ProtocolError.of("dataset", dataset.value, remedy)
+    return len(names)
 
 
-@cache
-def _count_domains(dataset: str, data_dir: str | None) -> int:
+def _data_dir(sweep: Sweep, dataset: Choice) -> str | None:
+    return _merged(sweep.options, dataset.options).get("data_dir")
+
+
+@cache  # reading lists every image
+def _read_domains(dataset: str, data_dir: str | None) -> tuple[tuple[str, ...], bool]:
+    """Returns the names of the domains, and whether some of them are test domains by the data itself."""
     domains = get_benchmark(dataset).read(data_dir)
-    if evaluation_only(domains):
-        raise ProtocolError.of("dataset", dataset, f"sets its test domains apart itself; use the protocol {OFFICIAL!r}")
-    return len(domains)
+    return tuple(domain.name for domain in domains), bool(evaluation_only(domains))
 
 
 def describe_plan(sweep: Sweep) -> str:
-    """Says how many runs a sweep has and how the number comes about, one line per data set."""
+    """Describes how many runs a sweep has, and why, with one line per data set."""
     axes = {
         "trial seed": sweep.trial_seeds,
         "hparams seed": sweep.hparams_seeds,
@@ -239,7 +244,7 @@ def _formula(sweep: Sweep, dataset: Choice, protocol: str) -> str:
     if protocol == OFFICIAL:
         return f"{protocol} 1"
     if protocol == PER_REGION:
-        return f"{protocol} {len(_one_region_each(sweep, dataset))}"
+        return f"{protocol} {len(_all_but_one_region(sweep, dataset))}"
     hold_out, formula, _ = PROTOCOLS[protocol]
     number = number_of_domains(sweep, dataset)
     counted = formula.format(n=number, m=number - 1)
@@ -248,19 +253,18 @@ def _formula(sweep: Sweep, dataset: Choice, protocol: str) -> str:
     return f"{protocol} {counted}{total}{only}"
 
 
-def _of_interest(domains: Sequence[int] | None, protocol: str, number: int) -> Callable[[tuple[int, ...]], bool]:
+def _of_interest(sets: DomainSets, domains: Sequence[int] | None, protocol: str, number: int) -> DomainSets:
+    """Selects the runs that hold out one of the domains, or that train on one of them for single_source."""
     if domains is None:
-        return lambda held_out: True
-    unknown = [domain for domain in domains if not 0 <= domain < number]
-    if unknown:
+        return sets
+    if any(not 0 <= domain < number for domain in domains):
         raise ProtocolError.of("domains", list(domains), f"there are domains 0 to {number - 1}")
-    if protocol == "single_source":
-        return lambda held_out: any(domain not in held_out for domain in domains)
-    return lambda held_out: any(domain in held_out for domain in domains)
+    trained_on = protocol == "single_source"
+    return [held_out for held_out in sets if any((domain in held_out) != trained_on for domain in domains)]
 
 
 def _merged(*tables: Arguments) -> Arguments:
-    """Joins tables of options; the last wins, except that tables within them, such as model_kwargs, are joined too."""
+    """Merges tables of options, the later ones over the earlier; tables inside them, such as model_kwargs, as well."""
     joined: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():

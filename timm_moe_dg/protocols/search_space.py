@@ -1,4 +1,4 @@
-"""Hyper-parameters of a run: the benchmark's defaults, a random draw, and what the user sets."""
+"""Hyper-parameters of a run: the benchmark's defaults, a random draw, and the values that the user gives."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,13 +19,12 @@ _PHOTOGRAPHS: Mapping[str, Distribution] = {
     "resnet_dropout": lambda random: random.choice([0.0, 0.1, 0.5]),
 }
 _DOMAIN_NET = {**_PHOTOGRAPHS, "batch_size": lambda random: int(2 ** random.uniform(3, 5))}
-# DomainBed's for small images, but for the batch: its 2 ** 9 images are more than a domain of these digits has
+# DomainBed's ranges for small images, without the batch size: its 2 ** 9 images exceed a domain of these digits
 _DIGITS = {
     **_PHOTOGRAPHS,
     "lr": lambda random: 10 ** random.uniform(-4.5, -2.5),
     "weight_decay": lambda random: 0.0,
 }
-
 _SMALL_IMAGES = {**_DIGITS, "batch_size": lambda random: int(2 ** random.uniform(3, 9))}
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
@@ -43,20 +42,21 @@ def draw_hparams(
 ) -> Hparams:
     """Draws hyper-parameters under DomainBed's names, number for number as DomainBed draws them.
 
-    Each has a generator of its own, seeded with the two seeds and its name, so that no draw depends on which others are
-    made. `resnet_dropout` is the rate before the classifier, of any model; DomainBed gives its ViTs a draw of their own
-    from the same rates, under the name vit_dropout.
+    Every hyper-parameter has its own generator, seeded with the two seeds and its name, so a draw does not depend on
+    the others. `resnet_dropout` is the rate before the classifier of any model. DomainBed draws that of its ViTs
+    separately, from the same rates, under the name vit_dropout.
 
     Args:
         search_space: A name in `SEARCH_SPACES`.
-        hparams_seed: Which draw; 0 stands for the defaults and is not drawn.
+        hparams_seed: Number of the draw; 0 stands for the defaults and is not drawn.
         trial_seed: Repetition of the experiment; every repetition draws anew.
-        further: An algorithm's own hyper-parameters, and those of the benchmark that it draws from other ranges, as
-            DomainBed fixes the batch of ARM. A name stands for the range of the benchmark's hyper-parameter so called.
-        aliases: DomainBed's names for hyper-parameters that it calls otherwise for an algorithm.
+        further: Hyper-parameters of the algorithm, and those of the benchmark that it draws from other ranges. A name
+            in place of a distribution stands for the benchmark's hyper-parameter of that name.
+        aliases: Names under which DomainBed draws an algorithm's hyper-parameters, if they differ.
     """
     seed, ranges = seed_hash(hparams_seed, trial_seed), SEARCH_SPACES[search_space]
     drawn = {}
+    # The algorithm's entries replace the benchmark's of the same name, as DomainBed fixes the batch size of ARM
     for name, entry in {**ranges, **further}.items():
         draw = ranges[entry] if isinstance(entry, str) else entry
         drawn[name] = draw(np.random.RandomState(seed_hash(seed, aliases.get(name, name))))
@@ -66,12 +66,12 @@ def draw_hparams(
 def resolve_hparams(
     defaults: Mapping[str, float | int], drawn: Mapping[str, float | int], given: Mapping[str, float | int]
 ) -> Hparams:
-    """Merges hyper-parameters; what is given beats what is drawn, and that beats the defaults.
+    """Merges hyper-parameters: given values win over drawn ones, and those win over the defaults.
 
     Args:
-        defaults: The benchmark's and the algorithm's; they say which names exist.
-        drawn: From `draw_hparams`, or nothing.
-        given: From the user, whose values are not known to be numbers yet.
+        defaults: Of the benchmark and the algorithm. Other names are refused.
+        drawn: From `draw_hparams`, or empty.
+        given: From the user; checked to be numbers.
 
     Raises:
         ArgumentError: A given name does not exist, or its value is not a number of the default's kind.
@@ -86,7 +86,7 @@ def resolve_hparams(
 
 
 def _fits(name: str, value: object, default: float | int) -> bool:
-    """Whether a value is finite and not below 0, and a whole one where the default is: steps from 0, else from 1."""
+    """Whether a value is finite and at least 0, and whole if the default is: from 0 for iterations, else from 1."""
     if isinstance(default, int):
         lowest = 0 if name.endswith(("_iter", "_iters")) else 1
         return isinstance(value, int) and not isinstance(value, bool) and value >= lowest

@@ -1,10 +1,10 @@
-"""Selection rules: which of several records stands for an experiment, decided from records alone.
+"""Selection rules: which record stands for an experiment, decided from records alone.
 
-All rules are given the records of one (dataset, algorithm, model, test domain, trial seed), over any number of
-hyper-parameter seeds and steps, and return one of them. What is then reported is that record's accuracy on the in-split
-of the test domain, as DomainBed reports it. A run that ends with an averaged network enters with that record alone.
+Every rule gets the records of one (dataset, algorithm, model, test domain, trial seed), over any number of
+hyper-parameter seeds and steps, and returns one of them. That record's accuracy on the in-split of the test domain is
+reported, as in DomainBed. A run that ends with an averaged network enters with that record alone.
 
-Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed; so do these.
+Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed, as do these.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,73 +19,74 @@ SelectionRule = Callable[[Sequence[Record]], Record]
 
 
 def validation_accuracy(record: Record, validated: Collection[int] | None = None) -> float:
-    """Unweighted mean of the training domains' out-split accuracies, as DomainBed's; NaN if none has an out-split.
+    """Returns the unweighted mean of the training domains' out-split accuracies; NaN if none has an out-split.
 
-    GMoE's text pools these splits into one set, in which larger domains would count for more.
+    This is DomainBed's rule. GMoE's text pools the out-splits into one set, which gives larger domains more weight.
 
     Args:
-        record: Of one evaluation.
-        validated: Domains that have an out-split; some camera traps have none in the official split. None takes those
-            with an accuracy in this record.
+        record: One evaluation.
+        validated: Domains that have an out-split. None takes those with an accuracy in this record.
     """
-    known = [domain for domain in record.training_domains if not isnan(record.out_acc[domain])]
-    counted = known if validated is None else [domain for domain in record.training_domains if domain in validated]
+    if validated is None:
+        validated = {domain for domain, accuracy in enumerate(record.out_acc) if not isnan(accuracy)}
+    counted = [domain for domain in record.training_domains if domain in validated]
     return fmean([record.out_acc[domain] for domain in counted]) if counted else nan
 
 
 def reported_accuracy(record: Record) -> float:
-    """What is reported: accuracy on the test domain's in-split, the unweighted mean where several are held out."""
+    """Returns the accuracy on the test domain's in-split, or the unweighted mean of several test domains."""
     return fmean([record.in_acc[domain] for domain in record.test_domains])
 
 
 def whole_accuracy(record: Record) -> float:
-    """Accuracy on all images of the test domain, for benchmarks that are split by `holdout_fraction`.
+    """Returns the accuracy on all images of the test domain, for benchmarks that are split by `holdout_fraction`.
 
-    The splits are weighted by their shares; the out-split is rounded down to whole images, so this is exact up to the
-    difference of the splits' accuracies over the number of images.
+    The splits are weighted by their shares. The out-split is rounded down to whole images, so the error is at most the
+    difference of the splits' accuracies divided by the number of images.
     """
-    share = record.args.get("holdout_fraction", 0.2)  # what DomainBed splits by unless told otherwise
+    share = record.args.get("holdout_fraction", 0.2)  # DomainBed's default
     pairs = [(record.in_acc[domain], record.out_acc[domain]) for domain in record.test_domains]
     return fmean(inside if isnan(outside) else (1 - share) * inside + share * outside for inside, outside in pairs)
 
 
 def transfer_accuracy(record: Record) -> float:
-    """Mean accuracy on the test domains' out-splits: what single-source generalization is judged by."""
+    """Returns the mean accuracy on the test domains' out-splits, the measure of single-source generalization."""
     return fmean([record.out_acc[domain] for domain in record.test_domains])
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:
-    """Picks the record with the highest `validation_accuracy`; test domains play no part.
+    """Picks the record with the highest `validation_accuracy`, which ignores test domains.
 
     Raises:
         RecordError: There are no records.
     """
-    kept = candidates(records)
-    validated = {domain for record in kept for domain, value in enumerate(record.out_acc) if not isnan(value)}
-    return _best(kept, lambda record: validation_accuracy(record, validated))
+    candidates = selectable(records)
+    # Over all records: some camera traps have no out-split in the official split
+    validated = {domain for record in candidates for domain, value in enumerate(record.out_acc) if not isnan(value)}
+    return _best(candidates, lambda record: validation_accuracy(record, validated))
 
 
 def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
-    """Leave-one-domain-out cross-validation: the test domain t plays no part, each other one is left out in turn.
+    """Leave-one-domain-out cross-validation for a test domain t.
 
-    A hyper-parameter seed and step is worth the mean, over the other domains v, of the accuracy on v's in-split in the
-    run that holds out t and v; what is picked is the record at that seed and step of the run that holds out t alone.
+    Each hyper-parameter seed and step is scored by the mean, over all other domains v, of the accuracy on v's in-split
+    in the run that holds out t and v. The record of the best seed and step in the run that holds out t alone is picked.
 
     Args:
         records: Of the run with test domains {t} and of the runs {t, v} for every other domain v.
 
     Raises:
-        RecordError: There are no records, they hold out no common domain, or no seed and step has all its runs.
+        RecordError: There are no records, they hold out no common domain, or every seed and step lacks a run.
     """
     _require(records)
-    kept = candidates(records)
-    alone = [record for record in kept if len(record.test_domains) == 1]
+    candidates = selectable(records)
+    alone = [record for record in candidates if len(record.test_domains) == 1]
     targets = {record.test_domains[0] for record in alone}
     if len(targets) != 1:
-        raise RecordError(f"records: runs with one test domain were expected, and found are those of {sorted(targets)}")
+        raise RecordError(f"records: runs with one common test domain were expected, got those of {sorted(targets)}")
     (target,) = targets
     left_out: dict[tuple[int, int], dict[int, float]] = {_setting(record): {} for record in alone}
-    for record in kept:
+    for record in candidates:
         if len(record.test_domains) == 2 and _setting(record) in left_out:
             (other,) = set(record.test_domains) - targets
             left_out[_setting(record)][other] = record.in_acc[other]
@@ -97,21 +98,21 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
 
 
 def oracle(records: Sequence[Record]) -> Record:
-    """Test-domain validation: of each run's last record, the one with the best test-domain out-split accuracy.
+    """Test-domain validation: of the last records of all runs, the one with the best test-domain out-split accuracy.
 
-    An upper bound rather than a protocol: it looks at the test domain.
+    This is an upper bound rather than a protocol, because it looks at the test domain.
 
     Raises:
         RecordError: There are no records.
     """
-    last = {_run(record): record for record in sorted(candidates(records), key=lambda record: record.step)}
+    last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
     return _best(list(last.values()), transfer_accuracy)
 
 
 def ood_worst_group(records: Sequence[Record]) -> Record:
     """Picks the highest worst-group accuracy on the "ood" validation split, as WILDS does on FMoW.
 
-    Groups are the regions there; "Other" is none, and neither test plays a part.
+    Groups are the regions there, without "Other". Test scores are ignored.
 
     Raises:
         RecordError: There are no records, or no evaluation was scored on that split by groups.
@@ -129,24 +130,24 @@ def ood_f1_macro(records: Sequence[Record]) -> Record:
 
 
 def has_ood_validation(record: Record, score: Score) -> bool:
-    """Whether an evaluation was scored on the "ood" validation split; by groups, if "Other" was not the only one."""
+    """Whether an evaluation has a score on the "ood" validation split. The worst-group score needs named groups."""
     return not isnan(record.roles.get(OOD_VALIDATION, RoleScores()).get(score, nan))
 
 
 def _best_of_validation_under_shift(records: Sequence[Record], score: Score) -> Record:
     _require(records)
-    kept = candidates(records)
-    scored = [record for record in kept if has_ood_validation(record, score)]
-    if len(scored) < len(kept):
+    candidates = selectable(records)
+    lacking = [record for record in candidates if not has_ood_validation(record, score)]
+    if lacking:
         raise RecordError(
-            f"records: {len(kept) - len(scored)} of {len(kept)} evaluations lack {score} on the ood validation split; "
-            "run anew with this release if the data has one, or select by training_domain_validation"
+            f"records: {len(lacking)} of {len(candidates)} evaluations lack {score} on the ood validation split; "
+            "select by training_domain_validation"
         )
-    return _best(kept, lambda record: record.roles[OOD_VALIDATION][score])
+    return _best(candidates, lambda record: record.roles[OOD_VALIDATION][score])
 
 
-def candidates(records: Sequence[Record]) -> list[Record]:
-    """Returns the records that may be selected: all of a run, or only that of its averaged network if it has one."""
+def selectable(records: Sequence[Record]) -> list[Record]:
+    """Returns the records that may be selected: all of a run, or its averaged network's alone if it has one."""
     averaged = {_run(record) for record in records if record.averaged}
     return [record for record in records if record.averaged or _run(record) not in averaged]
 

@@ -22,7 +22,7 @@ from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins, confusion_matrix
 from ..networks.trained import class_positions, takes_metadata
 from ..protocols.assessment import Assessment, assess
-from ..protocols.evaluation import Answers, answer
+from ..protocols.evaluation import Outputs, collect_outputs
 from ..protocols.options import Arguments
 from .pictures import Picture, thumbnail
 
@@ -78,7 +78,7 @@ class NetworkFacts:
 
     images: EvaluationImages
     total: int
-    answers: Answers
+    answers: Outputs
     found: Assessment
     test_domains: Sequence[int]
     first_experts: Mapping[str, Tensor]
@@ -186,7 +186,7 @@ def ask(view: RunView, reading: Reading) -> NetworkFacts:
     images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
-        answers = answer(network, _batches(view, images, reading.workers), positions)
+        answers = collect_outputs(network, _batches(view, images, reading.workers), positions)
     found = assess(answers, len(domains), test_domains)
     counts = {name: torch.cat(each) for name, each in network.counts.items()}
     return NetworkFacts(images, total, answers, found, test_domains, counts)
