@@ -31,7 +31,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.pixels import RGB
+from timm_moe_dg.data.bands import RGB
 from timm_moe_dg.data.readers import find_images, read_pixels
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.export.programs import (

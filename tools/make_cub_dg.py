@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from timm_moe_dg.data.approximate_styles import APPROXIMATE_STYLES
 
 import timm_moe_dg
 from timm_moe_dg.cli.arguments import parse_words, usable_device
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.data.approximate_styles import APPROXIMATE_STYLES
-from timm_moe_dg.data.photograph_split import photograph_part
 from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.data.splits import photograph_part
 from timm_moe_dg.data.style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
 from timm_moe_dg.storage.checksums import file_hash

@@ -102,13 +102,13 @@ def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Nam
         logits, *_ = engine(*(part.to(args.device) for part in inputs))
         probabilities = logits.float().softmax(dim=1)
         if not probabilities.isfinite().all():
-            bad = images.paths[positions[int((~probabilities.isfinite()).any(dim=1).nonzero()[0])]]
+            bad = images.path(int(positions[int((~probabilities.isfinite()).any(dim=1).nonzero()[0])]))
             raise CheckpointError(f"model={args.model!r}: answers {bad!r} with NaN; give another checkpoint")
         best = probabilities.topk(args.top_k)
         for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
             pairs = zip(classes, values, strict=True)
             cells = (cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))
-            yield [images.paths[position], *cells, *([engine.name] if args.engine != TORCH else ())]
+            yield [images.path(position), *cells, *([engine.name] if args.engine != TORCH else ())]
 
 
 def write(rows: Sequence[Sequence[Any]], args: argparse.Namespace, file: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from timm_moe_dg.data import training_transform
-from timm_moe_dg.data.augmentation import with_timm_augmentation
+from timm_moe_dg.data.transforms import with_timm_augmentation
 from timm_moe_dg.errors import ArgumentError
 
 VIEW = {"size": (24, 24), "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.data.photograph_split import photograph_part, split_by_photograph
-from timm_moe_dg.data.splits import split_domains
+from timm_moe_dg.data.splits import photograph_part, split_by_photograph, split_domains
 from timm_moe_dg.errors import ProtocolError
 
 STYLES = ("Candy", "Mosaic", "Natural", "Udnie")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from PIL import Image, features
 
-from timm_moe_dg.data.decoders import DECODERS
+from timm_moe_dg.data.bands import DECODERS
 from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.errors import ImageReadError
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.data import Split
-from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.data.readers.digits import geo_digits
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.coverage import cover_training_coordinates, validated_radius
 from timm_moe_dg.layers import thin_coordinates

@@ -12,7 +12,7 @@ from PIL import Image
 
 from timm_moe_dg.data import Domain, Split, split_domain, split_domains, training_domains
 from timm_moe_dg.data.loaders import EvaluationImages, StepSampler, TrainingDraws, training_loader
-from timm_moe_dg.data.photograph_split import photograph_part, split_by_photograph
+from timm_moe_dg.data.splits import photograph_part, split_by_photograph
 from timm_moe_dg.errors import ProtocolError
 
 pytestmark = pytest.mark.slow  # some of them take two seconds

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_moe_dg.data.readers.columns import coordinates, number, numeric, read_csv
+from timm_moe_dg.data.readers.csv_tables import coordinates, number, numeric, read_csv
 from timm_moe_dg.errors import DataError, MetadataError
 from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder
 from timm_moe_dg.layers.encoders.metadata import ColumnsEncoder, MetadataEncoder

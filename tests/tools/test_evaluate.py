@@ -16,8 +16,7 @@ from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.analysis.evaluation_files import FILES
 from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, split_domain, split_domains
-from timm_moe_dg.data.readers.digits import CLASSES, rotated_digits
-from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols import domain_accuracies, predict

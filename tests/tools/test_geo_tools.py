@@ -16,7 +16,7 @@ from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.cli.arguments import from_parsed
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.readers.geo_digits import geo_digits
+from timm_moe_dg.data.readers.digits import geo_digits
 from timm_moe_dg.finetuning.assembly import prepare_network
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.protocols.options import RunOptions

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.cub_miniature import write_cub
 from tests.load_tool import load_tool
 from timm_moe_dg.data import read_folder
-from timm_moe_dg.data.photograph_split import photograph_part
+from timm_moe_dg.data.splits import photograph_part
 from timm_moe_dg.data.style_transfer import StyleTransferNetwork
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Domain, evaluation_transform, get_benchmark
+from ..data.bands import Pixels, Transform
 from ..data.loaders import seeded_torch
-from ..data.pixels import Pixels, Transform
 from ..errors import ArgumentError
 from ..layers.router import Router
 from ..networks.build import Network, data_config, in_chans_of

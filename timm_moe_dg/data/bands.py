@@ -1,6 +1,12 @@
-"""Images of other than three bands, as satellites take them: files read whole, and shown as RGB."""
+"""Image files with any number of bands, as satellites record them, read whole or shown as RGB.
 
+Also defines the types of an image between file and network, and the formats that are decoded.
+"""
+
+import os
 from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -8,44 +14,85 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import ImageReadError, MissingDependencyError
-from . import decoders
-from .pixels import RGB
 
-_OF_PILLOW = ("L", "LA", "RGB", "RGBA", "I;16")  # modes whose values are those in the file
-_CLIPPED = (2, 98)  # percentiles between which the values of a picture are stretched
+Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
+Transform: TypeAlias = Callable[[Pixels], Tensor]
+RGB = 3  # bands
+
+# Formats that Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension.
+DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+REPAIR = "repair or remove the file, or give --skip-unreadable"
+
+_PILLOW_MODES = ("L", "LA", "RGB", "RGBA", "I;16")  # modes whose values are those in the file
+_STRETCHED_PERCENTILES = (2, 98)
 
 
 def read_bands(path: str, bands: int) -> Tensor:
-    """Reads all bands of a TIFF file, or of whatever else Pillow opens without changing values.
+    """Reads all bands of a TIFF file, or of another file that Pillow opens without changing its values.
 
     Args:
         path: The file.
-        bands: How many it must have.
+        bands: How many bands it must have.
 
     Returns:
-        float32 (bands, height, width). Whole numbers are divided by the largest of their type, so that 8 and 16 bits
-        reach up to 1; floating-point numbers are as they are.
+        float32 (bands, height, width). Integers are divided by the largest value of their type, so that 8 and 16 bits
+        reach up to 1. Floating-point numbers are unchanged.
 
     Raises:
-        ImageReadError: It cannot be decoded, has another number of bands, or pixels that are not finite.
-        MissingDependencyError: It is a TIFF file, and tifffile is not installed.
+        ImageReadError: The file cannot be decoded, has another number of bands, or has pixels that are not finite.
+        MissingDependencyError: The file is a TIFF file, and tifffile is not installed.
     """
     is_tiff = path.lower().endswith((".tif", ".tiff"))
     read = _tiff_reader() if is_tiff else _read_with_pillow
     try:
-        decoders.check_regular(path)
+        check_regular_file(path)
         values = read(path)
-    except Exception as error:  # decoders raise what they like on broken files
+    except Exception as error:  # decoders raise errors of any class on broken files
         raise ImageReadError(
-            f"image={path!r}: cannot be decoded ({type(error).__name__}: {error}); {decoders.REPAIR}"
+            f"image={path!r}: cannot be decoded ({type(error).__name__}: {error}); {REPAIR}"
         ) from error
     if len(values) != bands:
-        remedy = f"leave the file out, or give --in-chans {len(values)} where all files and the model have as many"
-        raise ImageReadError(f"image={path!r}: has {len(values)} bands, and {bands} are wanted; {remedy}")
+        remedy = f"leave the file out, or give --in-chans {len(values)} if all files and the model have as many"
+        raise ImageReadError(f"image={path!r}: has {len(values)} bands, expected {bands}; {remedy}")
     return _scaled(path, values)
 
 
+def count_bands(path: str) -> int | None:
+    """Counts the bands of a TIFF file that cannot be read as RGB; None if tifffile cannot read it either."""
+    try:
+        return len(_tiff_reader()(path))
+    except Exception:  # the count is only a hint in the message of another error
+        return None
+
+
+def as_picture(pixels: Tensor) -> Image.Image:
+    """Shows bands as an RGB image: the first three, or the first as gray, each stretched from black to white.
+
+    Args:
+        pixels: (bands, height, width).
+    """
+    channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
+    low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
+    levels = (channels - low) / np.maximum(high - low, 1e-12)
+    return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
+
+
+def check_regular_file(path: str) -> None:
+    """Raises ValueError for folders, devices and pipes; a file that does not exist passes."""
+    # Opening a named pipe would wait for a writer forever.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError("no regular file")
+
+
+@cache
+def installed_decoders() -> tuple[str, ...]:
+    """Returns those of `DECODERS` that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in DECODERS if name in Image.OPEN)
+
+
 def _tiff_reader() -> Callable[[str], np.ndarray]:
+    """A function of a path that returns (bands, height, width) values."""
     try:
         from tifffile import TiffFile
     except ImportError as error:
@@ -57,50 +104,32 @@ def _tiff_reader() -> Callable[[str], np.ndarray]:
             axes, values = series.axes, series.asarray()
         if values.ndim not in (2, 3) or "Y" not in axes or "X" not in axes:
             raise ValueError(f"it holds {values.shape} values, and no image of bands")
-        planes = values[None] if values.ndim == 2 else values
-        at = axes if values.ndim == 3 else f"S{axes}"
-        return np.moveaxis(planes, (at.index("Y"), at.index("X")), (1, 2))  # bands may come first or last
+        if values.ndim == 2:
+            axes, values = f"S{axes}", values[None]
+        # Bands come first or last, depending on the program that wrote the file.
+        return np.moveaxis(values, (axes.index("Y"), axes.index("X")), (1, 2))
 
     return read
 
 
 def _read_with_pillow(path: str) -> np.ndarray:
-    with Image.open(path, formats=decoders.present()) as image:
-        if image.mode not in _OF_PILLOW:
+    with Image.open(path, formats=installed_decoders()) as image:
+        if image.mode not in _PILLOW_MODES:
             raise ValueError(f"mode {image.mode!r} holds no bands; save it as TIFF")
         return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
 def _scaled(path: str, values: np.ndarray) -> Tensor:
-    """Float values of any type of number, see `read_bands`."""
     if np.issubdtype(values.dtype, np.integer):
         return torch.from_numpy(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max))
     if not np.issubdtype(values.dtype, np.floating):
         raise ImageReadError(f"image={path!r}: has values of the type {values.dtype}; save it as numbers")
     scaled = values.astype(np.float32)
-    lacking = (~np.isfinite(scaled)).sum(axis=(1, 2))
-    if lacking.any():
-        band = int(lacking.argmax())
-        said = f"{lacking[band]} pixels of band {band + 1} are no finite numbers (nodata); fill them, or leave it out"
-        raise ImageReadError(f"image={path!r}: {said}")
+    nodata = (~np.isfinite(scaled)).sum(axis=(1, 2))
+    if nodata.any():
+        band = int(nodata.argmax())
+        raise ImageReadError(
+            f"image={path!r}: {nodata[band]} pixels of band {band + 1} are no finite numbers (nodata); "
+            "fill them, or leave the file out"
+        )
     return torch.from_numpy(scaled)
-
-
-def as_picture(pixels: Tensor) -> Image.Image:
-    """Makes an RGB image of the first three bands, or of gray where there are fewer, each stretched to all levels.
-
-    Args:
-        pixels: (bands, height, width).
-    """
-    shown = pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)
-    low, high = np.percentile(shown.numpy(), _CLIPPED, axis=(1, 2), keepdims=True)
-    levels = (shown.numpy() - low) / np.maximum(high - low, 1e-12)
-    return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-
-
-def bands_in(path: str) -> int | None:
-    """Counts the bands of a TIFF file that cannot be read as RGB; None where nobody can say."""
-    try:
-        return len(_tiff_reader()(path))
-    except Exception:  # it is a remark in the message of another error
-        return None

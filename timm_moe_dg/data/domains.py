@@ -1,23 +1,21 @@
-"""What a domain is: a named list of labeled images, and the random access that every loader builds on.
+"""Domains: named lists of labeled images with random access, which all loaders build on.
 
-Domain is the word everywhere in this package; DomainBed calls the same thing an environment.
+"Domain" is the word throughout this package. DomainBed calls the same thing an environment.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from .bands import read_bands
-from .pixels import RGB, Pixels
-from .texts import take
+from .bands import RGB, Pixels, read_bands
 
 DataDir = str | os.PathLike[str] | None
-UNGROUPED = "Other"  # the group of images that belong to none: counted overall, but never the worst group
+UNGROUPED = "Other"  # images of no group: they count in overall accuracy, but are never the worst group
 
 Stored = TypeVar("Stored")
 
@@ -27,7 +25,7 @@ class Split:
     """Positions of one domain's images.
 
     Attributes:
-        inside: The "in" part; training draws from it, and a test domain's accuracy is reported on it.
+        inside: The "in" part: training images, and the images that a test domain's accuracy is reported on.
         outside: The "out" part, for validation.
     """
 
@@ -37,29 +35,28 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Domain(ABC, Generic[Stored]):
-    """A named, ordered list of labeled images, each kept as its reader likes: a path, pixels, a row of a table.
+    """A named, ordered list of labeled images; subclasses define `image`.
 
-    The order is part of the contract: splits and draws are positions in it. A reader of a new layout says how one of
-    its images is read; all else has a default.
+    The order is part of the contract: splits and draws are positions in it.
 
     Attributes:
         name: The domain's name, as tables show it.
-        classes: Class names; `targets` index them. Equal for all domains of a benchmark.
-        targets: One class index per image; an array where there are many.
-        images: The images as they are stored; `Texts` where they are many files.
-        role: "train", or "id" or "ood" where the benchmark sets a domain apart for testing.
-        group: The evaluation group that its images belong to; its own name unless given.
-        metadata: One row per image, such as longitude and latitude; None without any.
-        split: The official one; None leaves it to `split_domains`.
-        pictures: A name for each image, by which other domains hold the same picture; None without names.
-        bands: Of its images. Other than three are read from files whole; `image` then shows the first three.
-        angle: Degrees by which its pictures are turned, counter-clockwise, beside those of other domains.
+        classes: Class names, indexed by `targets`. All domains of a benchmark have the same.
+        targets: One class index per image.
+        images: The images as they are stored: file names (see `file_names`), arrays, or rows of a table.
+        role: "train", or "id" or "ood" if the benchmark reserves the domain for testing.
+        group: The evaluation group of its images; by default its own name.
+        metadata: One row per image, such as longitude and latitude, or None.
+        split: The official split; None leaves it to `split_domains`.
+        pictures: A name for each image, equal across domains that hold the same picture, or None.
+        bands: Bands per image. If there are not three, files are read whole and `image` shows the first three bands.
+        angle: Degrees by which its images are turned relative to other domains, counter-clockwise.
     """
 
     name: str
     classes: tuple[str, ...]
     targets: Sequence[int] | np.ndarray = field(repr=False)
-    images: Sequence[Stored] = field(repr=False)
+    images: Sequence[Stored] | np.ndarray = field(repr=False)
     role: str = field(default="train", kw_only=True)
     group: str = field(default="", kw_only=True)
     metadata: np.ndarray | None = field(default=None, kw_only=True, repr=False)
@@ -84,35 +81,50 @@ class Domain(ABC, Generic[Stored]):
         """
 
     def pixels(self, index: int) -> Pixels:
-        """Reads one image as transforms take it: RGB, or where a file's bands are others, float (bands, H, W).
+        """Reads one image for a transform: RGB, or float (bands, H, W) if `bands` is not three.
 
         Raises:
-            ImageReadError: As `image`.
+            ImageReadError: See `image`.
         """
         if self.bands == RGB:
             return self.image(index)
         return read_bands(self.file(index), self.bands)
 
     def file(self, index: int) -> str:
-        """Names one image for people: its path, or what the data calls it, or its number."""
+        """Names one image in messages: by its path, its picture's name, or its position."""
         stored = self.images[index]
-        if isinstance(stored, str):
-            return stored
+        if isinstance(stored, str | bytes):
+            return os.fsdecode(stored)
         return self.pictures[index] if self.pictures else f"image {index}"
 
     def without(self, positions: Collection[int]) -> Self:
-        """Returns this domain without the images at some positions; an official split keeps the others."""
-        kept = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
+        """Returns this domain without the images at some positions; an official split loses the same images."""
+        remaining = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
         return replace(
             self,
-            targets=take(self.targets, kept),
-            images=take(self.images, kept),
-            metadata=None if self.metadata is None else self.metadata[kept],
-            pictures=self.pictures and take(self.pictures, kept),
-            split=self.split and Split(*(_renumbered(part, kept) for part in (self.split.inside, self.split.outside))),
+            targets=take(self.targets, remaining),
+            images=take(self.images, remaining),
+            metadata=None if self.metadata is None else self.metadata[remaining],
+            pictures=self.pictures and take(self.pictures, remaining),
+            split=self.split
+            and Split(_renumbered(self.split.inside, remaining), _renumbered(self.split.outside, remaining)),
         )
 
 
-def _renumbered(part: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Positions of a part's members among those that are kept."""
-    return np.searchsorted(kept, part[np.isin(part, kept)])
+def file_names(paths: Iterable[str]) -> np.ndarray:
+    """Stores file names as one array of bytes; `os.fsdecode` turns an entry back into a path."""
+    # A list of a million names is a million objects. Each loader worker would copy them all, because reading an object
+    # writes its reference count to a memory page that the processes share until then.
+    return np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+
+
+def take(column: Sequence[Any] | np.ndarray, positions: np.ndarray) -> Any:
+    """Returns the entries at some positions: an array of an array, else a list."""
+    if isinstance(column, np.ndarray):
+        return column[positions]
+    return [column[position] for position in positions.tolist()]
+
+
+def _renumbered(part: np.ndarray, remaining: np.ndarray) -> np.ndarray:
+    """Positions, among the remaining images, of those that are in a part of a split."""
+    return np.searchsorted(remaining, part[np.isin(part, remaining)])

@@ -1,11 +1,10 @@
-"""Loaders: endless minibatches per training domain, and one finite pass over everything for evaluation.
+"""Data loaders: endless minibatches per training domain, and one finite pass over all images for evaluation.
 
-Training draws are counted. Draw k of a domain is an image and an augmentation, and both are functions of (seed, domain,
-k) alone: neither the number of worker processes nor that of training processes changes what is drawn, and a loader that
-starts at step s gives what an uninterrupted one gives from step s on.
+Training draws are numbered. Draw k of a domain is an image and an augmentation, both functions of (seed, domain, k)
+alone. The numbers of worker processes and training processes therefore do not change the draws. A loader that starts
+at step s continues an interrupted run exactly.
 """
 
-import gc
 import itertools
 import os
 import signal
@@ -22,27 +21,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import ProtocolError
-from .domains import Domain
-from .pixels import Pixels, Transform
-from .splits import Split
+from .bands import Pixels, Transform
+from .domains import Domain, Split
 
 DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
-TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, metadata if asked for
-EvaluationSample: TypeAlias = tuple[Tensor, int, int, *tuple[Tensor, ...]]  # image, target, group, and metadata
-Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, C, H, W), targets (B,), and the images' metadata if asked for
+TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, optionally metadata
+EvaluationSample: TypeAlias = tuple[Tensor, int, int, *tuple[Tensor, ...]]  # image, target, group, optionally metadata
+Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, C, H, W), targets (B,), optionally metadata (B, ...)
 
 
 @dataclass(frozen=True)
 class TrainingDraws(Dataset):
-    """The training images of all domains, addressed by draw rather than by position.
+    """The training images of all domains, indexed by draw instead of position.
 
     Attributes:
         domains: All domains of the benchmark.
         splits: One per domain; images are drawn from the inside part, with replacement.
         transform: Applied with torch's CPU generator seeded for the draw.
         seed: The run's seed.
-        with_metadata: Draw each image's metadata too; the domains must have some.
-        class_balanced: Draw a class first, each of those that the inside part has alike, and then one of its images.
+        with_metadata: Whether samples include metadata; the domains must have them.
+        class_balanced: Whether to draw a class first, uniformly from those in the inside part, then one of its images.
     """
 
     domains: Sequence[Domain]
@@ -54,11 +52,11 @@ class TrainingDraws(Dataset):
 
     @cached_property
     def _pools(self) -> list[list[np.ndarray]]:
-        """For each domain, the positions that are drawn alike; one pool, or one for each class."""
+        """For each domain, positions with equal probability: one array, or one for each class."""
         if not self.class_balanced:
             return [[split.inside] for split in self.splits]
         pairs = zip(self.domains, self.splits, strict=True)
-        return [_by_class(np.asarray(domain.targets), split.inside) for domain, split in pairs]
+        return [_positions_by_class(np.asarray(domain.targets), split.inside) for domain, split in pairs]
 
     def __getitem__(self, draw: DrawIndex) -> TrainingSample:
         domain, number = draw
@@ -74,20 +72,19 @@ class TrainingDraws(Dataset):
 
 @dataclass(frozen=True)
 class StepSampler(Sampler[list[DrawIndex]]):
-    """Lists the draws of one step after the other, without end.
+    """An endless sampler that lists the draws of each step.
 
-    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains, dealt out to the processes in
-    turn.
+    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains. Processes take turns.
 
     Attributes:
         domains: Positions of the training domains.
         batch_size: Images per domain and step, over all processes.
-        first_step: Where to start.
+        first_step: The step to start at.
         process: This process's index.
         num_processes: How many processes share a step.
-        domains_per_step: How many of the domains a step draws, all equally likely and none twice, as WILDS's group
-            loader does; None takes all of them.
-        seed: The run's, on which that draw depends, with the number of the step; of no use without it.
+        domains_per_step: How many domains a step draws, uniformly and without replacement, as WILDS's group loader
+            does. None uses all domains in every step.
+        seed: The run's seed; needed only with `domains_per_step`.
     """
 
     domains: Sequence[int]
@@ -104,14 +101,14 @@ class StepSampler(Sampler[list[DrawIndex]]):
         return self.domains_per_step or len(self.domains)
 
     def drawn_at(self, step: int) -> list[int]:
-        """Positions of a step's domains among the training domains, in the order of its minibatches."""
+        """Returns a step's domains as indices into `domains`, in the order of its minibatches."""
         if self.domains_per_step is None:
             return list(range(len(self.domains)))
-        random = np.random.default_rng((self.seed, step, 0, 2))  # the 2 sets it apart from draws of images
+        random = np.random.default_rng((self.seed, step, 0, 2))  # the 2 separates this stream from draws of images
         return random.choice(len(self.domains), self.domains_per_step, replace=False).tolist()
 
     def domains_at(self, step: int) -> list[int]:
-        """Positions of the domains in a step, in the order of its minibatches; the same in every process."""
+        """Returns a step's domains, in the order of its minibatches; the same in every process."""
         return [self.domains[position] for position in self.drawn_at(step)]
 
     def __iter__(self) -> Iterator[list[DrawIndex]]:
@@ -120,27 +117,22 @@ class StepSampler(Sampler[list[DrawIndex]]):
             yield [(domain, number) for domain in self.domains_at(step) for number in draws]
 
 
-def _by_class(targets: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    own = targets[positions]
-    return [positions[own == target] for target in np.unique(own)]
-
-
 def training_loader(
     draws: TrainingDraws, sampler: StepSampler, *, workers: int, pin_memory: bool = False
 ) -> DataLoader:
     """Builds the endless training loader.
 
     Args:
-        draws: What is drawn from.
-        sampler: Which draws make up each step.
+        draws: The training images.
+        sampler: Lists the draws of each step.
         workers: Worker processes; 0 reads in this one.
-        pin_memory: Copies batches to page-locked memory, for a faster way to the accelerator.
+        pin_memory: Whether to copy batches to page-locked memory, from which accelerators load faster.
 
     Returns:
         A loader that yields, for each step, a list of `Minibatch`, one per training domain of the step.
 
     Raises:
-        ProtocolError: The processes cannot share the batch evenly, or a step asks for more domains than there are.
+        ProtocolError: The processes cannot share the batch evenly, or a step needs more domains than there are.
     """
     if sampler.batch_size < 1 or sampler.batch_size % sampler.num_processes:
         raise ProtocolError.of(
@@ -161,9 +153,9 @@ def training_loader(
 
 @dataclass(frozen=True)
 class AugmentedValidation:
-    """Which images are evaluated augmented, as DomainBed does: those of the training domains' "out" parts.
+    """Augmentation of validation images, as in DomainBed: of the "out" parts of the training domains.
 
-    Each is augmented in one way, a function of (seed, domain, position), the same at every evaluation.
+    An image's augmentation is a function of (seed, domain, position), so that it is the same at every evaluation.
 
     Attributes:
         transform: Applied with torch's CPU generator seeded for the image.
@@ -176,13 +168,13 @@ class AugmentedValidation:
     seed: int
 
     def covers(self, group: int) -> bool:
-        """Whether a group of `EvaluationImages` is one of them."""
+        """Whether a group of `EvaluationImages` is augmented."""
         return group % 2 == 1 and group // 2 in self.domains
 
     def __call__(self, image: Pixels, domain: int, position: int) -> Tensor:
         """Augments the image at a position of a domain."""
-        entropy = np.random.default_rng((self.seed, domain, position, 1))  # the 1 sets it apart from training's draws
-        with seeded_torch(int(entropy.integers(2**63))):
+        random = np.random.default_rng((self.seed, domain, position, 1))  # the 1 separates this stream from training's
+        with seeded_torch(int(random.integers(2**63))):
             return self.transform(image)
 
 
@@ -214,10 +206,10 @@ class EvaluationImages(Dataset):
         metadata = _metadata(domain, position) if self.with_metadata else ()
         image = domain.pixels(position)
         if self.augmented is not None and self.augmented.covers(group):
-            view = self.augmented(image, group // 2, position)
+            tensor = self.augmented(image, group // 2, position)
         else:
-            view = self.transform(image)
-        return view, int(domain.targets[position]), group, *metadata
+            tensor = self.transform(image)
+        return tensor, int(domain.targets[position]), group, *metadata
 
 
 def evaluation_loader(
@@ -229,13 +221,18 @@ def evaluation_loader(
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seeds torch's CPU generator for a while and then restores it; generators of accelerators are left alone."""
+    """Seeds torch's CPU generator within the block and restores it afterwards; accelerators' generators stay as is."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         torch.set_rng_state(state)
+
+
+def _positions_by_class(targets: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    classes = targets[positions]
+    return [positions[classes == target] for target in np.unique(classes)]
 
 
 def _metadata(domain: Domain, index: int) -> tuple[Tensor]:
@@ -259,35 +256,27 @@ class _WorkerOptions(TypedDict):
 
 
 def _worker_options(workers: int, pin_memory: bool) -> _WorkerOptions:
-    """Common options; the generator of its own keeps a loader's start from advancing torch's global one."""
     return {
         "num_workers": workers,
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
+        # Starting a loader without a generator would advance torch's global one.
         "generator": torch.Generator(),
-        "worker_init_fn": _begin,
+        "worker_init_fn": _ignore_group_signals,
     }
 
 
-def _begin(worker: int) -> None:
-    """Readies a worker: collecting garbage would write to the pages that it shares with its parent."""
-    gc.freeze()
-    _outlive_signals()
-
-
-def _outlive_signals() -> None:
-    """Workers ignore Ctrl-C, and SIGTERM unless their parent sends it.
-
-    Terminals and schedulers send these to all processes of a job, and when to end is the main process's to say; its own
-    SIGTERM still ends a worker. Where Python does not say who sent a signal (macOS), nothing is changed.
-    """
+def _ignore_group_signals(worker: int) -> None:
+    """Lets a worker ignore Ctrl-C, and SIGTERM unless its parent sent it."""
+    # Terminals, torchrun and Slurm signal all processes of a job. A worker that ended at once would make the main
+    # process fail before it writes its checkpoint. macOS does not tell the sender, so SIGTERM keeps its effect there.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_exit_with_parents_signal, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parents_signal(parent: int) -> None:
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
         pass
-    os._exit(0)  # any other status would be an error to the main process, which looks at how its workers end
+    os._exit(0)  # the main process reports workers that exit with another status

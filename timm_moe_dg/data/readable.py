@@ -1,4 +1,4 @@
-"""Leaving out images that cannot be decoded, before domains are split."""
+"""Removal of images that cannot be decoded, before domains are split."""
 
 import logging
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from functools import partial
 from ..errors import DataError, ImageReadError
 from .domains import Domain
 
-SHOWN = 5
+MAX_NAMED = 5  # messages in the log
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -16,35 +16,34 @@ _LOGGER = logging.getLogger(__name__)
 def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[Domain], list[str]]:
     """Decodes every image once and leaves out those that fail.
 
-    A domain that loses an image is split differently from then on, so that its results do not compare with those of a
-    complete copy; nothing changes where all images can be read.
+    A domain that loses an image has another split, so its results do not compare with those of a complete copy.
 
     Args:
         domains: All domains of a benchmark.
         workers: Threads to read with.
 
     Returns:
-        The domains, and what was wrong with each image that was left out; the messages name the files.
+        The domains, and the message of each image that was left out, which names its file.
 
     Raises:
         DataError: No image of a domain can be read.
     """
     _LOGGER.info("reading all %d images once, to find those that cannot be decoded", sum(map(len, domains)))
-    kept: list[Domain] = []
-    complaints: list[str] = []
+    readable: list[Domain] = []
+    messages: list[str] = []
     for domain in domains:
         with ThreadPoolExecutor(max(1, workers)) as pool:
-            answers = list(pool.map(partial(_complaint, domain), range(len(domain))))
-        bad = {position: answer for position, answer in enumerate(answers) if answer}
-        if len(bad) == len(domain):
-            raise DataError(f"domain={domain.name!r}: none of its {len(domain)} images can be read; {answers[0]}")
-        kept.append(domain.without(bad) if bad else domain)
-        complaints += bad.values()
-    _report(complaints)
-    return kept, complaints
+            errors = list(pool.map(partial(_read_error, domain), range(len(domain))))
+        unreadable = {position: error for position, error in enumerate(errors) if error}
+        if len(unreadable) == len(domain):
+            raise DataError(f"domain={domain.name!r}: none of its {len(domain)} images can be read; {errors[0]}")
+        readable.append(domain.without(unreadable) if unreadable else domain)
+        messages += unreadable.values()
+    _log(messages)
+    return readable, messages
 
 
-def _complaint(domain: Domain, position: int) -> str | None:
+def _read_error(domain: Domain, position: int) -> str | None:
     try:
         domain.image(position)
     except ImageReadError as error:
@@ -52,9 +51,9 @@ def _complaint(domain: Domain, position: int) -> str | None:
     return None
 
 
-def _report(complaints: Sequence[str]) -> None:
-    if not complaints:
+def _log(messages: Sequence[str]) -> None:
+    if not messages:
         _LOGGER.info("all images can be read")
         return
-    more = f"; and {len(complaints) - SHOWN} more" if len(complaints) > SHOWN else ""
-    _LOGGER.warning("%d unreadable images left out: %s%s", len(complaints), "; ".join(complaints[:SHOWN]), more)
+    more = f"; and {len(messages) - MAX_NAMED} more" if len(messages) > MAX_NAMED else ""
+    _LOGGER.warning("%d unreadable images left out: %s%s", len(messages), "; ".join(messages[:MAX_NAMED]), more)

@@ -1,10 +1,12 @@
-"""Who is trained on and who is held out: seeds, the split of a domain, and the choice of test domains.
+"""Seeds, the split of a domain into training and validation images, and the choice of test domains.
 
-Seeds and splits are DomainBed's, number for number, so that results of both can share a table.
+Seeds and splits equal DomainBed's number for number, so that results of both can share a table.
 """
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Literal
 
 import numpy as np
 
@@ -12,24 +14,28 @@ from ..errors import ProtocolError
 from .domains import Domain, Split
 
 SEED_RANGE = 2**31
+HELD_OUT_PHOTOGRAPHS = 0.2  # share of the photographs to validate on, and again to test on
+
+Part = Literal["train", "validation", "test"]
 
 
 def seed_hash(*parts: object) -> int:
-    """Derives a seed from anything with a stable `str`: MD5 of the tuple's text, modulo 2**31 (DomainBed's rule)."""
+    """Derives a seed from values with a stable `str`: MD5 of the tuple's text, modulo 2**31 (DomainBed's rule)."""
     digest = hashlib.md5(str(parts).encode(), usedforsecurity=False).hexdigest()
     return int(digest, 16) % SEED_RANGE
 
 
 def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: float = 0.2) -> Split:
-    """Splits one domain as DomainBed does (main split, seed_hash(trial_seed, domain)).
+    """Splits one domain as DomainBed does: its main split, seeded by seed_hash(trial_seed, domain).
 
     Args:
         size: Number of images in the domain.
-        domain: The domain's position in the benchmark, held-out domains counted.
+        domain: The domain's position among all domains of the benchmark.
         trial_seed: Repetition of the experiment.
         holdout_fraction: Share of the images that goes "out", rounded down.
     """
-    positions = np.arange(size)  # which is shuffled as DomainBed's list is
+    positions = np.arange(size)
+    # RandomState shuffles an array as it shuffles DomainBed's list.
     np.random.RandomState(seed_hash(trial_seed, domain)).shuffle(positions)
     held_out = int(size * holdout_fraction)
     return Split(inside=positions[held_out:], outside=positions[:held_out])
@@ -38,17 +44,16 @@ def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: f
 def split_domains(
     domains: Sequence[Domain], training: Sequence[int], *, trial_seed: int, holdout_fraction: float = 0.2
 ) -> list[Split]:
-    """Splits every domain; see `split_domain`. A domain with an official `split` keeps it, an empty part included.
+    """Splits every domain by `split_domain`, except those with an official `split`.
 
     Args:
         domains: All domains of the benchmark.
-        training: Positions of those that are trained on; each of them that is split here must keep images
-            for validation.
+        training: Positions of the training domains. Those without an official split must keep images for validation.
         trial_seed: Repetition of the experiment.
         holdout_fraction: Share of each domain that goes "out".
 
     Raises:
-        ProtocolError: `holdout_fraction` is not between 0 and 1, or leaves a training domain nothing to validate on.
+        ProtocolError: `holdout_fraction` is not between 0 and 1, or leaves a training domain no validation images.
     """
     if not 0 < holdout_fraction < 1:
         raise ProtocolError.of("holdout_fraction", holdout_fraction, "give a share between 0 and 1, such as 0.2")
@@ -67,36 +72,83 @@ def split_domains(
     return splits
 
 
+def photograph_part(file: str) -> Part:
+    """Assigns a photograph by a hash of its file's stem: 60% train, 20% validation, 20% test.
+
+    Folder, domain, extension and trial seed have no influence. The hash is MD5, so that every machine agrees.
+
+    >>> photograph_part("Natural/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg")
+    'test'
+    """
+    digest = hashlib.md5(PurePath(file).stem.encode(), usedforsecurity=False).digest()
+    fraction = int.from_bytes(digest[:8], "big") / 2**64
+    if fraction < HELD_OUT_PHOTOGRAPHS:
+        return "test"
+    return "validation" if fraction < 2 * HELD_OUT_PHOTOGRAPHS else "train"
+
+
+def split_by_photograph(domains: Sequence[Domain], training: Sequence[int]) -> list[Split]:
+    """Splits domains that hold the same photographs in several styles, so that no test photograph is trained on.
+
+    Split domain by domain, most photographs of a test domain would be trained on in the other domains' styles. Here a
+    photograph has the same part in all domains. `inside` has a training domain's train photographs, and a test domain's
+    test photographs. `outside` has the validation photographs of every domain. A training domain's test photographs and
+    a test domain's train photographs are in neither.
+
+    Args:
+        domains: All domains of the benchmark, of files whose stems name the photographs.
+        training: Positions of the training domains.
+
+    Raises:
+        ProtocolError: A domain is not made of files, or lacks photographs in one of its parts.
+    """
+    return [_split(domain, "train" if index in training else "test") for index, domain in enumerate(domains)]
+
+
 def evaluation_only(domains: Sequence[Domain]) -> list[int]:
-    """Returns the positions of the domains that the benchmark sets apart for testing, by their `role`; often none."""
+    """Returns the positions of the domains that the benchmark reserves for testing by their `role`; often none."""
     return [position for position, domain in enumerate(domains) if domain.role != "train"]
 
 
-def training_domains(names: Sequence[str], test_domains: Sequence[int], set_apart: Sequence[int] = ()) -> list[int]:
-    """Returns the positions of the domains that are trained on: all but the test domains.
+def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
+    """Returns the positions of the training domains: all but the test domains.
 
     Args:
         names: Domain names, in the benchmark's order.
         test_domains: Positions of the domains to hold out.
-        set_apart: Positions that can only be test domains.
+        test_only: Positions that must be test domains.
 
     Raises:
-        ProtocolError: A position does not exist or comes twice, a domain that is set apart is missing, or nothing is
-            left to train on or to test on.
+        ProtocolError: A position does not exist or comes twice, a `test_only` domain is missing, or nothing is left to
+            train on or to test on.
     """
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     unknown = [position for position in test_domains if not 0 <= position < len(names)]
     if unknown or not test_domains or len(set(test_domains)) < len(test_domains):
         raise ProtocolError.of("test_domains", list(test_domains), f"name different domains out of: {listing}")
-    missing = [position for position in set_apart if position not in test_domains]
+    missing = [position for position in test_only if position not in test_domains]
     if missing:
-        remedy = f"the data set apart {missing} for testing too; add them"
+        remedy = f"the data set reserves {missing} for testing too; add them"
         raise ProtocolError.of("test_domains", list(test_domains), remedy)
-    kept = [position for position in range(len(names)) if position not in test_domains]
-    if not kept:
+    training = [position for position in range(len(names)) if position not in test_domains]
+    if not training:
         raise ProtocolError.of(
             "test_domains",
             list(test_domains),
             f"every domain is held out and none is left to train on; hold out fewer of: {listing}",
         )
-    return kept
+    return training
+
+
+def _split(domain: Domain, inside: Part) -> Split:
+    paths = getattr(domain, "paths", None)
+    if paths is None:
+        remedy = f"domain {domain.name!r} is not made of image files; leave the option out"
+        raise ProtocolError.of("split_by_photograph", True, remedy)
+    parts = np.array([photograph_part(path) for path in paths])
+    positions = {part: np.flatnonzero(parts == part) for part in (inside, "validation")}
+    for part, members in positions.items():
+        if not len(members):
+            remedy = f"domain {domain.name!r} has no {part} photographs among its {len(parts)}; add images"
+            raise ProtocolError.of("split_by_photograph", True, remedy)
+    return Split(inside=positions[inside], outside=positions["validation"])

@@ -1,28 +1,27 @@
-"""From an RGB image or bands to the tensor that a model takes: augmented for training, plain for evaluation."""
+"""Transforms from an image to the tensor that a model takes: augmented for training, plain for evaluation."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
 
 from ..errors import ArgumentError
-from .color import ColorJitter
-from .pixels import RGB, Pixels, Transform
+from .bands import RGB, Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten.
-
-    Jitter and gray are defined for RGB; images of other bands are cropped and mirrored alone.
-
-    The draws are torchvision's; the pixels differ from those of its PIL transforms by rounding alone (one level in the
-    crop; see `color`), and take less than half the time.
-    """
-    geometric = [_pixels, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
-    of_color = [v2.ToDtype(torch.float32, scale=True), ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
-    return [*geometric, *(of_color if channels == RGB else ())]
+    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten."""
+    geometric = [v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
+    # Jitter and gray are defined for RGB only.
+    color = [v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)] if channels == RGB else []
+    return [*geometric, *color]
 
 
 def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
@@ -31,7 +30,7 @@ def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Call
 
 
 def _no_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """The whole image, as in evaluation; DomainBed's colored and rotated digits are not augmented."""
+    """The whole image, as in evaluation; DomainBed does not augment colored and rotated digits."""
     return [v2.Resize(size)]
 
 
@@ -40,6 +39,7 @@ AUGMENTATIONS: Mapping[str, Callable[..., list[Callable]]] = {
     "digit": _digit_augmentation,
     "none": _no_augmentation,
 }
+_AUTO_AUGMENTATIONS = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
 
 
 def training_transform(
@@ -70,11 +70,78 @@ def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequ
     return v2.Compose([v2.Resize(size), *_to_tensor(mean, std)])
 
 
-def _pixels(image: Pixels) -> Tensor:
-    """An RGB image as uint8 (3, height, width), in the image's own memory layout, which torchvision resizes fastest."""
-    if isinstance(image, Tensor):
-        return image
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+def with_timm_augmentation(
+    transform: Transform,
+    policy: str | None,
+    erasing: float,
+    size: Sequence[int],
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Transform:
+    """Adds timm's automatic augmentation before a transform and its random erasing after it.
+
+    Args:
+        transform: From RGB images, or as many bands as there are means, to normalized tensors (C, height, width).
+        policy: Name of timm's policy, such as rand-m9-mstd0.5, augmix-m3-w3, original or v0, or None.
+        erasing: Probability that a rectangle is replaced by noise.
+        size: Height and width in pixels.
+        mean: Per channel, as the tensors are normalized.
+        std: Per channel, likewise.
+
+    Returns:
+        `transform` itself if there is neither policy nor erasing.
+
+    Raises:
+        ArgumentError: timm has no such policy, or the images are not RGB.
+    """
+    if policy is None and not erasing:
+        return transform
+    before = None if policy is None else _auto_augmentation(policy, min(size), mean)
+    after = RandomErasing(erasing, mode="pixel", device="cpu") if erasing else None
+    return TimmAugmented(before, transform, after)
+
+
+@dataclass(frozen=True)
+class TimmAugmented:
+    """A transform between two of timm's augmentations; all its randomness comes from torch's global CPU generator.
+
+    Attributes:
+        before: Augments RGB images, or None.
+        transform: The data set's own.
+        after: Augments tensors, or None.
+    """
+
+    before: Callable[[Pixels], Pixels] | None
+    transform: Transform
+    after: Callable[[Tensor], Tensor] | None
+
+    def __call__(self, image: Pixels) -> Tensor:
+        """Augments one image."""
+        # timm draws from the global generators of Python and numpy. Both are seeded from torch's here and restored, so
+        # that a resumed run draws the same.
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002
+        seed = int(torch.randint(2**32, (1,)))
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            tensor = self.transform(self.before(image) if self.before else image)
+            return self.after(tensor) if self.after else tensor
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callable[[Pixels], Pixels]:
+    """Builds a policy as timm's own loaders do: shifts in shares of the side, gaps filled with the mean color."""
+    if len(mean) != RGB:
+        raise ArgumentError.of("aa", policy, f"needs RGB images, and these have {len(mean)} bands; leave it out")
+    fill = tuple(min(255, round(255 * value)) for value in mean)
+    options: dict[str, Any] = {"translate_const": int(side * 0.45), "img_mean": fill}
+    try:
+        return _AUTO_AUGMENTATIONS.get(policy.partition("-")[0], auto_augment_transform)(policy, options)
+    except (AssertionError, KeyError, ValueError) as error:
+        remedy = "timm has no such policy; give one such as rand-m9-mstd0.5, augmix-m3-w3 or original"
+        raise ArgumentError.of("aa", policy, remedy) from error
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..data.band_domains import band_statistics
-from ..data.pixels import RGB
+from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
 from ..losses import force_tokens
 from ..networks.build import (

@@ -17,7 +17,7 @@ from ..data import (
     training_loader,
     training_transform,
 )
-from ..data.augmentation import with_timm_augmentation
+from ..data.transforms import with_timm_augmentation
 from ..networks.build import DataConfig
 from .plan import RunPlan
 

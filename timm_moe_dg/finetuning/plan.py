@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from timm.models import safe_model_name
@@ -24,8 +24,7 @@ from ..data import (
     split_domains,
     training_domains,
 )
-from ..data.photograph_split import FileDomain
-from ..data.photograph_split import split_by_photograph as by_photograph
+from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError, ProtocolError
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import stamp
@@ -152,13 +151,13 @@ def make_splits(
     holdout_fraction: float,
     split_by_photograph: bool,
 ) -> list[Split]:
-    """Splits every domain as a run's options say; see `split_domains` and `data.photograph_split`.
+    """Splits every domain as a run's options say; see `split_domains` and `data.splits.split_by_photograph`.
 
     Raises:
         ProtocolError: They leave a domain nothing to train on or to validate on.
     """
     if split_by_photograph:
-        return by_photograph(cast(Sequence[FileDomain], domains), training)  # it refuses others
+        return by_photograph(domains, training)
     return split_domains(domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
 
 

@@ -1,6 +1,6 @@
 """What a run is about to do, said before it does it."""
 
-from ..data.pixels import RGB
+from ..data.bands import RGB
 from ..protocols.domain_roles import describe_role
 from .plan import RunPlan
 

@@ -30,7 +30,7 @@ from timm.models import (
 from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
-from ..data.pixels import RGB
+from ..data.bands import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError
 
 CONFIG = "config.json"

@@ -30,7 +30,7 @@ from ..cli.arguments import (
     seed_number,
 )
 from ..data import BENCHMARKS
-from ..data.pixels import RGB
+from ..data.bands import RGB
 from ..losses.router import FORMS
 from ..networks.freeze import FREEZABLE
 

@@ -1,7 +1,7 @@
 """Rows of places: WILDS's protocols and DomainBed's have names of their own, and say what is not comparable."""
 
-from timm_moe_dg.data.benchmarks.places import PLACE_ROWS
-from timm_moe_dg.data.readers.wilds_domainbed import HOSPITALS
+from timm_moe_dg.data.benchmarks.place_rows import PLACE_ROWS
+from timm_moe_dg.data.readers.wilds import HOSPITALS
 
 
 def test_rows_of_one_data_set_read_it_in_different_ways():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timm_moe_dg.data.readers.columns import below, choice, coordinates, number, parsed, read_csv
+from timm_moe_dg.data.readers.csv_tables import below, choice, coordinates, number, parsed, read_csv
 from timm_moe_dg.errors import DataError
 
 

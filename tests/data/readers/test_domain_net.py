@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.data.copies import small, write_domains
-from timm_moe_dg.data.readers.domain_net import DUPLICATES
+from timm_moe_dg.data.readers.folders import DUPLICATES
 from timm_moe_dg.errors import DataError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from timm_moe_dg.data.readers.geo_digits import CONTINENTS, HELD_OUT, RULES, geo_digits, rule_probabilities
+from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT, RULES, geo_digits, rule_probabilities
 from timm_moe_dg.data.readers.places import PlacesDomain
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.readers.idx_files import write_idx, write_release
-from timm_moe_dg.data.readers.idx import read_idx, read_images_and_labels
+from timm_moe_dg.data.readers.mnist import read_idx, read_images_and_labels
 from timm_moe_dg.errors import DataError
 
 

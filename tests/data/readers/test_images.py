@@ -25,7 +25,7 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.data.decoders import DECODERS
+from timm_moe_dg.data.bands import DECODERS
 from timm_moe_dg.data.readers.images import images_below, read_image
 from timm_moe_dg.errors import DataError, ImageReadError
 

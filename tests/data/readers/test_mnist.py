@@ -8,7 +8,7 @@ import torch
 from tests.data.readers.idx_files import write_release
 from tests.references import domainbed_mnist as reference
 from timm_moe_dg.data import evaluation_transform, get_benchmark
-from timm_moe_dg.data.readers.idx import FASHION_MNIST, MNIST
+from timm_moe_dg.data.readers.mnist import FASHION_MNIST, MNIST
 from timm_moe_dg.errors import DataError
 
 NAMES = ["RotatedMNIST", "ColoredMNIST", "RotatedFashionMNIST", "ColoredFashionMNIST"]

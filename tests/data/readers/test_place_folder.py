@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.readers.place_folder import read_place_folder
+from timm_moe_dg.data.readers.places import read_place_folder
 from timm_moe_dg.errors import ArgumentError, DataError
 
 

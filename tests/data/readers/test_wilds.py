@@ -9,8 +9,7 @@ import pytest
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import PlacesDomain, get_benchmark, split_domains
-from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_lao, read_iwildcam
-from timm_moe_dg.data.readers.wilds_domainbed import read_fmow_by_region
+from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_by_region, read_fmow_lao, read_iwildcam
 from timm_moe_dg.errors import DataError, ImageReadError
 
 # --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level

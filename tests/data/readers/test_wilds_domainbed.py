@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from timm_moe_dg.data import get_benchmark, split_domain, split_domains
-from timm_moe_dg.data.readers.wilds_domainbed import HOSPITALS, REGIONS, read_camelyon, read_fmow_by_region
+from timm_moe_dg.data.readers.wilds import HOSPITALS, REGIONS, read_camelyon, read_fmow_by_region
 from timm_moe_dg.errors import DataError
 
 COUNTRIES = {"JPN": "Asia", "FRA": "Europe", "KEN": "Africa", "USA": "Americas", "FJI": "Oceania", "ATA": ""}

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...data import Domain, FolderDomain
-from ...data.bands import as_picture
-from ...data.pixels import Pixels
+from ...data.bands import Pixels, as_picture
 from ...data.readers import find_images, read_pixels
 from ...errors import ArgumentError, DataError
 from ..run_view import RunView

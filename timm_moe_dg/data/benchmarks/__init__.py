@@ -1,4 +1,4 @@
-"""The benchmarks, as a table: what each is, where its images lie, and how it is trained by default."""
+"""The table of benchmarks: where their images lie, and how they are trained by default."""
 
 from .benchmark import Benchmark
 from .table import BENCHMARKS, get_benchmark, register_benchmark

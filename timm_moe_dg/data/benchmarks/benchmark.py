@@ -1,21 +1,19 @@
-"""What a benchmark is: where its images lie, what should be found there, and how it is trained by default."""
+"""Benchmarks: where the images lie, what was published about them, and the defaults of training."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ArgumentError, DataError
 from ..band_domains import with_bands
+from ..bands import RGB
 from ..domains import DataDir, Domain
-from ..pixels import RGB
 from ..readers.images import subfolders
 
 Hparams = Mapping[str, float | int]
 
-# GMoE (ICLR 2023), Table 8 and appendix D.2, where a benchmark does not say otherwise; resnet_dropout is DomainBed's
-# name for the rate before the classifier
+# GMoE (ICLR 2023), Table 8 and appendix D.2. resnet_dropout is DomainBed's name for the rate before the classifier.
 DEFAULTS: Hparams = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32, "resnet_dropout": 0.0}
 
 _LOGGER = logging.getLogger(__name__)
@@ -26,27 +24,26 @@ class Benchmark:
     """One row of the table.
 
     Attributes:
-        name: What `--dataset` calls it.
-        reader: Opens the domains below a folder; those of benchmarks that ship with a package ignore it. It has a
-            second argument, `metadata_columns`, where the benchmark takes them.
+        name: The value of `--dataset`.
+        reader: Opens the domains below a folder, which benchmarks without files ignore. Takes a second argument,
+            `metadata_columns`, if `takes_metadata_columns`.
         source: Where the images come from.
         license: Their license.
-        domains: Names of the domains in order; empty where the folder decides.
-        classes: Names of the classes in order; empty where the folder decides.
-        num_classes: Their number; None where the folder decides.
-        images: Images by domain as published; empty where no count is known.
+        domains: Names of the domains in order; empty if the folder decides.
+        classes: Names of the classes in order; empty if the folder decides.
+        num_classes: Number of classes; None if the folder decides.
+        images: Images by domain as published; empty if no count is known.
         aliases: Names of the folder, below the data folder, that may hold the domains; DomainBed's comes first.
-        hparams: Defaults of the hyper-parameters; a batch is as many images per training domain and step.
+        hparams: Default hyper-parameters; `batch_size` counts images per training domain and step.
         search_space: Ranges from which other hyper-parameters are drawn; a name in `protocols.SEARCH_SPACES`.
-        domains_per_step: How many training domains a step draws, where there are too many to have each in every step;
-            None has them all.
+        domains_per_step: How many training domains a step draws, if there are too many to draw all; None draws all.
         steps: Default number of training steps.
-        checkpoint_freq: Steps from one evaluation to the next.
-        eval_train: Whether evaluations look at the images that are trained on too, as DomainBed's do, by default.
+        checkpoint_freq: Steps between evaluations.
+        eval_train: Whether evaluations include the training images by default, as DomainBed's do.
         augmentation: Training augmentation, a name in `AUGMENTATIONS`.
         image_size: Side of the square input in pixels; None leaves it to the model.
-        swad_hparams: What stochastic weight averaging (SWAD) does differently on this benchmark.
-        swad_checkpoint_freq: Steps from one evaluation to the next under SWAD.
+        swad_hparams: Hyper-parameters that differ under stochastic weight averaging (SWAD).
+        swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
     """
 
@@ -74,24 +71,23 @@ class Benchmark:
     def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
-        Other domains, or another number of classes, make another task, and are an error. Another number of images is a
-        warning: partial copies exist, and results on them are for their owner to judge.
+        Other domains or another number of classes would be another task, and are an error. Another number of images is
+        a warning, because partial copies exist.
 
         Args:
-            data_dir: The folder that holds the domains, or that of all data sets, in which this one's has a name in
-                `aliases`.
+            data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
-            in_chans: Bands of the images; other than three are read from files alone, see `data.bands`.
+            in_chans: Bands of the images. Numbers other than three need image files; see `data.bands`.
 
         Raises:
-            ArgumentError: The benchmark has no such columns, or no images of other bands.
-            DataError: There is no such folder, or what it holds differs; the message says what was expected and found.
+            ArgumentError: The benchmark has no such columns, or no image files with other bands.
+            DataError: There is no such folder, or its contents differ from the published ones.
         """
         if metadata_columns and not self.takes_metadata_columns:
             remedy = f"{self.name} has no table of metadata columns; use --dataset place_folder, or leave it out"
             raise ArgumentError.of("metadata_columns", list(metadata_columns), remedy)
-        further = {"metadata_columns": metadata_columns} if metadata_columns else {}
-        domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **further)
+        options = {"metadata_columns": metadata_columns} if metadata_columns else {}
+        domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **options)
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
@@ -110,29 +106,29 @@ class Benchmark:
         names = set(map(plain, subfolders(folder))) if folder.is_dir() else set()
         return not names.isdisjoint(map(plain, self.domains))
 
-    def _compare_domains(self, found: Sequence[str]) -> None:
-        if not self.domains or list(map(plain, found)) == list(map(plain, self.domains)):
+    def _compare_domains(self, present: Sequence[str]) -> None:
+        actual, expected = list(map(plain, present)), list(map(plain, self.domains))
+        if not expected or actual == expected:
             return
-        expected, actual = Counter(map(plain, self.domains)), Counter(map(plain, found))
-        lacking = [name for name in self.domains if not actual[plain(name)]]
-        extra = [name for name in found if not expected[plain(name)]]
-        differences = [f"{word} {', '.join(names)}" for word, names in (("lacks", lacking), ("has", extra)) if names]
+        missing = [name for name in self.domains if plain(name) not in actual]
+        extra = [name for name in present if plain(name) not in expected]
+        differences = [f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has", extra)) if names]
         raise DataError(
             f"dataset={self.name!r}: the data folder {' and '.join(differences) or 'has another order'}; expected the "
-            f"domains {', '.join(self.domains)} and found {', '.join(found)}; rename or move folders until it holds "
+            f"domains {', '.join(self.domains)} and found {', '.join(present)}; rename or move folders until it holds "
             f"{self._layout()}, or use --dataset folder for domains of your own"
         )
 
     def _compare_classes(self, domains: Sequence[Domain]) -> None:
-        found = len(domains[0].classes)
-        if self.num_classes not in (None, found):
+        count = len(domains[0].classes)
+        if self.num_classes not in (None, count):
             raise DataError(
-                f"dataset={self.name!r}: expected {self.num_classes} classes and found {found} "
+                f"dataset={self.name!r}: expected {self.num_classes} classes and found {count} "
                 f"({', '.join(domains[0].classes[:5])}, ...); complete the copy, or use --dataset folder for a subset"
             )
 
     def _compare_images(self, domains: Sequence[Domain]) -> None:
-        for name, domain in zip(self.domains, domains, strict=False):  # in the same order; none where any will do
+        for name, domain in zip(self.domains, domains, strict=False):  # no names if the folder decides
             expected = self.images.get(name, len(domain))
             if len(domain) != expected:
                 _LOGGER.warning(
@@ -146,5 +142,5 @@ class Benchmark:
 
 
 def plain(name: str) -> str:
-    """A folder's name as copies agree on it: "Real World", "Real_World" and "RealWorld" are one."""
+    """Normalizes a folder's name, which copies spell differently: "Real World", "Real_World" or "RealWorld"."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())

@@ -1,6 +1,6 @@
-"""The benchmarks, as a table. A new benchmark is a new row; nothing reads an image before a row's `read` is called.
+"""The table of benchmarks by name.
 
-Rows of this package are listed here; those of other packages come by `register_benchmark`.
+Other packages add rows with `register_benchmark`. Images are read only when a row's `read` is called.
 """
 
 from collections.abc import Mapping
@@ -10,30 +10,31 @@ from ...errors import ArgumentError
 from ..domains import DataDir
 from ..readers.hub_data import HUB, HubDomain, read_hub
 from .benchmark import Benchmark
-from .digits import DIGIT_ROWS
-from .drawn import DRAWN_ROWS
-from .photographs import PHOTOGRAPH_ROWS
-from .places import PLACE_ROWS
+from .digit_rows import DIGIT_ROWS
+from .photograph_rows import PHOTOGRAPH_ROWS
+from .place_rows import PLACE_ROWS
 
-_ROWS: dict[str, Benchmark] = {row.name: row for row in (*DIGIT_ROWS, *DRAWN_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
+_ROWS: dict[str, Benchmark] = {row.name: row for row in (*DIGIT_ROWS, *PHOTOGRAPH_ROWS, *PLACE_ROWS)}
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
 
 
 def register_benchmark(row: Benchmark) -> Benchmark:
-    """Adds a row to `BENCHMARKS`, so that it is found by its name; to be called where the row is defined.
+    """Adds a row to `BENCHMARKS`; call it in the module that defines the row.
 
     Raises:
-        ArgumentError: The name is empty, holds what a path or the Hub's names hold, or is that of another row.
+        ArgumentError: The name is empty, holds a slash or a colon, or belongs to another row.
     """
     if not row.name or not set("/\\:").isdisjoint(row.name):
-        raise ArgumentError.of("name", row.name, "give a name without slashes and colons; runs are named after it")
+        raise ArgumentError.of(
+            "name", row.name, "give a name without slashes and colons; run folders are named after it"
+        )
     if _ROWS.setdefault(row.name, row) is not row:
-        raise ArgumentError.of("name", row.name, "is that of another benchmark; choose a name of its own")
+        raise ArgumentError.of("name", row.name, "is the name of another benchmark; choose another")
     return row
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Looks up a row, or makes one for a data set of the Hub.
+    """Looks up a benchmark, or makes one for a data set of the Hub.
 
     Args:
         name: A name in `BENCHMARKS`, or hub:OWNER/NAME.
@@ -49,7 +50,7 @@ def get_benchmark(name: str) -> Benchmark:
 
 
 def hub_benchmark(name: str) -> Benchmark:
-    """Makes a row of the table of benchmarks; nothing is downloaded before it is read.
+    """Makes a benchmark of a data set of the Hub, which is downloaded when the benchmark is read.
 
     Args:
         name: hub:OWNER/NAME.

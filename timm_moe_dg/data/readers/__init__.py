@@ -1,20 +1,15 @@
-"""Readers: the layouts in which data sets come, each opened as a list of domains."""
+"""Readers: functions that open a data set's files as a list of domains."""
 
-from .columns import below, choice, coordinates, number, numeric, parsed, read_csv
-from .digits import DigitsDomain, colored_digits, rotated_digits
-from .domain_net import read_domain_net
-from .folders import FolderDomain, read_folder
-from .geo_digits import geo_digits
+from .csv_tables import below, choice, coordinates, number, numeric, parsed, read_csv
+from .digits import DigitsDomain, colored_digits, geo_digits, rotated_digits
+from .folders import FolderDomain, read_domain_net, read_folder
 from .hub_data import HubDomain, read_hub
-from .idx import FASHION_MNIST, MNIST, IdxRelease
 from .image_files import ImageFiles, find_images, image_loader, read_metadata
 from .images import read_image, read_pixels
-from .mnist import read_colored, read_rotated
-from .place_folder import read_place_folder
-from .places import Places, PlacesDomain, domains_of
+from .mnist import FASHION_MNIST, MNIST, IdxRelease, read_colored, read_rotated
+from .places import Places, PlacesDomain, domains_of, read_place_folder
 from .sprites import SpritesDomain, sprites
-from .wilds import read_fmow, read_fmow_lao, read_iwildcam
-from .wilds_domainbed import read_camelyon, read_fmow_by_region
+from .wilds import read_camelyon, read_fmow, read_fmow_by_region, read_fmow_lao, read_iwildcam
 
 __all__ = [
     "FASHION_MNIST",

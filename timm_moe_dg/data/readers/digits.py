@@ -1,4 +1,4 @@
-"""Rotated and colored digits: real handwriting, small enough for a laptop and free of downloads.
+"""Rotated, colored and geographic digits: scikit-learn's real handwriting, which needs no download.
 
 Format: the 1,797 digits of 8 x 8 pixels and 17 gray levels that ship with scikit-learn (the test part of the UCI
 "Optical Recognition of Handwritten Digits" set, E. Alpaydin and C. Kaynak, 1998), enlarged to 32 x 32 pixels.
@@ -7,109 +7,169 @@ License: CC BY 4.0.
 Rotated digits. Classes: 0 to 9, about 30 images of each in every domain. Domains: rotations by 0, 15, 30, 45, 60 and 75
 degrees, counter-clockwise.
 
-Colored digits, DomainBed's ColoredMNIST recipe: a shortcut that turns around. Red or green ink on black; ColoredMNIST
-has two channels, here the third one of an RGB image is zero throughout, so that any timm model takes it. Classes:
-whether the digit is below 5, with a quarter of the labels flipped, so that nobody who reads shapes alone can be right
-more often than 75% of the time. Domains: how often the ink says the (flipped) label. "+90%" and "+80%" are right that
-often, "-90%" is wrong that often; whoever learns the color in the first two fails on the third.
-"""
+Colored digits: DomainBed's ColoredMNIST recipe, a shortcut that is reversed in the last domain. Red or green ink on
+black. ColoredMNIST has two channels; here the third one is zero, so that any timm model takes the images. Classes:
+whether the digit is below 5, with a quarter of the labels flipped. A model that reads shapes alone is therefore right
+for at most 75%. Domains: how often the color agrees with the (flipped) label, in "+90%" and "+80%", or disagrees, in
+"-90%". A model that learns the color in the first two fails on the third.
 
-from importlib.util import find_spec
-from pathlib import Path
+Geographic digits: concept shift, where a label's meaning depends on the place. Each digit is placed at coordinates in
+five training continents, or in the held-out one. Images are independent of the place. Labels: a continent writes its
+digits as they are, swaps 6 and 9, exchanges even and odd (0 with 1, 2 with 3, ...), or does both. Between continents
+one rule gives way to the next smoothly, with the probabilities of `rule_probabilities`. A model that ignores the place
+can follow one rule only. Splits: train, id_val and id_test on the five continents, and ood_test on Oceania, which has
+the most common rule but coordinates that are not in training. No digit is in two splits. Within a split every digit is
+placed once on each continent, so that continents differ only in their rules.
+"""
 
 import numpy as np
 from PIL import Image
 
 from ...errors import MissingDependencyError
 from ..domains import Domain
+from .places import Places, PlacesDomain, domains_of
 
 ANGLES = (0, 15, 30, 45, 60, 75)
 CLASSES = tuple(str(digit) for digit in range(10))
 COLORED_CLASSES = ("5 to 9", "0 to 4")
 LABEL_NOISE = 0.25
 COLOR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the color is not that of the label
-STORED_SIZE = 32  # pixels; a rotation of 8 pixels would be mostly interpolation, so digits are enlarged before it
-SIDE = 8  # pixels, in the file
-IN_SCIKIT_LEARN = "datasets/data/digits.csv.gz"
+STORED_SIZE = 32  # pixels; digits are enlarged first, because rotating 8 pixels is mostly interpolation
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
-ASSIGNMENT_SEED = 0
+SEED = 0
+
+# Center (longitude, latitude) and radius of a spherical cap in degrees, then the rule
+CONTINENTS = {
+    "Africa": (20.0, 2.0, 28.0, "both"),
+    "Asia": (92.0, 45.0, 28.0, "swap"),
+    "Europe": (15.0, 51.0, 19.0, "plain"),
+    "North America": (-100.0, 46.0, 26.0, "plain"),
+    "South America": (-60.0, -14.0, 26.0, "parity"),
+    "Oceania": (134.0, -26.0, 16.0, "plain"),
+}
+HELD_OUT = "Oceania"
+BORDER = 5.0  # degrees over which one rule's odds against its neighbor fall by a factor of e
+SIZES = {"train": 997, "id_val": 200, "id_test": 300, "ood_test": 300}
+
+_PLAIN = np.arange(10)
+_SWAP = np.array([0, 1, 2, 3, 4, 5, 9, 7, 8, 6])
+_PARITY = _PLAIN ^ 1
+RULES = {"plain": _PLAIN, "swap": _SWAP, "parity": _PARITY, "both": _SWAP[_PARITY]}
 
 
 class DigitsDomain(Domain[np.ndarray]):
-    """The digits of one domain: `images` are uint8, gray (32, 32) or RGB (32, 32, 3)."""
+    """The digits of one domain: `images` are uint8, gray (H, W) or RGB (H, W, 3)."""
 
     def image(self, index: int) -> Image.Image:
-        """Returns one digit as an RGB image of 32 x 32 pixels."""
+        """Returns one digit as an RGB image."""
         return Image.fromarray(self.images[index]).convert("RGB")
 
 
 def rotated_digits() -> list[DigitsDomain]:
     """Builds the six rotation domains.
 
-    No digit is in two domains: a fixed permutation of the 1,797 (numpy's `RandomState(0)`) is dealt out in turn, its
-    entries i, i + 6, i + 12, ... going to domain i. Sharing digits would put a held-out digit, turned, into training.
+    No digit is in two domains, because a held-out digit would otherwise be in training at another angle. A fixed
+    permutation (numpy's `RandomState(0)`) is dealt out in turn: its entries i, i + 6, i + 12, ... go to domain i.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
     images, targets = load_digits("rotated_digits")
-    dealt = np.random.RandomState(ASSIGNMENT_SEED).permutation(len(images))
+    order = np.random.RandomState(SEED).permutation(len(images))
     domains = []
     for position, angle in enumerate(ANGLES):
-        own = dealt[position :: len(ANGLES)]
-        turned = [_enlarge_and_rotate(image, angle) for image in images[own]]
-        domains.append(DigitsDomain(f"rot_{angle}", CLASSES, targets[own].tolist(), turned))
+        members = order[position :: len(ANGLES)]
+        turned = [_enlarge_and_rotate(image, angle) for image in images[members]]
+        domains.append(DigitsDomain(f"rot_{angle}", CLASSES, targets[members].tolist(), turned))
     return domains
 
 
 def colored_digits() -> list[DigitsDomain]:
-    """Builds the three domains; they are the same every time, while DomainBed draws its own anew for every run.
+    """Builds the three color domains, which are the same in every run; DomainBed draws new ones for every run.
 
-    Digits are dealt out in turn in the order of a fixed permutation, as in `rotated_digits`, and no digit is in two
-    domains. The two kinds of noise are drawn for all digits, in that order, from the same generator.
+    Digits are dealt out as in `rotated_digits`. The label noise and then the color noise are drawn for all digits from
+    the same generator.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
     images, digits = load_digits("colored_digits")
-    random = np.random.RandomState(ASSIGNMENT_SEED)
-    dealt = random.permutation(len(images))
+    random = np.random.RandomState(SEED)
+    order = random.permutation(len(images))
     labels = (digits < 5) ^ (random.uniform(size=len(images)) < LABEL_NOISE)
     chance = random.uniform(size=len(images))
     domains = []
     for position, (name, noise) in enumerate(COLOR_NOISE.items()):
-        own = dealt[position :: len(COLOR_NOISE)]
-        colored = [_ink(images[index], labels[index] ^ (chance[index] < noise)) for index in own]
-        domains.append(DigitsDomain(name, COLORED_CLASSES, labels[own].astype(int).tolist(), colored))
+        members = order[position :: len(COLOR_NOISE)]
+        colored = [_ink(images[index], labels[index] ^ (chance[index] < noise)) for index in members]
+        domains.append(DigitsDomain(name, COLORED_CLASSES, labels[members].astype(int).tolist(), colored))
     return domains
+
+
+def geo_digits() -> list[PlacesDomain]:
+    """Builds the geographic domains, which are the same in every run.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    images, digits = load_digits("geo_digits")
+    random = np.random.default_rng(SEED)
+    remaining = random.permutation(len(images))
+    blocks = []  # (split, continent, digits)
+    for part, size in SIZES.items():
+        members, remaining = remaining[:size], remaining[size:]
+        for continent in CONTINENTS:
+            if (continent == HELD_OUT) == (part == "ood_test"):
+                blocks.append((part, continent, members))
+    parts, groups, members_of = zip(*blocks, strict=True)
+    sizes = [len(members) for members in members_of]
+    lonlat = np.concatenate([_points(random, *pair) for pair in zip(groups, sizes, strict=True)])
+    order = np.concatenate(members_of)
+    labels = _labels(random, digits[order], lonlat)
+    large = [enlarge(image) for image in images]
+    pixels = [large[index] for index in order]
+    return domains_of(Places(CLASSES, pixels, labels, lonlat, np.repeat(parts, sizes), np.repeat(groups, sizes)))
 
 
 def load_digits(benchmark: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ink of the 1,797 digits, (N, 8, 8) from 0 to 16, and which digit each is, (N,).
 
     Args:
-        benchmark: Who asks, for the message.
+        benchmark: Which one needs them, for the message.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise MissingDependencyError.of(benchmark, "scikit-learn", "train")
-    path = Path(package.origin).parent / IN_SCIKIT_LEARN
-    if not path.is_file():
-        from sklearn import datasets  # which takes seconds to import, and knows where another release has the file
-
-        digits = datasets.load_digits()
-        return digits.images, digits.target
-    table = np.loadtxt(path, delimiter=",")
-    return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(int)
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingDependencyError.of(benchmark, "scikit-learn", "train") from error
+    digits = datasets.load_digits()
+    return digits.images, digits.target
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:
     """Ink (8, 8) from 0 to 16 -> gray levels, uint8 (32, 32), bicubic."""
     gray = Image.fromarray((image * (255 / GRAY_LEVELS)).round().astype(np.uint8))
     return np.asarray(gray.resize((STORED_SIZE, STORED_SIZE), Image.Resampling.BICUBIC))
+
+
+def rule_probabilities(lonlat: np.ndarray) -> np.ndarray:
+    """Returns how likely each rule of `RULES` holds at each point: a softmax over continents of depth / BORDER.
+
+    The depth is the radius of a continent minus the distance to its center.
+
+    Args:
+        lonlat: (N, 2) degrees.
+
+    Returns:
+        (N, 4), rows sum to 1.
+    """
+    depth = np.stack([cap[2] - _distance(lonlat, cap[:2]) for cap in CONTINENTS.values()], axis=1) / BORDER
+    odds = np.exp(depth - depth.max(axis=1, keepdims=True))
+    shares = odds / odds.sum(axis=1, keepdims=True)
+    member = np.array([[cap[3] == rule for rule in RULES] for cap in CONTINENTS.values()])
+    return shares @ member
 
 
 def _enlarge_and_rotate(image: np.ndarray, angle: int) -> np.ndarray:
@@ -121,3 +181,33 @@ def _ink(image: np.ndarray, green: bool) -> np.ndarray:
     colored = np.zeros((*(enlarged := enlarge(image)).shape, 3), dtype=np.uint8)
     colored[..., int(green)] = enlarged
     return colored
+
+
+def _labels(random: np.random.Generator, digits: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
+    thresholds = rule_probabilities(lonlat).cumsum(axis=1)
+    rule = (random.random((len(digits), 1)) > thresholds[:, :-1]).sum(axis=1)
+    return np.stack(list(RULES.values()))[rule, digits]
+
+
+def _points(random: np.random.Generator, continent: str, number: int) -> np.ndarray:
+    """Draws points uniformly from a continent's cap, as (number, 2) float32 degrees."""
+    longitude, latitude, radius, _ = CONTINENTS[continent]
+    height = random.uniform(np.cos(np.radians(radius)), 1.0, number)  # equal heights cut a cap into equal areas
+    azimuth = random.uniform(0.0, 2 * np.pi, number)
+    width = np.sqrt(1 - height**2)
+    north, east = width * np.cos(azimuth), width * np.sin(azimuth)
+    # Turn the cap from the pole, where it was drawn, to its center.
+    sine, cosine = np.sin(np.radians(latitude)), np.cos(np.radians(latitude))
+    out = height * cosine - north * sine
+    up = height * sine + north * cosine
+    degrees = [longitude + np.degrees(np.arctan2(east, out)), np.degrees(np.arcsin(up))]
+    wrapped = (degrees[0] + 180.0) % 360.0 - 180.0
+    return np.stack([wrapped, degrees[1]], axis=1).astype(np.float32)
+
+
+def _distance(lonlat: np.ndarray, center: tuple[float, float]) -> np.ndarray:
+    """Great-circle distance of points (N, 2) to a center, in degrees."""
+    lon, lat = np.radians(lonlat.astype(np.float64)).T
+    lon0, lat0 = np.radians(center)
+    cosine = np.sin(lat) * np.sin(lat0) + np.cos(lat) * np.cos(lat0) * np.cos(lon - lon0)
+    return np.degrees(np.arccos(cosine.clip(-1.0, 1.0)))

@@ -1,14 +1,13 @@
 """Data sets of the Hugging Face Hub that hold domains as a column: `--dataset hub:OWNER/NAME`.
 
-Format: columns `image`, `domain` and `label`, such as flwrlabs/pacs, flwrlabs/office-home and wltjr1007/DomainNet have.
+Format: columns `image`, `domain` and `label`, as in flwrlabs/pacs, flwrlabs/office-home and wltjr1007/DomainNet.
 Domains: in alphabetical order, as those of a folder. Images: in the order of the rows, all official splits one after
-the other, which is not that of a folder; runs on it compare with runs on a folder as different trial seeds do.
-Anything that `datasets.load_dataset` takes by one name will do, a local folder of parquet files among them.
+the other. A folder has another order, so that runs on both compare as different trial seeds do. Everything that
+`datasets.load_dataset` accepts by a single name works, including a local folder of parquet files.
 """
 
 import io
 import os
-from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +31,8 @@ class HubDomain(Domain[int]):
     """The rows of one domain: `images` are their positions in the table.
 
     Attributes:
-        table: The column of images of the whole data set; they are read from it when asked for.
-        roots: Absolute folders below which files lie that rows may name; where a row holds its image there is none.
+        table: The column of images of the whole data set; images are read from it on demand.
+        roots: Absolute folders that rows may name files in, if rows do not hold the images themselves.
     """
 
     table: "Dataset" = field(kw_only=True, repr=False)
@@ -43,13 +42,14 @@ class HubDomain(Domain[int]):
         """Reads one image as RGB.
 
         Raises:
-            ImageReadError: The image cannot be decoded, or is a file that is none of the data set's.
+            ImageReadError: The image cannot be decoded, or is a file outside of the data set.
         """
-        row = self.images[index]
+        row = int(self.images[index])
         stored = self.table[row]["image"] or {"path": None, "bytes": b""}
         name = stored["path"] or f"row {row} of domain {self.name}"
         if stored["bytes"] is not None:
             return read_image(name, io.BytesIO(stored["bytes"]))
+        # A data set from the Hub must not read other files of this machine.
         if not any(Path(os.path.abspath(name)).is_relative_to(root) for root in self.roots):
             remedy = "give a data set that holds its images, or --skip-unreadable"
             raise ImageReadError(f"image={name!r}: is a file of this machine and none of the data set's; {remedy}")
@@ -57,7 +57,7 @@ class HubDomain(Domain[int]):
 
 
 def read_hub(path: str) -> list[HubDomain]:
-    """Loads a data set, from the cache where it is there, and divides it by domain.
+    """Loads a data set, from the cache if it is there, and divides it by domain.
 
     Args:
         path: OWNER/NAME, or a local folder.
@@ -67,15 +67,15 @@ def read_hub(path: str) -> list[HubDomain]:
         DataError: There is no such data set or no network, or a column is missing or of the wrong kind.
     """
     table = _load(path)
-    lacking = [name for name in COLUMNS if name not in table.column_names]
-    if lacking:
-        raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(lacking)}; has {table.column_names}")
-    names, domains = _named(path, table, "domain")
-    classes, targets = _named(path, table, "label")
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(missing)}; has {table.column_names}")
+    names, domains = _names_and_indices(path, table, "domain")
+    classes, targets = _names_and_indices(path, table, "label")
     images, roots = _undecoded(path, table), _roots(path)
     members = {name: np.flatnonzero(domains == index) for index, name in enumerate(names)}
     return [
-        HubDomain(name, classes, targets[rows], array("q", rows.tolist()), table=images, roots=roots)
+        HubDomain(name, classes, targets[rows], rows, table=images, roots=roots)
         for name, rows in sorted(members.items())
         if len(rows)
     ]
@@ -89,7 +89,8 @@ def _load(path: str) -> "Dataset":
     try:
         splits = datasets.load_dataset(path)
         return datasets.concatenate_datasets(list(splits.values()))
-    except Exception as error:  # of the transport too, which has other classes in each major release of the client
+    # The transport's errors have other classes in each major release of the client.
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"dataset='{HUB}{path}': cannot be loaded ({type(error).__name__}: {reason}); check the name and the "
@@ -98,20 +99,20 @@ def _load(path: str) -> "Dataset":
         ) from error
 
 
-def _named(path: str, table: "Dataset", column: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """A column's names in order, and which of them each row has: a ClassLabel's own, otherwise those that occur."""
+def _names_and_indices(path: str, table: "Dataset", column: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """A column's names in order (a ClassLabel's, otherwise the values that occur), and each row's index in them."""
     values = table.data.column(column).to_pylist()
     names = getattr(table.features[column], "names", None)
     if names:
         return tuple(names), np.array(values)
     if any(not isinstance(value, str | int) for value in values):
         raise DataError(f"dataset='{HUB}{path}': column {column!r} must hold names or numbers, one in every row")
-    found = sorted(set(values))
-    return tuple(map(str, found)), np.searchsorted(found, values)
+    distinct = sorted(set(values))
+    return tuple(map(str, distinct)), np.searchsorted(distinct, values)
 
 
 def _roots(path: str) -> tuple[str, ...]:
-    """Folders that a data set's own files lie in: the caches, and itself where it is a folder of this machine."""
+    """Folders of the data set's own files: the caches, and the data set itself if it is a local folder."""
     import datasets
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""Images without labels: found by file, folder or pattern, read in order, with their metadata if a table gives any."""
+"""Images without labels, from files, folders or patterns, with metadata from a table."""
 
 import glob
 import os
@@ -12,70 +12,70 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...errors import DataError, ImageReadError
-from ..pixels import IMAGE_EXTENSIONS, RGB, Transform
-from ..texts import Texts
-from .columns import coordinates, field, numeric, parsed, read_csv
-from .images import images_below, read_pixels
+from ..bands import RGB, Transform
+from ..domains import file_names
+from .csv_tables import coordinates, numeric, parsed, read_csv
+from .images import IMAGE_EXTENSIONS, images_below, read_pixels
 
-Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), and metadata if there are any
+Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), optionally metadata
 
 
 def find_images(sources: Sequence[str]) -> list[str]:
-    """Lists image files in the order of the sources, within each in the order of their paths, every file once.
+    """Lists image files in the order of the sources, sorted by path within each, every file once.
 
     Args:
-        sources: Files, whatever their extension; folders, searched to any depth for torchvision's image extensions;
-            patterns with *, ? and **.
+        sources: Files with any extension, folders, or patterns with *, ? and **. Folders are searched to any depth for
+            torchvision's image extensions.
 
     Raises:
-        DataError: A source gives no file, or a folder cannot be listed or is a link below another.
+        DataError: A source gives no file, a folder cannot be listed, or a folder is a link below another.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for source in sources:
-        paths = [source] if os.path.isfile(source) else _below(source)
+        paths = [source] if os.path.isfile(source) else _files_of(source)
         if not paths:
             raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMAGE_EXTENSIONS})")
         for path in paths:
-            found.setdefault(os.path.abspath(path), path)
-    return list(found.values())
+            files.setdefault(os.path.abspath(path), path)
+    return list(files.values())
 
 
 def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
-    """Looks up the metadata of images.
+    """Looks up the metadata of images in a table.
 
     Args:
-        table: A csv file with columns path (below the table's folder, or absolute), and lon and lat in degrees ("nan"
-            in both where unknown) or location.
-        paths: Of the images.
-        ids: Read `location`, a whole number, negative where unknown, instead of coordinates.
-        columns: Further columns of numbers, such as a time or a sensor's; beside coordinates only.
+        table: A csv file with a column path, relative to the table's folder or absolute. Its other columns are lon and
+            lat in degrees ("nan" in both if unknown), or location.
+        paths: The images.
+        ids: Read `location`, an integer that is negative if unknown, instead of coordinates.
+        columns: Further numeric columns, such as a time or a sensor's number; only with coordinates.
 
     Returns:
-        float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids; NaN or -1 for
-        images that are not in the table.
+        float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids. Images that are
+        not in the table have NaN or -1.
 
     Raises:
-        DataError: A column is missing, or a field is empty or wrong; lines are named.
+        DataError: A column is missing, or a field is empty or wrong; the message names the lines.
     """
-    rows = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
+    fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
-        values = np.array(parsed(table, rows, "location", int, "a whole number"), dtype=np.int64)
+        values = np.array(parsed(table, fields, "location", int, "a whole number"), dtype=np.int64)
     else:
-        values = np.concatenate([coordinates(table, rows), numeric(table, rows, columns)], axis=1)
-    files = (os.path.abspath(os.path.join(table.parent, path.strip())) for path in field(rows, "path"))
-    places = dict(zip(files, values, strict=True))
+        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
+    files = (os.path.abspath(os.path.join(table.parent, path.strip())) for path in fields["path"])
+    metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
-    return np.stack([places.get(os.path.abspath(path), unknown) for path in paths])
+    return np.stack([metadata.get(os.path.abspath(path), unknown) for path in paths])
 
 
 class ImageFiles(Dataset):
-    """Image files with their positions in the list, and their metadata.
+    """Image files with their positions in the list, and optionally metadata.
 
     Args:
         paths: The files.
         transform: Applied to each image.
         metadata: (N, ...) one row per file, or None.
-        skip_unreadable: Give None for a file that cannot be decoded, instead of raising `ImageReadError`.
+        skip_unreadable: Return None for a file that cannot be decoded, instead of raising `ImageReadError`.
         in_chans: Bands of each file; three are read as RGB.
     """
 
@@ -87,18 +87,22 @@ class ImageFiles(Dataset):
         skip_unreadable: bool = False,
         in_chans: int = RGB,
     ) -> None:
-        self.paths = Texts(paths)
+        self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
         self.in_chans = in_chans
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self._files)
+
+    def path(self, index: int) -> str:
+        """Returns the path of one image."""
+        return os.fsdecode(self._files[index])
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            image = self.transform(read_pixels(self.paths[index], self.in_chans))
+            image = self.transform(read_pixels(self.path(index), self.in_chans))
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
@@ -109,12 +113,12 @@ class ImageFiles(Dataset):
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
     """Builds the loader, in the order of the files; yields lists of positions (B,), images (B, C, H, W), metadata.
 
-    A batch lacks what was skipped; a batch of which nothing is left is an empty list.
+    A batch lacks the images that were skipped; it is an empty list if all were.
     """
     return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
 
 
-def _below(source: str) -> list[str]:
+def _files_of(source: str) -> list[str]:
     if os.path.isdir(source):
         return sorted(os.path.join(folder, name) for folder, names in images_below(source) for name in names)
     return sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))

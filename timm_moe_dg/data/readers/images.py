@@ -1,4 +1,4 @@
-"""Image files: found below a folder, and decoded as RGB without the help of other programs."""
+"""Image files: listed below a folder, and decoded as RGB without starting other programs."""
 
 import logging
 import os
@@ -6,23 +6,22 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from torchvision.datasets.folder import IMG_EXTENSIONS as IMAGE_EXTENSIONS
 
 from ...errors import DataError, ImageReadError
-from .. import decoders
-from ..bands import as_picture, bands_in, read_bands
-from ..pixels import IMAGE_EXTENSIONS, RGB, Pixels
+from ..bands import REPAIR, RGB, Pixels, as_picture, check_regular_file, count_bands, installed_decoders, read_bands
 
 SAMPLES_PER_PIXEL = 277  # the TIFF tag
 
-_SAID: set[tuple[str, ...]] = set()
 _LOGGER = logging.getLogger(__name__)
+_warned_bands: set[tuple[str, ...]] = set()
 
 
 def images_below(folder: str) -> list[tuple[str, list[str]]]:
     """Lists files with torchvision's image extensions, to any depth, in the order of its ImageFolder.
 
-    Links to files are followed. Links to folders are refused: they could lead around in a circle, or to images that are
-    found elsewhere as well.
+    Links to files are followed. Links to folders are errors: they could form a circle, or lead to images that are
+    listed elsewhere as well.
 
     Returns:
         Folders and the names of their images, both sorted; folders without images are left out.
@@ -30,28 +29,28 @@ def images_below(folder: str) -> list[tuple[str, list[str]]]:
     Raises:
         DataError: A folder cannot be listed, or is a link.
     """
-    found = []
-    for parent, folders, names in os.walk(folder, onerror=_not_listed):
+    listing = []
+    for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
         for path in (os.path.join(parent, name) for name in folders):
             if os.path.islink(path):
                 raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
         images = sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
-        found += [(parent, images)] if images else []
-    return sorted(found)
+        if images:
+            listing.append((parent, images))
+    return sorted(listing)
 
 
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
-    """Lists the names of a folder's folders, sorted; links to folders are among them.
+    """Lists the names of a folder's folders, sorted, including links to folders.
 
     Raises:
-        DataError: The folder cannot be listed, or holds a folder whose name is not UTF-8: it would be the name of a
-            domain or a class.
+        DataError: The folder cannot be listed, or a name, which would be a domain's or a class's, is not UTF-8.
     """
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
-        _not_listed(error)
+        _raise_not_listed(error)
         raise
     for name in names:
         if not _is_utf_8(name):
@@ -62,59 +61,58 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
 def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
     """Reads an image file as RGB.
 
-    Other modes become RGB as PIL's `convert` makes them, so transparency is dropped and not blended; an EXIF rotation
-    is ignored. Both are what torchvision's ImageFolder does, and DomainBed with it. It is not followed in two things:
-    16 bits become the upper 8, which it cuts off at 255, and a truncated file is an error, whose missing part DomainBed
-    fills with gray.
+    Other modes become RGB by PIL's `convert`, which drops transparency without blending. An EXIF rotation is ignored.
+    Both are what torchvision's ImageFolder does, and DomainBed with it. Two cases differ. 16 bits become the upper 8,
+    where torchvision clips at 255. A truncated file is an error, where DomainBed fills the missing part with gray.
 
     Args:
         path: The file, and its name in messages.
-        file: Where to read instead of opening `path`.
+        file: An open file to read instead of `path`.
 
     Raises:
-        ImageReadError: The file cannot be decoded, is of a format not in `decoders.DECODERS`, or is no regular file.
+        ImageReadError: The file cannot be decoded, its format is not in `bands.DECODERS`, or it is not a regular file.
     """
     try:
         if file is None:
-            decoders.check_regular(path)
-        with Image.open(file or path, formats=decoders.present()) as image:
+            check_regular_file(path)
+        with Image.open(file or path, formats=installed_decoders()) as image:
             _check_bands(image)
             image.load()
             if len(image.getbands()) > 3:
-                _say_bands(image.getbands(), path)
+                _warn_of_bands(image.getbands(), path)
             return image if image.mode == "RGB" else _as_rgb(image)
-    except Exception as error:  # decoders raise what they like on broken files: KeyError, IndexError, struct.error ...
-        remedy = decoders.REPAIR
+    except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
+        remedy = REPAIR
         if path.lower().endswith((".tif", ".tiff")) and isinstance(error, UnidentifiedImageError):
-            count = bands_in(path)
-            has = f"it has {count} bands" if count else "if it has more bands than four"
-            remedy = f"{has}: give --in-chans {count or 'N'}, or save the three that count as RGB; else {remedy}"
+            count = count_bands(path)
+            case = f"it has {count} bands" if count else "if it has more bands than four"
+            remedy = f"{case}: give --in-chans {count or 'N'}, or save three of them as RGB; else {remedy}"
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
 def read_pixels(path: str, in_chans: int = RGB) -> Pixels:
-    """Reads an image file as a network of so many channels takes it; see `read_image` and `read_bands`."""
+    """Reads an image file for a network with so many input channels; see `read_image` and `read_bands`."""
     return read_image(path) if in_chans == RGB else read_bands(path, in_chans)
 
 
 def read_picture(path: str, bands: int = RGB) -> Image.Image:
-    """Reads an image file as RGB for people: of other bands than three, see `as_picture`."""
+    """Reads an image file as an RGB picture for people, whatever its number of bands; see `as_picture`."""
     return read_image(path) if bands == RGB else as_picture(read_bands(path, bands))
 
 
 def _check_bands(image: Image.Image) -> None:
-    """Refuses what Pillow would drop without a word: a TIFF file's bands from the fifth on, between, or in pages."""
-    tags = getattr(image, "tag_v2", {})  # of TIFF files alone
+    """Raises for TIFF files with bands that Pillow would drop silently: from the fifth on, or in further pages."""
+    tags = getattr(image, "tag_v2", {})  # only TIFF files have tags
     in_page = tags.get(SAMPLES_PER_PIXEL, 1)
     bands = getattr(image, "n_frames", 1) if tags and in_page == 1 else in_page
     if bands > 4 or bands > in_page:
-        raise ValueError(f"it has {bands} bands: give --in-chans {bands}, or save the three that count as RGB")
+        raise ValueError(f"it has {bands} bands: give --in-chans {bands}, or save three of them as RGB")
 
 
-def _say_bands(bands: tuple[str, ...], path: str) -> None:
-    """Says once, in each process, that images have more bands than are read."""
-    if bands not in _SAID:
-        _SAID.add(bands)
+def _warn_of_bands(bands: tuple[str, ...], path: str) -> None:
+    """Warns once per process that images have more bands than are read."""
+    if bands not in _warned_bands:
+        _warned_bands.add(bands)
         remark = "read as three (RGB), without --in-chans; others like it are not mentioned"
         _LOGGER.warning("image=%r: has %d bands (%s), %s", path, len(bands), ", ".join(bands), remark)
 
@@ -128,7 +126,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _is_utf_8(name: str) -> bool:
-    """Whether a name has no bytes that Python had to put surrogates in the place of."""
+    # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -136,5 +134,5 @@ def _is_utf_8(name: str) -> bool:
     return True
 
 
-def _not_listed(error: OSError) -> None:
+def _raise_not_listed(error: OSError) -> None:
     raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error

@@ -1,20 +1,22 @@
-"""Images with metadata (where, or by which camera) and an official split, as domains with a role.
+"""Images with metadata (coordinates or a camera's id) and an official split, as domains with a role.
 
-A table of images becomes up to three kinds of domains. Training domains: the training images inside, their validation
-images outside. "id" and "ood" domains are only evaluated, one per group and role: test images inside, outside what the
-benchmark sets apart for validation under shift.
+A table of images becomes up to three kinds of domains. Training domains have training images inside and their
+validation images outside. "id" and "ood" domains are only evaluated, one per group and role. They have test images
+inside, and outside what the benchmark reserves for validation under shift.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError
-from ..domains import Domain, Split
-from ..texts import take
+from ..domains import DataDir, Domain, Split, file_names, take
+from .csv_tables import below, choice, coordinates, numeric, parsed, read_csv
 from .images import read_picture
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -24,26 +26,27 @@ PARTS_OF_ROLES = {
     "ood": ("ood_test", "ood_val"),
 }  # inside, outside
 POOLED = "all"  # the group of domains in which groups are pooled
+COLUMNS = ("path", "label", "lon", "lat", "split", "group")
 
-PathOrPixels: TypeAlias = str | np.ndarray
+FileOrPixels: TypeAlias = str | bytes | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """A table of images, one entry per image in every column; its arrays cannot be written to.
+    """A table of images, one entry per image in every column; its arrays are read-only.
 
     Attributes:
         classes: Class names.
-        images: File names, or gray images as uint8 arrays (height, width).
+        images: File names (see `file_names`), or gray images as uint8 arrays (height, width).
         targets: Class indices, int (N,).
-        metadata: Longitude and latitude in degrees, and further numbers if any, float32 (N, 2 or more), or location
+        metadata: Longitude and latitude in degrees and optionally further numbers, float32 (N, 2 or more), or location
             ids, int64 (N,).
-        part: Names in `PARTS`, (N,); other rows belong to no split and are left out.
+        part: Names in `PARTS`, (N,); rows with another name belong to no split and are left out.
         group: Names of evaluation groups, such as regions, (N,).
     """
 
     classes: tuple[str, ...]
-    images: Sequence[PathOrPixels] = field(repr=False)
+    images: Sequence[FileOrPixels] | np.ndarray = field(repr=False)
     targets: np.ndarray = field(repr=False)
     metadata: np.ndarray = field(repr=False)
     part: np.ndarray = field(repr=False)
@@ -57,8 +60,8 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacesDomain(Domain[PathOrPixels]):
-    """One domain of a `Places` table, with its images and metadata; named by role and group, such as "id Europe"."""
+class PlacesDomain(Domain[FileOrPixels]):
+    """One domain of a `Places` table, named by role and group, such as "id Europe"."""
 
     metadata: np.ndarray = field(kw_only=True, repr=False)
 
@@ -69,9 +72,9 @@ class PlacesDomain(Domain[PathOrPixels]):
             ImageReadError: The file cannot be decoded.
         """
         image = self.images[index]
-        return (
-            Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else read_picture(image, self.bands)
-        )
+        if isinstance(image, np.ndarray):
+            return Image.fromarray(image).convert("RGB")
+        return read_picture(self.file(index), self.bands)
 
 
 def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None = None) -> list[PlacesDomain]:
@@ -79,16 +82,16 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
 
     Args:
         places: The table.
-        pooled: Train on all groups as one domain; otherwise each training step draws equally from every group.
-        training: Names of the training domains, (N,), where these are not the groups, such as camera traps. Those
-            without validation images have an empty "out" part.
+        pooled: Whether to train on all groups as one domain. Otherwise each training step draws equally from every
+            group.
+        training: Names of the training domains, (N,), if these are not the groups, such as camera traps. Those without
+            validation images have an empty "out" part.
 
     Raises:
-        DataError: Nothing to train on, nothing to validate on, or nothing to test on.
+        DataError: There is nothing to train on, to validate on, or to test on.
     """
     counts = {part: int((places.part == part).sum()) for part in PARTS}
-    lacking = [name for name in ("train", "id_val") if not counts[name]]
-    if lacking or not counts["id_test"] + counts["ood_test"]:
+    if not counts["train"] or not counts["id_val"] or not counts["id_test"] + counts["ood_test"]:
         raise DataError(
             f"split={counts}: needs images in train, in id_val, and in id_test or ood_test; check the split column"
         )
@@ -103,9 +106,43 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
     return domains
 
 
+def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> list[PlacesDomain]:
+    """Reads a folder of images with coordinates in its metadata.csv; every training step draws equally from each group.
+
+    Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
+    (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
+    labels in alphabetical order.
+
+    Args:
+        data_dir: The folder.
+        metadata_columns: Numeric columns, such as a year, that follow longitude and latitude in the metadata.
+
+    Raises:
+        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist; the
+            message names the lines.
+    """
+    if data_dir is None:
+        raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
+    table = Path(data_dir) / "metadata.csv"
+    fields = read_csv(table, COLUMNS)
+    images = file_names(parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder"))
+    labels = parsed(table, fields, "label", str, "a label")
+    classes = tuple(sorted(set(labels)))
+    return domains_of(
+        Places(
+            classes=classes,
+            images=images,
+            targets=np.searchsorted(classes, labels),
+            metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
+            part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
+            group=np.array(parsed(table, fields, "group", str, "the name of a group")),
+        )
+    )
+
+
 def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: str, outside: str) -> PlacesDomain:
-    tested, held = (np.flatnonzero(member & (places.part == part)) for part in (inside, outside))
-    rows, first = np.concatenate([tested, held]), len(tested)
+    inside_rows, outside_rows = (np.flatnonzero(member & (places.part == part)) for part in (inside, outside))
+    rows, first_outside = np.concatenate([inside_rows, outside_rows]), len(inside_rows)
     return PlacesDomain(
         name=role if group == POOLED else f"{role} {group}",
         role=role,
@@ -114,5 +151,16 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
         targets=places.targets[rows],
         images=take(places.images, rows),
         metadata=places.metadata[rows],
-        split=Split(np.arange(first), np.arange(first, len(rows))),
+        split=Split(np.arange(first_outside), np.arange(first_outside, len(rows))),
     )
+
+
+def _existing(folder: Path) -> Callable[[str], str]:
+    below_folder = below(folder)
+
+    def parse(text: str) -> str:
+        if not os.path.isfile(path := below_folder(text)):
+            raise ValueError(text)
+        return path
+
+    return parse

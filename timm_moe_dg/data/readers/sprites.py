@@ -1,11 +1,11 @@
-"""Sprites: little animals drawn by formula, of which every pixel's part is known, in five styles of the same pictures.
+"""Sprites: synthetic animals in five styles, with the part of every pixel known.
 
 Format: 400 animals of 48 x 48 pixels, drawn from signed distances with numpy; nothing is downloaded or read.
-Classes: eight, all combinations of a round or square body, pointed or round ears, and a long or short tail.
-The shape of head and legs, size, place and colors are drawn at random and say nothing about the class.
+Classes: eight, all combinations of a round or square body, pointed or round ears, and a long or short tail. The shape
+of head and legs, size, position and colors are random and independent of the class.
 Domains: paper (plain light ground, a color for each part), night (dark ground, light colors), stripes (striped ground,
 animals of one color), sketch (black lines on white) and turned (paper's, turned by 30 degrees counter-clockwise). Every
-animal is in all five domains at the same position, so that a held-out domain shows known animals in an unknown style.
+animal is in all five domains at the same position. A held-out domain therefore shows known animals in an unknown style.
 """
 
 import math
@@ -37,25 +37,15 @@ ATTRIBUTES = tuple(f"{name}::{shape}" for name, shapes in SHAPES.items() for sha
 # Colors of the parts without the background, from 0 to 1
 _PAPER = np.array(
     [
-        (0.8, 0.4, 0.2),
-        (0.2, 0.3, 0.6),
-        (0.2, 0.3, 0.6),
-        (0.5, 0.3, 0.2),
-        (0.7, 0.2, 0.3),
-        (0.7, 0.2, 0.3),
-        (0.3, 0.5, 0.3),
+        *[(0.8, 0.4, 0.2), (0.2, 0.3, 0.6), (0.2, 0.3, 0.6), (0.5, 0.3, 0.2)],
+        *[(0.7, 0.2, 0.3), (0.7, 0.2, 0.3), (0.3, 0.5, 0.3)],
     ],
     dtype=np.float32,
 )
 _NIGHT = np.array(
     [
-        (0.4, 0.8, 0.8),
-        (0.8, 0.8, 0.4),
-        (0.8, 0.8, 0.4),
-        (0.6, 0.6, 0.8),
-        (0.4, 0.8, 0.5),
-        (0.4, 0.8, 0.5),
-        (0.8, 0.6, 0.7),
+        *[(0.4, 0.8, 0.8), (0.8, 0.8, 0.4), (0.8, 0.8, 0.4), (0.6, 0.6, 0.8)],
+        *[(0.4, 0.8, 0.5), (0.4, 0.8, 0.5), (0.8, 0.6, 0.7)],
     ],
     dtype=np.float32,
 )
@@ -68,7 +58,7 @@ class SpritesDomain(Domain[np.ndarray]):
 
     Attributes:
         part_maps: int64 (N, 48, 48), the part of each pixel, an index of `part_names`.
-        attributes: bool (N, A), what is true of each animal.
+        attributes: bool (N, A), which attributes each animal has.
         part_names: Names of the parts; the first is the background.
         attribute_names: GROUP::VALUE for each attribute.
     """
@@ -84,17 +74,17 @@ class SpritesDomain(Domain[np.ndarray]):
 
     def without(self, positions: Collection[int]) -> Self:
         """Returns this domain without the animals at some positions."""
-        kept = ~np.isin(np.arange(len(self)), list(positions))
+        remains = ~np.isin(np.arange(len(self)), list(positions))
         fewer = super().without(positions)
-        return replace(fewer, part_maps=self.part_maps[kept], attributes=self.attributes[kept])
+        return replace(fewer, part_maps=self.part_maps[remains], attributes=self.attributes[remains])
 
 
 @dataclass(frozen=True)
 class Animals:
-    """What is drawn, N animals.
+    """Shapes, positions, sizes and colors of N animals.
 
     Attributes:
-        shapes: Name in `SHAPES` -> (N,) which of its two.
+        shapes: For each name in `SHAPES`, (N,) the index of the shape.
         offset: (N, 2) pixels from the middle, right and down.
         scale: (N,) size.
         colors: (N, 8, 3) of the parts, the background's first, from 0 to 1.
@@ -107,17 +97,18 @@ class Animals:
 
 
 def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesDomain]:
-    """Draws the five domains; they are the same every time.
+    """Draws the five domains, the same every time.
 
     Args:
-        num_pictures: Animals; the classes take turns.
-        seed: Of everything that is drawn at random.
+        num_pictures: Number of animals; the classes take turns.
+        seed: Seed of everything random.
     """
-    return list(_drawn(num_pictures, seed))
+    return list(_sprites(num_pictures, seed))
 
 
+# Evaluating a run reads its data more than once in a process, and drawing takes seconds.
 @cache
-def _drawn(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
+def _sprites(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
     targets = np.arange(num_pictures) % len(CLASSES)
     animals = draw_animals(targets, np.random.default_rng(seed))
     attributes = np.stack([animals.shapes[name] == value for name in SHAPES for value in (0, 1)], axis=1)
@@ -143,11 +134,11 @@ def _drawn(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
 
 
 def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
-    """Draws everything about the animals that their classes leave open.
+    """Draws all properties of animals that do not follow from their classes.
 
     Args:
-        targets: (N,) class of each.
-        random: Where the draws come from.
+        targets: (N,) class of each animal.
+        random: The source of randomness.
     """
     number = len(targets)
     shapes = {name: targets >> (len(DECISIVE) - 1 - position) & 1 for position, name in enumerate(DECISIVE)}
@@ -158,10 +149,10 @@ def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
 
 
 def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
-    """Signed distance of every pixel to every part but the background: (7, N, 48, 48) in pixels, negative inside.
+    """Returns every pixel's signed distance to every part but the background: (7, N, 48, 48) pixels, negative inside.
 
     Args:
-        animals: What is drawn.
+        animals: The animals to draw.
         angle: Degrees by which the picture is turned about its middle, counter-clockwise.
     """
     middle = np.arange(SIZE, dtype=np.float32) - np.float32((SIZE - 1) / 2)
@@ -169,26 +160,24 @@ def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
     sine, cosine = math.sin(math.radians(angle)), math.cos(math.radians(angle))
     upright = right * cosine - down * sine, right * sine + down * cosine
     scale = animals.scale[:, None, None]
-    x, y = ((axis - animals.offset[:, at, None, None]) / scale for at, axis in enumerate(upright))
-    chosen = {name: value[:, None, None].astype(bool) for name, value in animals.shapes.items()}
-    leg_width = np.where(chosen["legs"], np.float32(3.8), np.float32(2.4))
+    x, y = ((pixels - animals.offset[:, axis, None, None]) / scale for axis, pixels in enumerate(upright))
+    second = {name: shape[:, None, None].astype(bool) for name, shape in animals.shapes.items()}
+    leg_width = np.where(second["legs"], np.float32(3.8), np.float32(2.4))
+    long_tail, short_tail = _segment(x, y, (7.0, 6.0), (16.5, -5.0)), _segment(x, y, (7.0, 6.0), (11.5, 2.0))
     parts = {
-        "tail": np.where(
-            chosen["tail"], _segment(x, y, (7.0, 6.0), (11.5, 2.0)), _segment(x, y, (7.0, 6.0), (16.5, -5.0))
-        )
-        - 2.8,
+        "tail": np.where(second["tail"], short_tail, long_tail) - 2.8,
         "left leg": _box(x + 5.0, y - 17.5, leg_width, 4.5),
         "right leg": _box(x - 5.0, y - 17.5, leg_width, 4.5),
-        "body": np.where(chosen["body"], _box(x, y - 5.0, 10.0, 9.6), np.hypot(x, y - 5.0) - 9.6),
-        "left ear": _ear(-x, y, chosen["ears"]),
-        "right ear": _ear(x, y, chosen["ears"]),
-        "head": np.where(chosen["head"], _box(x, y + 8.5, 6.4, 6.4), np.hypot(x, y + 8.5) - 7.3),
+        "body": np.where(second["body"], _box(x, y - 5.0, 10.0, 9.6), np.hypot(x, y - 5.0) - 9.6),
+        "left ear": _ear(-x, y, second["ears"]),
+        "right ear": _ear(x, y, second["ears"]),
+        "head": np.where(second["head"], _box(x, y + 8.5, 6.4, 6.4), np.hypot(x, y + 8.5) - 7.3),
     }
     return np.stack([parts[name] for name in PARTS[1:]]) * scale
 
 
 def _ear(x: np.ndarray, y: np.ndarray, is_round: np.ndarray) -> np.ndarray:
-    """A triangle with its tip up, or a disc; the right ear's, the left one is its mirror image."""
+    """Distance to the right ear, a triangle with its tip up or a disc; the left ear is its mirror image."""
     outer = 0.99 * (x - 8.5) + 0.1 * (y + 11.0)
     inner = -0.77 * (x - 6.0) - 0.64 * (y + 22.0)
     pointed = np.maximum(np.maximum(outer, inner), y + 9.0)
@@ -208,7 +197,7 @@ def _segment(x: np.ndarray, y: np.ndarray, start: tuple[float, float], end: tupl
 
 
 def _part_maps(distances: np.ndarray) -> np.ndarray:
-    """The topmost part of each pixel: the last painted one that it lies in."""
+    """The topmost part at each pixel: the last one painted over it."""
     inside = distances < 0
     topmost = len(distances) - inside[::-1].argmax(axis=0)
     return np.where(inside.any(axis=0), topmost, 0)
@@ -234,7 +223,7 @@ def _night(animals: Animals, distances: np.ndarray) -> np.ndarray:
 
 
 def _near(palette: np.ndarray, animals: Animals) -> np.ndarray:
-    """Colors of the parts (N, 7, 3): those of a palette, up to a little chance."""
+    """Colors of the parts (N, 7, 3): a palette's with a little noise."""
     return palette + 0.3 * (animals.colors[:, 1:] - 0.5)
 
 

@@ -1,33 +1,44 @@
-"""FMoW and iWildCam as the WILDS benchmark (Koh et al., 2021) released them, read from their folders and csv files.
+"""FMoW, iWildCam and Camelyon17 of the WILDS benchmark (Koh et al., 2021), read from the releases' folders and tables.
+
+WILDS's protocol has an official split. DomainBed's form has whole regions or hospitals as domains, in the order of
+WILDS's tables, so that its splits carry over.
 
 FMoW (fmow_v1.1): images/rgb_img_{row}.png, where row counts all rows of rgb_metadata.csv (columns category, split,
 timestamp, country_code, lat, lon among others), sequestered ones included; country_code_mapping.csv maps `alpha-3` to
 `region`. 62 classes. Official split by time: train before 2013, "ood" validation 2013 to 2015, "ood" test from 2016.
-License: FMoW Challenge Public License.
+DomainBed has six domains with all images but the sequestered ones, of all years. The last one, "Other", has the few
+images without a region. License: FMoW Challenge Public License.
 
 iWildCam (iwildcam_v2.0): train/{filename}, metadata.csv (columns split, y, filename, location_remapped among others),
 categories.csv (y, name). 182 classes, 323 camera traps; those of val and test are not among those of train.
 License: CDLA-Permissive-1.0.
+
+Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
+patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. License: CC0.
 """
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DataError
-from ..domains import UNGROUPED, DataDir
-from ..texts import Texts
-from .columns import SHOWN, below, choice, coordinates, field, parsed, read_csv
+from ..domains import UNGROUPED, DataDir, file_names, take
+from .csv_tables import MAX_LISTED, below, choice, coordinates, number, parsed, read_csv
+from .folders import FolderDomain
 from .places import POOLED, Places, PlacesDomain, domains_of
 
 REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania")  # in WILDS's order
+SIX_REGIONS = (*REGIONS, UNGROUPED)
 HELD_OUT_REGION = "Asia"
+CENTERS = tuple("01234")
+HOSPITALS = tuple(f"hospital_{center}" for center in CENTERS)
+
 _OOD_VALIDATION, _OOD_TEST = 2013, 2016  # first years
 _OFFICIAL = {"train": "train", "id_val": "id_val", "id_test": "id_test", "val": "ood_val", "test": "ood_test"}
-
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -40,19 +51,19 @@ def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
             images of no region.
 
     Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
+        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
     """
-    places = fmow_table(data_dir)
+    places = _fmow_table(data_dir)
     if not pooled:
         places = _with_a_region(places)
     return domains_of(places, pooled=pooled)
 
 
 def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
-    """Reads FMoW with Asia left out (MoGE, section 2.4): nothing of it is trained on, and it is the "ood" test.
+    """Reads FMoW with Asia left out of training, as the "ood" test (MoGE, section 2.4).
 
-    The paper does not say which of Asia's images are the test: here those of both official test splits. "ood" images of
-    other regions are left out.
+    The paper does not say which images of Asia are the test. Here it is those of both official test splits. "ood"
+    images of other regions are left out.
 
     Args:
         data_dir: See `read_fmow`.
@@ -62,105 +73,133 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     Raises:
         DataError: See `read_fmow`.
     """
-    places = fmow_table(data_dir)
+    places = _fmow_table(data_dir)
     if not pooled:
         places = _with_a_region(places)
     held_out = places.group == HELD_OUT_REGION
-    inside = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
-    outside = {"ood_test": "none", "ood_val": "none"}
+    parts_in_asia = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
+    parts_elsewhere = {"ood_test": "none", "ood_val": "none"}
     pairs = zip(places.part.tolist(), held_out, strict=True)
-    part = np.array([(inside if held else outside).get(name, name) for name, held in pairs])
+    part = np.array([(parts_in_asia if in_asia else parts_elsewhere).get(name, name) for name, in_asia in pairs])
     return domains_of(replace(places, part=part), pooled=pooled)
+
+
+def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS) -> list[PlacesDomain]:
+    """Reads FMoW in DomainBed's form, one domain for each region.
+
+    Args:
+        data_dir: See `read_fmow`.
+        domains: The regions, in DomainBed's order, with or without "Other". Without it, the splits of the five regions
+            are the same, but runs train on other images and do not compare with DomainBed's.
+
+    Raises:
+        DataError: See `read_fmow`.
+    """
+    places = _fmow_table(data_dir)
+    released = places.part != "seq"
+    members = {region: np.flatnonzero(released & (places.group == region)) for region in domains}
+    return [
+        PlacesDomain(
+            region, places.classes, places.targets[rows], take(places.images, rows), metadata=places.metadata[rows]
+        )
+        for region, rows in members.items()
+        if len(rows)
+    ]
 
 
 def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads iWildCam with the official split by camera trap; the metadata are location ids.
 
-    Traps that are not trained on have the id -1, unknown, and so the shared expert of MoGE.
+    Traps that are not trained on get the id -1, unknown, for which MoGE uses its shared expert.
 
     Args:
         data_dir: The folder that holds metadata.csv and categories.csv, or its parent.
-        pooled: Train on all images as one domain; otherwise on the camera traps as domains. A trap with a single
-            training image is one too, as in WILDS, whose group loader draws that image again and again: a warning
-            counts such traps.
+        pooled: Train on all images as one domain; otherwise on the camera traps as domains. As in WILDS, a trap with a
+            single training image is a domain too, and its image is drawn again and again. A warning counts such traps.
 
     Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong; lines are named.
+        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
     """
-    root = release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
+    root = _release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
-    rows = read_csv(table, ("split", "y", "filename", "location_remapped"))
-    official = parsed(table, rows, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
+    fields = read_csv(table, ("split", "y", "filename", "location_remapped"))
+    official = parsed(table, fields, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
     part = np.array([_OFFICIAL[name] for name in official])
-    targets = np.array(parsed(table, rows, "y", int, "a class index"))
-    locations = np.array(parsed(table, rows, "location_remapped", int, "a location id"))
+    targets = np.array(parsed(table, fields, "y", int, "a class index"))
+    locations = np.array(parsed(table, fields, "location_remapped", int, "a location id"))
     trained = np.isin(locations, locations[part == "train"])
+    files = parsed(table, fields, "filename", below(root / "train"), "the name of a file below train/")
     places = Places(
         classes=_iwildcam_classes(root, int(targets.max()) + 1),
-        images=Texts(parsed(table, rows, "filename", below(root / "train"), "the name of a file below train/")),
+        images=file_names(files),
         targets=targets,
         metadata=np.where(trained, locations, -1),
         part=part,
-        group=np.full(len(rows), POOLED),
+        group=np.full(len(files), POOLED),
     )
     if pooled:
         return domains_of(places)
-    _count_single_images(table, locations, part)
+    _warn_of_single_images(table, locations, part)
     return domains_of(places, training=np.array([f"location_{location:03}" for location in locations]))
 
 
-def fmow_table(data_dir: DataDir) -> Places:
-    """Reads the table of all images; the part of images outside the official split is "none", or "seq" if sequestered.
+def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
+    """Reads Camelyon17 in DomainBed's form, one domain for each hospital.
+
+    Args:
+        data_dir: The folder camelyon17_v1.0, or its parent.
 
     Raises:
-        DataError: See `read_fmow`.
+        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
     """
-    root = release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
+    root = _release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
+    table = root / "metadata.csv"
+    fields = read_csv(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
+    centers = np.array(parsed(table, fields, "center", choice(*CENTERS), "a hospital, 0 to 4"))
+    targets = np.array(parsed(table, fields, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1"))
+    columns = [parsed(table, fields, name, number, "a number") for name in ("patient", "node", "x_coord", "y_coord")]
+    pattern = "patches/patient_{0}_node_{1}/patch_patient_{0}_node_{1}_x_{2}_y_{3}.png"
+    paths = file_names(os.path.join(root, pattern.format(*row)) for row in zip(*columns, strict=True))
+    members = {name: np.flatnonzero(centers == center) for center, name in zip(CENTERS, HOSPITALS, strict=True)}
+    classes = ("normal", "tumor")
+    return [FolderDomain(name, classes, targets[rows], paths[rows]) for name, rows in members.items() if len(rows)]
+
+
+def _fmow_table(data_dir: DataDir) -> Places:
+    """All images of FMoW; the part of images outside the official split is "none", or "seq" if sequestered."""
+    root = _release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
-    rows = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
+    fields = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
     regions = _regions(root / "country_code_mapping.csv")
-    split = parsed(table, rows, "split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
-    years = parsed(table, rows, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
-    labels = parsed(table, rows, "category", str, "a category")
+    split = parsed(table, fields, "split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
+    years = parsed(table, fields, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
+    labels = parsed(table, fields, "category", str, "a category")
     classes = tuple(sorted(set(labels)))
-    indices = {name: index for index, name in enumerate(classes)}
     return Places(
         classes=classes,
-        images=Texts(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(rows))),
-        targets=np.array([indices[label] for label in labels]),
-        metadata=coordinates(table, rows),
+        images=file_names(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(labels))),
+        targets=np.searchsorted(classes, labels),
+        metadata=coordinates(table, fields),
         part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)], dtype="U8"),
-        group=np.array([regions.get(code, UNGROUPED) for code in field(rows, "country_code")]),
+        group=np.array([regions.get(code, UNGROUPED) for code in fields["country_code"]]),
     )
 
 
 def _regions(table: Path) -> dict[str, str]:
-    """The region of every country; countries without one, such as Antarctica, are in `UNGROUPED`."""
-    rows = read_csv(table, ("alpha-3", "region"))
-    named = [row for row in rows if (row["region"] or "").strip()]
-    if not named:
+    """Maps country codes to regions; countries without a region, such as Antarctica, are left out."""
+    fields = read_csv(table, ("alpha-3", "region"))
+    regions = [region.strip() for region in fields["region"]]
+    if not any(regions):
         raise DataError(f"{str(table)!r}: no row has a region; give the release's table, whose regions are {REGIONS}")
-    for line, row in enumerate(rows, start=2):
-        if (row["region"] or "").strip() not in (*REGIONS, ""):
-            raise DataError(f"{str(table)!r}: line {line} has the region {row['region']!r}; give one of {REGIONS}")
-    return {row["alpha-3"]: row["region"].strip() for row in named}
+    for line, region in enumerate(regions, start=2):
+        if region not in (*REGIONS, ""):
+            raise DataError(f"{str(table)!r}: line {line} has the region {region!r}; give one of {REGIONS}")
+    return {code: region for code, region in zip(fields["alpha-3"], regions, strict=True) if region}
 
 
 def _with_a_region(places: Places) -> Places:
     """Leaves images of no region out of every part."""
     return replace(places, part=np.where(places.group == UNGROUPED, "none", places.part))
-
-
-def _count_single_images(table: Path, locations: np.ndarray, part: np.ndarray) -> None:
-    training = np.flatnonzero(part == "train")
-    _, first, counts = np.unique(locations[training], return_index=True, return_counts=True)
-    lines = sorted(training[first[counts == 1]] + 2)
-    if lines:
-        _LOGGER.warning(
-            "%r: %d locations have a single training image (lines %s), which is drawn again and again, as WILDS does; "
-            "mark these rows with another split to leave them out",
-            *(str(table), len(lines), ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")),
-        )
 
 
 def _fmow_part(split: str, year: int) -> str:
@@ -174,22 +213,31 @@ def _fmow_part(split: str, year: int) -> str:
     return "ood_test" if split == "test" else "none"
 
 
-def _iwildcam_classes(root: Path, number: int) -> tuple[str, ...]:
+def _iwildcam_classes(root: Path, count: int) -> tuple[str, ...]:
     table = root / "categories.csv"
-    rows = read_csv(table, ("y", "name"))
-    names = dict(zip(parsed(table, rows, "y", int, "a class index"), (row["name"] for row in rows), strict=True))
-    lacking = [index for index in range(number) if index not in names]
-    if lacking:
-        raise DataError(f"{str(table)!r}: names no class {lacking[:5]}; give the release's categories.csv")
-    return tuple(names[index] for index in range(number))
+    fields = read_csv(table, ("y", "name"))
+    names = dict(zip(parsed(table, fields, "y", int, "a class index"), fields["name"], strict=True))
+    missing = [index for index in range(count) if index not in names]
+    if missing:
+        raise DataError(f"{str(table)!r}: names no class {missing[:5]}; give the release's categories.csv")
+    return tuple(names[index] for index in range(count))
 
 
-def release_folder(data_dir: DataDir, release: str, table: str) -> Path:
-    """Finds the folder of a release, which may have been given itself or by its parent.
+def _warn_of_single_images(table: Path, locations: np.ndarray, part: np.ndarray) -> None:
+    training = np.flatnonzero(part == "train")
+    _, first, counts = np.unique(locations[training], return_index=True, return_counts=True)
+    lines = sorted(training[first[counts == 1]] + 2)
+    if lines:
+        _LOGGER.warning(
+            "%r: %d locations have a single training image (lines %s), which is drawn again and again, as WILDS does; "
+            "mark these rows with another split to leave them out",
+            *(str(table), len(lines)),
+            ", ".join(map(str, lines[:MAX_LISTED])) + (", ..." if len(lines) > MAX_LISTED else ""),
+        )
 
-    Raises:
-        DataError: No folder was given.
-    """
+
+def _release_folder(data_dir: DataDir, release: str, table: str) -> Path:
+    """The folder of a release, given itself or by its parent."""
     if data_dir is None:
         raise DataError(f"data_dir=None: give --data-dir, the folder {release} that holds {table}, or its parent")
     root = Path(data_dir)

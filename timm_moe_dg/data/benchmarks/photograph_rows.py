@@ -1,4 +1,4 @@
-"""Rows of the table: DomainBed's folders of photographs, drawings and renderings, and folders of your own.
+"""Benchmarks of folders: DomainBed's photographs, drawings and renderings, and the user's own images.
 
 Learning rates and weight decays are those of GMoE (ICLR 2023), Table 8, where it has the benchmark, otherwise
 DomainBed's. Numbers of images are those of the sets as DomainBed prepares them (their sums are in its paper, Gulrajani
@@ -7,8 +7,7 @@ and Lopez-Paz, 2021).
 
 from ...errors import DataError
 from ..domains import DataDir
-from ..readers.domain_net import read_domain_net
-from ..readers.folders import FolderDomain, read_folder
+from ..readers.folders import FolderDomain, read_domain_net, read_folder
 from .benchmark import DEFAULTS, Benchmark
 
 

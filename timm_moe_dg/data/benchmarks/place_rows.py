@@ -1,13 +1,21 @@
-"""Rows of the table: images from places or cameras, with their official splits or in DomainBed's form.
+"""Benchmarks of images from places or cameras, with their official splits or in DomainBed's form.
 
-WILDS's protocol and DomainBed's give different numbers, and so have different names here.
+WILDS's protocol and DomainBed's give different numbers, so they have different names here.
 """
 
 from functools import partial
 
-from ..readers.place_folder import read_place_folder
-from ..readers.wilds import REGIONS, read_fmow, read_fmow_lao, read_iwildcam
-from ..readers.wilds_domainbed import HOSPITALS, SIX_REGIONS, read_camelyon, read_fmow_by_region
+from ..readers.places import read_place_folder
+from ..readers.wilds import (
+    HOSPITALS,
+    REGIONS,
+    SIX_REGIONS,
+    read_camelyon,
+    read_fmow,
+    read_fmow_by_region,
+    read_fmow_lao,
+    read_iwildcam,
+)
 from .benchmark import DEFAULTS, Benchmark
 
 _FMOW_LICENSE = "FMoW Challenge Public License"

@@ -1,0 +1,152 @@
+"""Reading csv files of images, with messages that name the file, the line and the column."""
+
+import csv
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from ...errors import DataError
+
+Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name
+MAX_LISTED = 5  # lines and fields in a message
+MAX_FIELD_LENGTH = 200  # characters of a field in a message
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+Value = TypeVar("Value")
+
+
+def read_csv(path: Path, required: Sequence[str]) -> Columns:
+    """Reads a csv file with a header into one list per column.
+
+    Empty lines are skipped, and short lines are filled up with empty fields.
+
+    Raises:
+        DataError: There is no such file, it has no rows, or it lacks a required column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            header = reader.fieldnames or []
+            columns: dict[str, list[str]] = {name: [] for name in header}
+            for row in reader:
+                for name, fields in columns.items():
+                    fields.append(row[name])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{str(path)!r}: cannot be read as csv ({error})") from error
+    missing = [name for name in required if name not in columns]
+    if missing:
+        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}")
+    if not row_count(columns):
+        raise DataError(f"{str(path)!r}: holds a header and no rows")
+    return columns
+
+
+def row_count(columns: Columns) -> int:
+    """Returns the number of rows of a table."""
+    return len(next(iter(columns.values()), ()))
+
+
+def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value], expected: str) -> list[Value]:
+    """Parses every field of a column.
+
+    Args:
+        path: The file, for messages.
+        columns: From `read_csv`.
+        name: The column to parse.
+        parse: Raises ValueError or KeyError on a wrong field. Fields arrive without surrounding spaces and never empty.
+        expected: What a field must be, for messages.
+
+    Raises:
+        DataError: Some fields are empty or wrong; the message names their lines, counting the header as line 1.
+    """
+    values, wrong_lines = [], []
+    for line, text in enumerate(columns[name], start=2):
+        try:
+            if not (stripped := text.strip()):
+                raise ValueError(text)
+            values.append(parse(stripped))
+        except (ValueError, KeyError):
+            wrong_lines.append(line)
+    if wrong_lines:
+        fields = [_shortened(columns[name][line - 2]) for line in wrong_lines[:MAX_LISTED]]
+        raise DataError(
+            f"{str(path)!r}: column {name!r} is {fields} in {_lines(wrong_lines)}; every row needs {expected}"
+        )
+    return values
+
+
+def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
+    """Reads every row's coordinates as float32 (N, 2), longitude first; "nan" in both columns means unknown.
+
+    Raises:
+        DataError: A field is empty, no number, or out of range; the message names the lines.
+    """
+    degrees = [
+        parsed(path, columns, name, partial(_within, limit), f"degrees in -{limit:g}..{limit:g}, or nan where unknown")
+        for name, limit in ((longitude, 180.0), (latitude, 90.0))
+    ]
+    return np.array(degrees, dtype=np.float32).T
+
+
+def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
+    """Reads further metadata, such as a time or a sensor's number, as float32 (N, len(names)); "nan" means unknown.
+
+    float32 keeps seven digits, so a time is better given in years than in seconds.
+
+    Raises:
+        DataError: A column is missing, or a field is empty, infinite or no number; the message names the lines.
+    """
+    missing = [name for name in names if name not in columns]
+    if missing:
+        available = ", ".join(columns)
+        raise DataError(
+            f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {available}; name some of these"
+        )
+    expected = "a number, or nan where unknown; name another column, or write its values as numbers"
+    values = [parsed(path, columns, name, partial(_within, FLOAT32_MAX), expected) for name in names]
+    return np.array(values, dtype=np.float32).reshape(len(names), row_count(columns)).T
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """Returns a parser that accepts only these names."""
+    return {name: name for name in names}.__getitem__
+
+
+def below(folder: Path) -> Callable[[str], str]:
+    """Returns a parser of paths that stay below a folder; it does not check that they exist."""
+    root = str(folder)
+
+    def parse(text: str) -> str:
+        if os.path.isabs(text) or os.pardir in text.replace(os.sep, "/").split("/"):
+            raise ValueError(text)
+        return os.path.join(root, os.path.normpath(text))
+
+    return parse
+
+
+def number(text: str) -> str:
+    """A parser that accepts decimal digits only and keeps leading zeros."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return text
+
+
+def _within(limit: float, text: str) -> float:
+    value = float(text)
+    if not math.isnan(value) and abs(value) > limit:
+        raise ValueError(text)
+    return value
+
+
+def _shortened(text: str) -> str:
+    return f"{text[:MAX_FIELD_LENGTH]}..." if len(text) > MAX_FIELD_LENGTH else text
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers[:MAX_LISTED]))
+    return f"{len(numbers)} lines ({listed}, ...)" if len(numbers) > MAX_LISTED else f"lines {listed}"
