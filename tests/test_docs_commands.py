@@ -42,6 +42,8 @@ OTHERS = {
     "python -m tests.scale.short_run": "tests/scale/test_scale.py",
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
     "python -m tests.tools.loop_overhead": "a measurement of many minutes",
+    "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
+    "python examples/theorems/": "tests/examples/test_theorems.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
     "python -c import runpy, my_module": "the file is the reader's; its steps are walked by tests/doors",

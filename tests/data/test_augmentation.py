@@ -48,5 +48,5 @@ def test_a_view_follows_from_the_seed_of_torch_and_leaves_other_generators_alone
 
 
 def test_a_policy_that_timm_does_not_have_is_named():
-    with pytest.raises(ArgumentError, match=r"aa='random': is no policy of timm's"):
+    with pytest.raises(ArgumentError, match=r"aa='random': timm has no such policy"):
         with_timm_augmentation(plain(), "random", 0.0, **VIEW)

@@ -39,9 +39,7 @@ def test_png_files_of_four_bands_and_of_one_are_read_as_they_are(tmp_path):
 @pytest.mark.parametrize(("bands", "wanted"), [(3, 5), (5, 4), (4, 5)])
 def test_another_number_of_bands_is_named_with_the_file_and_what_is_wanted(tmp_path, bands, wanted):
     write_tiff(tmp_path / "a.tif", np.zeros((bands, 4, 4), np.uint8))
-    with pytest.raises(
-        ImageReadError, match=rf"a.tif': has {bands} bands, and {wanted} are wanted; .*--in-chans {bands}"
-    ):
+    with pytest.raises(ImageReadError, match=rf"a.tif': has {bands} bands, expected {wanted}; .*--in-chans {bands}"):
         read_bands(str(tmp_path / "a.tif"), wanted)
 
 

@@ -98,5 +98,5 @@ def test_domains_set_apart_for_testing_cannot_be_trained_on():
     assert apart == [2]
     assert training_domains(names, apart, apart) == [0, 1]
     assert training_domains(names, [1, 2], apart) == [0]
-    with pytest.raises(ProtocolError, match=r"set apart \[2\]"):
+    with pytest.raises(ProtocolError, match=r"reserves \[2\]"):
         training_domains(names, [1], apart)

@@ -25,10 +25,10 @@ LAMPS = ("blue", "green", "red")
 
 def read_shades(data_dir):
     table = Path(data_dir) / "shades.csv"
-    rows = read_csv(table, ("file", "label", "lamp"))
-    files = parsed(table, rows, "file", below(Path(data_dir)), "a file below the folder")
-    targets = parsed(table, rows, "label", CLASSES.index, "dark or light")
-    members = {lamp: [index for index, row in enumerate(rows) if row["lamp"] == lamp] for lamp in LAMPS}
+    columns = read_csv(table, ("file", "label", "lamp"))
+    files = parsed(table, columns, "file", below(Path(data_dir)), "a file below the folder")
+    targets = parsed(table, columns, "label", CLASSES.index, "dark or light")
+    members = {lamp: [index for index, name in enumerate(columns["lamp"]) if name == lamp] for lamp in LAMPS}
     return [
         FolderDomain(lamp, CLASSES, [targets[index] for index in own], [files[index] for index in own])
         for lamp, own in members.items()

@@ -25,7 +25,6 @@ from tests.hub.published import write_run
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
 from timm_moe_dg.data.bands import read_bands
-from timm_moe_dg.data.style_transfer import find_weights, load_style
 from timm_moe_dg.errors import ImageReadError, MoeDgError
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks.trained import load_trained
@@ -157,8 +156,6 @@ READERS = {
     "finetune safetensors": ("w.safetensors", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "finetune npz": ("w.npz", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "satclip": ("encoder.ckpt", lambda path: refused(load_satclip, path)),
-    "style": ("candy.pth", lambda path: refused(load_style, find_weights(path.parent, "candy"))),
-    "style safetensors": ("candy.safetensors", lambda path: refused(load_style, find_weights(path.parent, "candy"))),
     "vmoe": ("vmoe.index", lambda path: run("convert_vmoe", path.with_suffix(""), "--output", "converted")),
 }
 FINETUNE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "depth=2", "moe_layers=(1,)", "--workers", 0]

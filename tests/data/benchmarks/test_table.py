@@ -44,9 +44,9 @@ def test_a_registered_row_is_found_and_its_name_is_taken(unregistered):
     assert register_benchmark(unregistered) is unregistered
     assert get_benchmark("toy") is BENCHMARKS["toy"] is unregistered
     assert register_benchmark(unregistered) is unregistered  # a module may be imported again
-    with pytest.raises(ArgumentError, match="name='toy': is that of another benchmark"):
+    with pytest.raises(ArgumentError, match="name='toy': is the name of another benchmark"):
         register_benchmark(replace(unregistered, source="another"))
-    with pytest.raises(ArgumentError, match="name='PACS': is that of another benchmark"):
+    with pytest.raises(ArgumentError, match="name='PACS': is the name of another benchmark"):
         register_benchmark(replace(unregistered, name="PACS"))
 
 

@@ -11,7 +11,7 @@ from timm_moe_dg.errors import ImageReadError
 
 
 def test_a_file_of_four_bands_says_so_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(images, "_SAID", set())
+    monkeypatch.setattr(images, "_warned_bands", set())
     for name in ("a.tif", "b.tif"):
         Image.new("RGBA", (4, 4)).save(tmp_path / name)
     Image.new("RGB", (4, 4)).save(tmp_path / "c.tif")
@@ -38,7 +38,7 @@ def five_bands(path, photometric):
 @pytest.mark.parametrize("photometric", [1, 2])  # as gray with four more, and as RGB with two more
 def test_a_file_of_five_bands_is_refused_with_what_helps(tmp_path, photometric):
     five_bands(tmp_path / "a.tif", photometric)
-    with pytest.raises(ImageReadError, match=r"a.tif': cannot be decoded .*save the three that count as RGB"):
+    with pytest.raises(ImageReadError, match=r"a.tif': cannot be decoded .*save three of them as RGB"):
         images.read_image(str(tmp_path / "a.tif"))
 
 

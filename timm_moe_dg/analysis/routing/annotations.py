@@ -197,7 +197,7 @@ def _from_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int
 def _from_cub(
     view: RunView, domain: FolderDomain, rows: range, grid: tuple[int, int], known: CubAnnotations
 ) -> Annotated:
-    at = known.rows_of([domain.paths[position] for position in rows])
+    at = known.rows_of([domain.file(position) for position in rows])
     positions = [position for position, row in zip(rows, at, strict=True) if row >= 0]
     kept = [row for row in at if row >= 0]
     scale = torch.tensor([_scale(domain.image(position).size, view.size) for position in positions]).view(-1, 2)

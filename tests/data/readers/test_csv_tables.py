@@ -18,11 +18,9 @@ def table(tmp_path):
     return write
 
 
-def test_rows_of_a_table_with_a_byte_order_mark_and_quotes(table):
-    assert read_csv(table('a,b\r\n"1,5",x\r\n2,\r\n', "utf-8-sig"), ["a"]) == [
-        {"a": "1,5", "b": "x"},
-        {"a": "2", "b": ""},
-    ]
+def test_columns_of_a_table_with_a_byte_order_mark_quotes_and_lines_of_other_lengths(table):
+    text = 'a,b\r\n"1,5",x\r\n\r\n2\r\n3,y,longer\r\n'
+    assert read_csv(table(text, "utf-8-sig"), ["a"]) == {"a": ["1,5", "2", "3"], "b": ["x", "", "y"]}
 
 
 @pytest.mark.parametrize(
@@ -40,20 +38,19 @@ def test_bad_tables_are_named(table, text, encoding, message):
 
 
 def test_wrong_fields_are_counted_and_the_first_are_shown():
-    rows = [{"a": text} for text in ("1", "x", "2", " ", "", "p", "q", "3", "r")]
+    columns = {"a": ["1", "x", "2", " ", "", "p", "q", "3", "r"]}
     message = r"column 'a' is \['x', ' ', '', 'p', 'q'\] in 6 lines \(3, 5, 6, 7, 8, \.\.\.\); every row needs a number"
     with pytest.raises(DataError, match=message):
-        parsed(Path("t.csv"), rows, "a", int, "a number")
-    assert parsed(Path("t.csv"), [{"a": " 3 "}], "a", int, "a number") == [3]
+        parsed(Path("t.csv"), columns, "a", int, "a number")
+    assert parsed(Path("t.csv"), {"a": [" 3 "]}, "a", int, "a number") == [3]
 
 
 def test_coordinates_in_degrees(tmp_path):
-    rows = [{"lon": "-180", "lat": "90"}, {"lon": "nan", "lat": "nan"}]
-    found = coordinates(tmp_path, rows)
-    np.testing.assert_array_equal(found, np.float32([[-180, 90], [np.nan, np.nan]]))
-    for wrong in ({"lon": "180.1", "lat": "0"}, {"lon": "0", "lat": "-90.5"}, {"lon": "inf", "lat": "0"}):
+    lonlat = coordinates(tmp_path, {"lon": ["-180", "nan"], "lat": ["90", "nan"]})
+    np.testing.assert_array_equal(lonlat, np.float32([[-180, 90], [np.nan, np.nan]]))
+    for lon, lat in (("180.1", "0"), ("0", "-90.5"), ("inf", "0")):
         with pytest.raises(DataError, match="in lines 3"):
-            coordinates(tmp_path, [rows[0], wrong])
+            coordinates(tmp_path, {"lon": ["-180", lon], "lat": ["90", lat]})
 
 
 @pytest.mark.parametrize("text", ["../x.png", "a/../../x.png", "/etc/x.png", ".."])

@@ -1,8 +1,8 @@
-"""The feed-forward network of fast style transfer, which repaints a photograph in one learned style.
+"""Fast style transfer: a feed-forward network that repaints a photograph in one learned style.
 
 Johnson et al., Perceptual Losses for Real-Time Style Transfer, ECCV 2016, with instance normalization and nearest
 upsampling before convolutions, as in PyTorch's fast-neural-style example. Parameters have that example's names, so that
-weights trained with it load.
+its weights load.
 """
 
 import os
@@ -15,14 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
+from timm_moe_dg.errors import CheckpointError
 
-STRIDE = 4  # the product of the network's strides: sides that it keeps are multiples of it
+STRIDE = 4  # the product of the network's strides; the sides of its input are multiples of it
 SUFFIXES = (".safetensors", ".pth")
 
 
 class PaddedConv(nn.Module):
-    """A convolution whose input is extended by reflection so that stride 1 keeps the size; upsamples before it."""
+    """A convolution with reflection padding, which keeps the size at stride 1, and optional upsampling before it."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, upsample: int = 1) -> None:
         super().__init__()
@@ -85,13 +85,12 @@ class StyleTransferNetwork(nn.Module):
         The lower and right edges are extended by reflection to a multiple of 4, and cut off again.
         """
         _, height, width = image.shape
-        x = image.float()[None]
-        x = F.pad(x, (0, -width % STRIDE, 0, -height % STRIDE), mode="reflect")
+        x = F.pad(image.float()[None], (0, -width % STRIDE, 0, -height % STRIDE), mode="reflect")
         return self(x)[0, :, :height, :width].clamp(0, 255).round().to(torch.uint8)
 
 
 def find_weights(folder: str | os.PathLike[str], style: str) -> Path:
-    """The file of a style's weights: STYLE.safetensors or STYLE.pth.
+    """Returns the file of a style's weights: STYLE.safetensors or STYLE.pth.
 
     Raises:
         CheckpointError: The folder holds neither.
@@ -106,8 +105,6 @@ def find_weights(folder: str | os.PathLike[str], style: str) -> Path:
 def load_style(path: Path) -> StyleTransferNetwork:
     """Loads a style's network, in evaluation mode.
 
-    Old files hold running statistics, which instance normalization no longer keeps; they are left out.
-
     Raises:
         CheckpointError: The file cannot be read without running code, or holds the weights of another network.
     """
@@ -118,18 +115,12 @@ def load_style(path: Path) -> StyleTransferNetwork:
         message = f"weights={str(path)!r}: cannot be read as weights ({reason}); download it anew"
         raise CheckpointError(message) from error
     network = StyleTransferNetwork()
-    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    found = _shapes(state)
-    if found != expected:
-        odd = sorted(expected.items() ^ found.items())[0][0]
-        remedy = f"holds the weights of another network ({odd} differs); give those of PyTorch's fast-neural-style"
-        raise CheckpointError(f"weights={str(path)!r}: {remedy}")
-    network.load_state_dict({name: state[name] for name in expected})
+    # Old files hold running statistics, which instance normalization no longer keeps.
+    named = state.items() if isinstance(state, dict) else ()
+    weights = {name: value for name, value in named if not str(name).rpartition(".")[2].startswith("running_")}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        remedy = "holds the weights of another network; give those of PyTorch's fast-neural-style"
+        raise CheckpointError(f"weights={str(path)!r}: {remedy}") from error
     return network.eval()
-
-
-def _shapes(state: object) -> dict[str, torch.Size]:
-    if not isinstance(state, dict):
-        return {}
-    kept = {name: value for name, value in state.items() if not str(name).rpartition(".")[2].startswith("running_")}
-    return {str(name): getattr(value, "shape", torch.Size()) for name, value in kept.items()}

@@ -1,0 +1,239 @@
+"""CUB-DG from a miniature of CUB-200-2011, and its style-transfer network against a plain reference."""
+
+import importlib
+import multiprocessing
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.cub_miniature import write_cub
+from tests.load_tool import load_tool
+from tests.references.style_transfer import restyled
+from timm_moe_dg.data import read_folder
+from timm_moe_dg.errors import CheckpointError
+
+ROOT = Path(__file__).parents[2]
+STYLES = ("Candy", "Mosaic", "Natural", "Udnie")
+
+sys.path.insert(0, str(ROOT / "examples" / "cub_dg"))  # as Python does for a script
+make_cub_dg, style_transfer = (importlib.import_module(name) for name in ("make_cub_dg", "style_transfer"))
+StyleTransferNetwork, find_weights = style_transfer.StyleTransferNetwork, style_transfer.find_weights
+
+
+@pytest.fixture
+def network():
+    """All parameters random, those of the normalizations too, so that none can be forgotten."""
+    torch.manual_seed(0)
+    network = StyleTransferNetwork().eval()
+    for name, parameter in network.named_parameters():
+        if ".conv2d." not in name:
+            nn.init.normal_(parameter, 1.0, 0.3)
+    return network
+
+
+@pytest.mark.parametrize("size", [(24, 36), (16, 16)])
+def test_forward_equals_the_plain_reference(network, size):
+    x = 255 * torch.rand(2, 3, *size)
+    weights = {name: parameter.double() for name, parameter in network.state_dict().items()}
+    with torch.no_grad():
+        actual, expected = network(x), restyled(x.double(), weights)
+    assert actual.shape == x.shape
+    assert expected.std() > 0.01
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_image_of_any_size_keeps_it_and_is_extended_by_reflection_below_and_to_the_right(network):
+    image = (255 * torch.rand(3, 18, 21)).to(torch.uint8)
+    rows = [*range(18), 16, 15]
+    columns = [*range(21), 19, 18, 17]
+    extended = image[:, rows][:, :, columns].float()
+    with torch.no_grad():
+        expected = (network(extended[None])[0, :, :18, :21]).clamp(0, 255).round().to(torch.uint8)
+    assert torch.equal(network.restyle(image), expected)
+
+
+@pytest.mark.parametrize(("bias", "level"), [(1e4, 255), (-1e4, 0)])
+def test_values_outside_the_range_are_clipped(network, bias, level):
+    nn.init.constant_(network.deconv3.conv2d.bias, bias)
+    assert network.restyle(torch.zeros(3, 16, 16, dtype=torch.uint8)).eq(level).all()
+
+
+@pytest.mark.parametrize("extension", [".pth", ".safetensors"])
+def test_weights_load_without_the_running_statistics_of_old_files(network, tmp_path, extension):
+    state = dict(network.state_dict())
+    state["in1.running_mean"] = torch.zeros(32)
+    state["res1.in2.running_var"] = torch.ones(128)
+    (save_file if extension == ".safetensors" else torch.save)(state, tmp_path / f"candy{extension}")
+    loaded = style_transfer.load_style(find_weights(tmp_path, "candy"))
+    assert not loaded.training
+    for name, parameter in loaded.state_dict().items():
+        assert torch.equal(parameter, network.state_dict()[name])
+
+
+class Runs:
+    """Pickles to a call of a function, as malicious weights would."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("was_run"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (nn.Linear(2, 2).state_dict(), "another network"),
+        ([1, 2], "another network"),
+        ({**StyleTransferNetwork().state_dict(), "in1.weight": torch.ones(31)}, "another network"),
+        (Runs(), "cannot be read"),
+        (b"nothing", "cannot be read"),
+        (b"", "cannot be read"),
+    ],
+)
+def test_other_weights_are_refused_in_one_line(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "candy.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        style_transfer.load_style(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("was_run").exists()
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    (tmp_path / "styles").mkdir()
+    for seed, style in enumerate(("candy", "mosaic", "udnie")):
+        torch.manual_seed(seed)
+        network = StyleTransferNetwork()
+        nn.init.constant_(network.deconv3.conv2d.bias, 128.0)
+        torch.save(network.state_dict(), tmp_path / "styles" / f"{style}.pth")
+    return tmp_path / "styles"
+
+
+@pytest.fixture
+def cub(tmp_path) -> tuple[Path, list[str]]:
+    return tmp_path / "cub", write_cub(tmp_path / "cub", classes=3)
+
+
+def make(cub, output, weights, *options):
+    make_cub_dg.main([str(cub), str(output), "--weights-dir", str(weights), *options])
+    return output / "CUB_DG"
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def times(folder):
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*.jpg")}
+
+
+def test_every_photograph_is_in_four_domains_under_its_name_and_size(cub, weights, tmp_path):
+    source, names = cub
+    folder = make(source, tmp_path, weights)
+    domains = read_folder(folder)
+    assert tuple(domain.name for domain in domains) == STYLES
+    for domain in domains:
+        assert sorted(os.path.relpath(path, folder / domain.name) for path in domain.paths) == sorted(names)
+    for name in names:
+        size = Image.open(source / "images" / name).size
+        assert {Image.open(folder / style / name).size for style in STYLES} == {size}
+        assert len({(folder / style / name).read_bytes() for style in STYLES}) == 4
+        assert (folder / "Natural" / name).is_symlink()
+        assert (folder / "Natural" / name).read_bytes() == (source / "images" / name).read_bytes()
+    mosaic = style_transfer.load_style(weights / "mosaic.pth")
+    pixels = np.asarray(Image.open(source / "images" / names[1]).convert("RGB"))
+    expected = mosaic.restyle(torch.tensor(pixels).permute(2, 0, 1)).permute(1, 2, 0).numpy()
+    Image.fromarray(expected).save(tmp_path / "expected.jpg", quality=95)
+    assert (folder / "Mosaic" / names[1]).read_bytes() == (tmp_path / "expected.jpg").read_bytes()
+
+
+def test_only_what_is_missing_or_older_than_its_sources_is_made_again(cub, weights, tmp_path):
+    source, names = cub
+    folder = make(source, tmp_path, weights, "--natural", "copy")
+    before, complete = times(folder), contents(folder)
+    assert not any(path.is_symlink() for path in before)
+    (folder / "Mosaic" / names[4]).unlink()
+    later = time.time_ns() + 10**10
+    os.utime(source / "images" / names[2], ns=(later, later))
+    make(source, tmp_path, weights, "--natural", "copy")
+    changed = {path.relative_to(folder) for path, written in times(folder).items() if before[path] != written}
+    assert changed == {Path("Mosaic", names[4]), *(Path(style, names[2]) for style in STYLES)}
+    assert contents(folder) == complete
+    os.utime(source / "images" / names[2], ns=(0, 0))
+    os.utime(weights / "candy.pth", ns=(later, later))
+    before = times(folder)
+    make(source, tmp_path, weights)  # with links in place of copies
+    changed = {path.relative_to(folder).parts[0] for path, written in times(folder).items() if before[path] != written}
+    assert changed == {"Candy", "Natural"}
+    assert all((folder / "Natural" / name).is_symlink() for name in names)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_started_again_gives_the_same_files(cub, weights, tmp_path):
+    source, names = cub
+    complete = contents(make(source, tmp_path / "whole", weights))
+    process = multiprocessing.get_context("spawn").Process(target=make, args=(source, tmp_path / "cut", weights))
+    process.start()
+    while len(list((tmp_path / "cut").rglob("*.jpg"))) < 5 and process.is_alive():
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    before = times(tmp_path / "cut")
+    assert len(before) < 4 * len(names)
+    folder = make(source, tmp_path / "cut", weights)
+    assert {path: times(folder)[path] for path in before} == before
+    assert {name: content for name, content in contents(folder).items() if name.suffix == ".jpg"} == complete
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as caught:
+        make_cub_dg.main([str(word) for word in words])
+    message = str(caught.value) if isinstance(caught.value.code, str) else capsys.readouterr().err
+    assert "make_cub_dg.py: " in message
+    return message
+
+
+def test_folders_and_weights_that_cannot_be_used_are_refused_in_one_line(cub, weights, tmp_path, capsys):
+    source, names = cub
+    options = (tmp_path / "out", "--weights-dir", weights)
+    assert "--weights-dir" in refused(capsys, source, tmp_path)
+    assert "holds no candy.pth or candy.safetensors" in refused(capsys, source, tmp_path, "--weights-dir", tmp_path)
+    assert "images.txt cannot be read" in refused(capsys, tmp_path, *options)
+    (source / "images" / names[4]).rename(tmp_path / "moved.jpg")
+    assert f"1 of 6 photographs are missing, first images/{names[4]}" in refused(capsys, source, *options)
+    (tmp_path / "moved.jpg").rename(source / "images" / names[4])
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refused(capsys, source, tmp_path / "file", "--weights-dir", weights)
+    content = (source / "images" / names[3]).read_bytes()
+    (source / "images" / names[3]).write_bytes(content[: len(content) // 2])
+    assert names[3] in refused(capsys, source, *options)
+    for text, message in (
+        ("", "found no line"),
+        ("1 ../../x.jpg\n", "x.jpg"),
+        ("1 a/b.jpg\n2 c/b.jpg\n", "called 'b'"),
+    ):
+        (source / "images.txt").write_text(text)
+        assert message in refused(capsys, source, *options)
+
+
+def test_the_commands_of_page_and_docstring_parse():
+    text = (ROOT / "docs" / "cub_dg.md").read_text() + make_cub_dg.__doc__
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("python ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert [Path(script).stem for script, *_ in commands] == ["make_cub_dg", "make_cub_dg", "finetune", "make_cub_dg"]
+    for script, *arguments in commands:
+        module = make_cub_dg if script.startswith("examples/cub_dg/") else load_tool(Path(script).stem)
+        module.build_parser().parse_args(arguments)
