@@ -1,13 +1,11 @@
-"""Named exceptions: each message gives the argument, its value and the next step.
-
-Every exception takes a single message, so that it survives pickling and the trip out of a data loader's worker.
-"""
+"""Exceptions of the package. Every message gives the argument, its value and the next step."""
 
 from typing import Self
 
 
+# Every exception takes a single message, because those of a loader's worker are pickled
 class MoeDgError(Exception):
-    """Base class of every exception that this package raises on purpose."""
+    """Base class of the package's exceptions."""
 
 
 class ArgumentError(MoeDgError, ValueError):
@@ -15,20 +13,20 @@ class ArgumentError(MoeDgError, ValueError):
 
     @classmethod
     def of(cls, argument: str, value: object, remedy: str) -> Self:
-        """Builds the exception from the argument's name, the value it got and what to do about it."""
+        """Makes the exception from the argument's name, its value and a remedy."""
         return cls(f"{argument}={value!r}: {remedy}")
 
 
 class OptionError(ArgumentError, TypeError):
-    """An option that a network of timm's does not take; also the error which timm itself raises then."""
+    """An option that a timm model does not take; also a TypeError, as timm raises in this case."""
 
 
 class RouterError(ArgumentError):
-    """A router, top_k, capacity or noise setting that no MoE layer can have."""
+    """A router, top_k, capacity or noise setting that a mixture cannot have."""
 
 
 class MoeLayersError(ArgumentError):
-    """`moe_layers` names blocks that the model does not have, or no block at all."""
+    """A `moe_layers` that names no block, or a block that the model does not have."""
 
 
 class MetadataError(ArgumentError):
@@ -36,19 +34,19 @@ class MetadataError(ArgumentError):
 
 
 class CheckpointError(MoeDgError, RuntimeError):
-    """A checkpoint lacks weights that the model needs, or holds weights that do not fit."""
+    """A checkpoint that is damaged, lacks weights, or has weights that do not fit the model."""
 
 
 class FormatError(MoeDgError, ValueError):
-    """What an earlier or a later release wrote down in a form that this one does not read."""
+    """A file in the format of another version of the package."""
 
 
 class StorageError(MoeDgError, OSError):
-    """A file that cannot be written: the disk is full, or the folder may not be changed."""
+    """A file that cannot be written, because of a full disk or a missing permission."""
 
 
 class FolderInUseError(ArgumentError):
-    """A run folder that another process is writing to."""
+    """A run folder that is locked by another process."""
 
 
 class DivergenceError(MoeDgError, ArithmeticError):
@@ -56,7 +54,7 @@ class DivergenceError(MoeDgError, ArithmeticError):
 
 
 class DataError(MoeDgError, ValueError):
-    """A data folder that cannot be used: empty, inconsistent between domains, or unknown."""
+    """A data folder that is empty, unknown, or inconsistent between domains."""
 
 
 class ImageReadError(DataError):
@@ -68,11 +66,11 @@ class ProtocolError(ArgumentError):
 
 
 class MissingDependencyError(MoeDgError, ImportError):
-    """A feature needs a package that only an extra installs."""
+    """A feature whose package is installed by an extra alone."""
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> Self:
-        """Builds the exception from the feature asked for, the package it lacks and the extra which brings it."""
+        """Makes the exception from the feature, the missing package and the extra that installs it."""
         return cls(f"{feature} needs {package}, which is not installed: pip install 'timm_moe_dg[{extra}]'")
 
 
@@ -81,8 +79,8 @@ class RecordError(MoeDgError, ValueError):
 
 
 class HubError(MoeDgError, RuntimeError):
-    """The Hub cannot be reached, refuses, or holds another model under the name that was given."""
+    """A request that the Hub refused, or a Hub that cannot be reached."""
 
 
 class ExportError(ArgumentError):
-    """A model that cannot be exported to a format, or a program that does not answer as the model does."""
+    """A model that cannot be exported, or an exported program whose outputs differ from the model's."""

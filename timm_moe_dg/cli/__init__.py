@@ -1,1 +1,1 @@
-"""Command lines of the tools: their options' values, their configuration files and their endings."""
+"""Command lines of the tools: options, error messages and escaping."""

@@ -1,4 +1,4 @@
-"""How every tool ends: a mistake in its command line or its data is one line, not a traceback."""
+"""Endings of the tools: a mistake in the command line or the data is one line, without a traceback."""
 
 import io
 import os
@@ -15,17 +15,17 @@ LONGEST = 4000  # characters of a message
 
 
 class Program(Protocol):
-    """A program's `main`."""
+    """The `main` function of a tool."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> None:
-        """Runs it on a command line, by default the process's own."""
+        """Runs the tool on a command line, by default the process's own."""
 
 
 def tool(main: Callable[[Sequence[str]], object]) -> Program:
-    """Turns a function of a command line into a program's `main`, which may be called without one.
+    """Decorates the `main` function of a tool.
 
-    A mistake ends with one line that names the program, and exit status 1; a reader that goes away (`| head`) and
-    Ctrl-C end quietly, with the statuses that shells know.
+    A `MoeDgError` ends the process with status 1 and one line that starts with the tool's name. A closed pipe
+    (`| head`) and Ctrl-C end it without a traceback, with the usual statuses.
 
     Args:
         main: Takes the command line, without the program's name.
@@ -34,14 +34,15 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> None:
-        _print_any_name(sys.stdout)
+        _escape_undecodable_names(sys.stdout)
         try:
             main(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
         except MoeDgError as error:
-            raise SystemExit(_line(f"{name}: {explain(error)}")) from error
+            raise SystemExit(_shorten(f"{name}: {explain(error)}")) from error
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            # Python flushes stdout at exit, which would fail a second time
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
@@ -50,22 +51,22 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
     return run
 
 
-def _print_any_name(stream: TextIO) -> None:
-    """Lets a stream take file names that are not UTF-8, rather than raise in the middle of a table."""
+def _escape_undecodable_names(stream: TextIO) -> None:
+    # File names may hold bytes that are not UTF-8, and printing them would raise an error
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
 
 
 def explain(error: MoeDgError) -> str:
-    """Name and message of a mistake; where a loader's worker wrapped its traceback around them, without that."""
+    """Returns the name and message of an error, without the traceback that a loader's worker adds."""
     text = str(error)
     if "Original Traceback" in text:
         text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
     return f"{type(error).__name__}: {text}"
 
 
-def _line(text: str) -> str:
-    """One line of bearable length: messages of other libraries quote whole files, line breaks included."""
+def _shorten(text: str) -> str:
+    """Joins the lines of a message and limits its length, because messages of libraries quote whole files."""
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 

@@ -1,4 +1,4 @@
-"""Protocols: what a run starts from, what it records, and which of its records counts."""
+"""Protocols: options, records, evaluation, selection rules and plans of runs."""
 
 from .domain_roles import role_scores
 from .evaluation import Predictions, domain_accuracies, out_losses, predict

@@ -1,8 +1,7 @@
-"""The options of a fine-tuning run: timm's names where timm has them, DomainBed's for the protocol.
+"""Options of a fine-tuning run, under timm's names, and under DomainBed's for the protocol.
 
-Each is declared once, in one line: default, spellings, role, type and help. A new option is a new line in one of the
-groups; runs that were written down without it have its default. `None` stands for "left open": the types are those
-that `make_plan` fills in.
+Every option is declared once: its default, spellings, role, type and help are one line. A new option is a new line in
+one of the groups. Runs that were recorded without it count as run with its default.
 """
 
 import argparse
@@ -53,41 +52,41 @@ IDENTITY, DATA, NO_EFFECT, ONCE = Role
 # fmt: off
 @dataclass(frozen=True)
 class DataOptions:
-    """What is trained on, what is held out, and how images reach the model."""
+    """The data set, the held-out domains, and the loading of images."""
 
     dataset: str = option("rotated_digits", role=IDENTITY | DATA, metavar="NAME",
         help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
     data_dir: str | None = option(None, role=NO_EFFECT | DATA, metavar="DIR",
         help="folder of the images, for data sets that do not come with a package")
     test_domains: Sequence[int | str] | None = option(None, "--test-envs", role=IDENTITY | DATA,
-        type=position_or_name, nargs="+", metavar="DOMAIN",  # names until `make_plan` knows their positions
-        help="domains to hold out, by name or by position (default: those set apart by the data, or 0)")
+        type=position_or_name, nargs="+", metavar="DOMAIN",  # `make_plan` turns names into positions
+        help="domains to hold out, by name or by position (default: the test domains of the data itself, or 0)")
     trial_seed: int = option(0, role=IDENTITY | DATA, type=int,
-        help="repetition; decides the splits (default: 0)")
+        help="repetition, which determines the splits (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
-        help="share of a domain for validation (default: %(default)s)")
+        help="share of a domain's images for validation (default: %(default)s)")
     split_by_photograph: bool = option(False, role=DATA,
-        help="split by photograph, the same in all domains, which hold it in several styles (default: by domain)")
+        help="split by photograph, alike in all domains, if these show the same photographs (default: by domain)")
     metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
-        help="numbers of metadata.csv that MoGE reads beside coordinates, an encoder each (default: none)")
+        help="numeric columns of metadata.csv, each with an encoder of its own in MoGE (default: none)")
     class_balanced: bool = option(False,
-        help="draw every class of a domain equally often, instead of every image (default: off)")
+        help="sample the classes of a domain equally often (default: the images)")
     val_augment: bool = option(False,
-        help="augment the out-splits of training domains, as DomainBed does (to in-splits too) (default: off)")
+        help="augment the out-splits of training domains, as DomainBed does (default: off)")
     skip_unreadable: bool = option(False, role=DATA,
-        help="read all images first, and leave out and count those that cannot be decoded (default: stop at the first)")
+        help="read all images first, then leave out and count damaged ones (default: stop at the first)")
     in_chans: int = option(RGB, role=DATA, type=positive_int,
-        help="bands of the images; other than 3 are read from TIFF files, of integers as shares of their type's "
-        "maximum, and augmented by crop and mirror alone (default: %(default)s)")
+        help="bands of the images (default: %(default)s); other numbers than 3 need TIFF files, whose integers are "
+        "divided by their type's maximum, and are augmented by crop and mirror alone")
     aa: str | None = option(None, metavar="POLICY",
         help="timm's automatic augmentation before the data set's own, such as rand-m9-mstd0.5 (default: off)")
     reprob: float = option(0.0, type=fraction, metavar="P",
         help="probability of timm's random erasing, in training (default: off)")
     mean: Sequence[float] | None = option(None, type=float, nargs="+", metavar="VALUE",
-        help="of each of the images' channels, 0 to 1 (default: the model's; of other than 3 bands, that of "
-        "the training images)")
+        help="mean of each channel, from 0 to 1 (default: the model's; with other than 3 bands, that of the training "
+        "images)")
     std: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="VALUE",
-        help="of each of the images' channels (default: likewise)")
+        help="standard deviation of each channel (default: likewise)")
     workers: int = option(2, "-j", role=NO_EFFECT, type=non_negative_int,
         help="loader processes; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,
@@ -96,12 +95,13 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is trained, and from which weights."""
+    """The network and its initial weights."""
 
     model: str = option("gmoe_small_patch16", role=IDENTITY, metavar="NAME",
         help="any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)")
     pretrained: bool = option(False, help="start from published weights")
-    initial_checkpoint: str | None = option(None, metavar="FILE", help="start from this file; a dense one is upcycled")
+    initial_checkpoint: str | None = option(None, metavar="FILE",
+        help="start from this file; dense weights are upcycled")
     num_classes: int | None = option(None, role=IDENTITY, type=positive_int,
         help="size of the classifier (default: classes in the data)")
     img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
@@ -109,21 +109,21 @@ class ModelOptions:
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
         help="stochastic depth (default: 0.1 for models that have it, none for ResNets)")
     freeze: str | None = option(None, choices=tuple(FREEZABLE), shorthand=("--train-routers-only", "all-but-routers"),
-        help="backbone: draw a new classifier and train nothing else (default: train everything)")
+        help="part that is not trained; backbone also initializes a new classifier (default: nothing)")
     freeze_bn: bool = option(True,
         help="keep the running statistics of batch normalization, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
-        help="MoGE: which experts answer, in training and evaluation (default: %(default)s)")
+        help="MoGE: experts to use, in training and evaluation (default: %(default)s)")
     coverage_radius: float | str | None = option(None, type=kilometers_or_auto, metavar="KM|auto",
-        help="MoGE: in evaluation the shared expert answers farther than this from all training coordinates; "
-        "auto: farther than all images of training-domain validation (default: nowhere)")
+        help="MoGE: in evaluation, use the shared expert alone beyond this distance from the training data; auto: "
+        "the largest distance of the training domains' validation images (default: inf)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """What a step minimizes, and what is made of the weights."""
+    """The training method: losses, weight averaging and hyper-parameters."""
 
     algorithm: str = option("ERM", role=IDENTITY, metavar="NAME",
         help=f"one of {', '.join(ALGORITHMS)} (default: %(default)s)")
@@ -132,83 +132,84 @@ class MethodOptions:
     aux_coef: float = option(0.01, type=non_negative,
         help="weight of the routers' auxiliary loss (default: %(default)s)")
     aux_form: str = option("vmoe", choices=tuple(FORMS),
-        help="of that loss: V-MoE's, as GMoE's text has it, or Tutel's, as its code (default: %(default)s)")
+        help="form of that loss: vmoe (as in the GMoE paper) or tutel (as in its released code) (default: %(default)s)")
     cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
     cka_tokens: int = option(256, type=positive_int,
-        help="MoGE: tokens per layer and step that visit all experts for the diversity loss (default: %(default)s)")
+        help="MoGE: tokens per layer and step that all experts process for the diversity loss (default: %(default)s)")
     supcon_coef: float = option(0.1, type=non_negative,
         help="MoGE: weight of the invariance loss (default: %(default)s)")
     supcon_temperature: float = option(0.1, type=float, help="MoGE: temperature of that loss (default: %(default)s)")
-    label_smoothing: float = option(0.0, type=fraction, help="of the task loss; ERM (default: %(default)s)")
+    label_smoothing: float = option(0.0, type=fraction,
+        help="ERM: smoothing of the labels in the task loss (default: %(default)s)")
     class_weights: str | None = option(None, choices=("balanced",),
-        help="balanced: weigh classes in the task loss by one over their number of training images; ERM (default: off)")
+        help="ERM: weight of a class in the task loss; balanced: 1 / its number of training images (default: 1)")
     hparams: Mapping[str, float] = option({}, type=json_object, metavar="JSON",
-        help="hyper-parameters as DomainBed gives them; --lr, --weight-decay and --batch-size win over it")
+        help="hyper-parameters under DomainBed's names; --lr, --weight-decay and --batch-size win over them")
     hparams_seed: int = option(0, role=IDENTITY, type=int,
-        help="draw hyper-parameters; 0 for defaults (default: 0)")
+        help="number of the random draw of hyper-parameters; 0 for their defaults (default: 0)")
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long is trained, with which optimizer, and on what."""
+    """The length of training, the optimizer, and the computation."""
 
     steps: int | None = option(None, type=positive_int, help="training steps (default: data set's)")
     epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
-        help="instead of --steps: passes over the smallest training domain")
+        help="passes over the smallest training domain, instead of --steps")
     eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
         help="steps between evaluations; the other name is DomainBed's (default: data set's)")
     eval_train: bool | None = option(None, role=NO_EFFECT, action=argparse.BooleanOptionalAction,
-        help="evaluate on the images that are trained on as well, as DomainBed does, which takes most of the time "
+        help="evaluate the in-splits of training domains too, as DomainBed does; takes most of the time "
         "(default: on its data sets)")
     early_stop: int | None = option(None, type=positive_int,
-        help="end after N evaluations without a better training-domain validation (default: take all steps)")
+        help="stop after N evaluations without a better training-domain validation (default: off)")
     batch_size: int | None = option(None, "-b", role=IDENTITY, type=positive_int,
         help="images per training domain and step, over all processes (default: data set's)")
     grad_accum_steps: int = option(1, type=positive_int,
-        help="parts that a step's images are cut into, to save memory (default: %(default)s)")
+        help="parts of a step's minibatch, computed in turn to save memory (default: %(default)s)")
     opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
-    momentum: float = option(0.9, type=fraction, help="of optimizers that have it (default: %(default)s)")
+    momentum: float = option(0.9, type=fraction, help="momentum of optimizers that have it (default: %(default)s)")
     lr: float | None = option(None, role=IDENTITY, type=non_negative, help="learning rate (default: data set's)")
     weight_decay: float | None = option(None, role=IDENTITY, type=non_negative,
-        help="of all parameters alike; with --layer-decay, not of biases and norms (default: data set's)")
+        help="of all parameters; with --layer-decay, of all but biases and norms (default: data set's)")
     layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
-        help="rate of a layer over that of the one above it, such as 0.75 (default: the same rate everywhere)")
+        help="learning rate of a layer as a share of that of the next one, such as 0.75 (default: 1)")
     sched: str | None = option(None, choices=SCHEDULES, help="timm schedule of the learning rate (default: constant)")
     warmup_steps: int = option(0, type=non_negative_int, help="steps of rising learning rate (default: %(default)s)")
-    min_lr: float = option(0.0, type=non_negative, help="where a schedule ends (default: %(default)s)")
+    min_lr: float = option(0.0, type=non_negative,
+        help="learning rate at the end of the schedule (default: %(default)s)")
     amp_dtype: str | None = option(None, choices=("bfloat16", "float16"),
-        help="automatic mixed precision (default: off, or as accelerate is told)")
+        help="automatic mixed precision (default: off, or that of accelerate launch)")
     grad_checkpointing: bool = option(False,
-        help="compute activations again in the backward pass, to save memory (default: off)")
+        help="recompute activations in the backward pass, to save memory (default: off)")
     channels_last: bool = option(False,
-        help="keep the weights of convolutions, and so their images, channels last in memory: ResNets are faster "
-        "(default: off)")
-    compile: bool = option(False, help="torch.compile the model, default mode (default: off)")
+        help="channels-last memory format, in which ResNets are faster (default: off)")
+    compile: bool = option(False, help="compile the model by torch.compile (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="per process, on CPU (default: all cores, shared)")
+        help="threads of a process on CPU (default: an equal share of the cores)")
     seed: int | None = option(None, role=IDENTITY, type=seed_number,
-        help="of the run (default: derived from data set, algorithm, domains, seeds)")
+        help="seed of the run (default: derived from data set, algorithm, domains and seeds)")
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is kept, where, and what a run goes on from."""
+    """The run folder, checkpoints and logs."""
 
     config: str | None = option(None, "-c", role=ONCE, metavar="YAML",
-        help="file of option values; the command line overrides it")
+        help="file of option values; the command line wins over it")
     output: str = option("output", role=NO_EFFECT, metavar="DIR",
         help="folder of all runs (default: %(default)s)")
     experiment: str | None = option(None, role=NO_EFFECT, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
-    dry_run: bool = option(False, role=ONCE, help="read the data, build the model, say what would be done, and stop")
+    dry_run: bool = option(False, role=ONCE, help="read the data, build the model, describe the run, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
-        help="resume this folder; auto: --experiment's run, else the newest unfinished")
+        help="folder of a run to resume; auto: --experiment's run, or the newest unfinished one")
     verify: bool = option(True, role=ONCE,
         help="compare networks, and a finished run's files, with their checksums when resuming (default: on)")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="steps between checkpoints, beside those at evaluations (default: at evaluations only)")
+        help="steps between checkpoints beside those at evaluations (default: none)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
-    log_wandb: bool = option(False, role=NO_EFFECT, help="Weights & Biases; files in RUN/wandb/ (default: off)")
+    log_wandb: bool = option(False, role=NO_EFFECT, help="log to Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on
 
 
@@ -271,7 +272,7 @@ NO_EFFECT_ON_RESULTS = frozenset(options_with(NO_EFFECT | ONCE))
 
 
 def canonical_names(args: Arguments) -> Arguments:
-    """Returns a run's arguments by the names of their options, where DomainBed or the user wrote another spelling."""
+    """Renames arguments with DomainBed's or another further spelling of an option to the option's name."""
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in args.items()}
     return renamed | {name: value for name, value in args.items() if name in renamed}
 
@@ -280,7 +281,7 @@ def run_parser(description: str | None = None) -> argparse.ArgumentParser:
     """Builds the command line of tools/finetune.py."""
     parser = argparse.ArgumentParser(
         prog="finetune.py",
-        usage="%(prog)s [options]",  # those of all 75 would bury the line of an error
+        usage="%(prog)s [options]",  # a list of all 75 options would hide the error message below it
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
