@@ -9,8 +9,8 @@ from timm.layers import ConvMlp, GatedMlp, GlobalResponseNormMlp, LayerNorm2d, M
 from timm.models.metaformer import StarReLU
 
 from tests.references.naive_moe import naive_mixture
-from timm_moe_dg.errors import RouterError
-from timm_moe_dg.layers import MoeMlp
+from timm_moe_dg.errors import OptionError, RouterError
+from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
 
 
 def make_layer(**kwargs) -> MoeMlp:
@@ -204,3 +204,12 @@ class Twice(Mlp):
 def test_what_experts_cannot_copy_is_refused_by_name(dense, message):
     with pytest.raises(RouterError, match=message):
         MoeMlp.from_dense(dense)
+
+
+def test_a_misspelled_option_is_named_with_the_nearest():
+    with pytest.raises(OptionError, match="topk=1: MoeMlp has no such option; did you mean top_k"):
+        MoeMlp(8, 16, topk=1)
+    with pytest.raises(
+        OptionError, match=r"capacity_factor=1\.0: GeoMoeMlp has no such option; it takes num_experts"
+    ):
+        GeoMoeMlp(8, 16, capacity_factor=1.0)

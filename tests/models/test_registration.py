@@ -1,5 +1,6 @@
 """What timm knows about the models without building their weights."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,6 +10,9 @@ import torch
 from timm.data import resolve_model_data_config
 
 from tests.models.cases import BY_NAME, CASES
+from timm_moe_dg import models
+from timm_moe_dg.errors import OptionError
+from timm_moe_dg.layers import GeoMixtureOptions, MixtureOptions
 
 MODULES = {
     "gmoe": {"gmoe", "gmoe_tiny_patch16", "gmoe_small_patch16", "gmoe_base_patch16"},
@@ -68,8 +72,16 @@ def test_the_registered_image_size_is_built(case):
 
 
 def test_a_misspelled_option_is_refused(case):
-    with pytest.raises(TypeError, match="num_expert"):
+    with pytest.raises(OptionError, match=r"num_expert=3: .* has no such option; did you mean num_experts"):
         case.small(num_expert=3)
+
+
+def test_help_leads_from_a_model_to_its_options():
+    for name, cls in {"moge_tiny": "GeoMoeVisionTransformer", "gmoe_tiny_patch16": "MoeVisionTransformer"}.items():
+        assert cls in timm.model_entrypoint(name).__doc__
+    assert "layers.MixtureOptions" in models.MoeVisionTransformer.__doc__
+    for options in (GeoMixtureOptions, MixtureOptions, models.MetadataOptions):
+        assert all(f"{field.name}:" in options.__doc__ for field in dataclasses.fields(options))
 
 
 @pytest.fixture(scope="module")

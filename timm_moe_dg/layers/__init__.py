@@ -17,6 +17,7 @@ from .encoders import (
 )
 from .experts import dispatch_info, set_dispatch
 from .geo_moe_mlp import GeoMoeMlp
+from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp
 from .own_parameters import OwnParameters, undecayed_parameters
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
@@ -26,12 +27,14 @@ __all__ = [
     "ColumnsEncoder",
     "CosineRouter",
     "Coverage",
+    "GeoMixtureOptions",
     "GeoMoeMlp",
     "LinearRouter",
     "LocationEncoder",
     "LocationIdEmbedding",
     "MetadataEncoder",
     "MetadataRouter",
+    "MixtureOptions",
     "MoeMlp",
     "NoMetadata",
     "OwnParameters",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import MetadataError, RouterError
 from .experts import StackedExperts
 from .feed_forwards import GatedActivation, read_feed_forward
+from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, both_rates
 from .own_parameters import OwnParameters
 from .precision import values_readable
@@ -52,18 +53,13 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         norm_layer: Normalization of the hidden features, one for the routed experts and one for the shared.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
-        num_experts: E, beside the shared one.
-        top_k: K, 1 to E.
         context_features: R.
-        router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
-        expert_drop: Dropout rate of the routed experts' hidden activations in training, besides `drop`.
-        expert_perturbation: Standard deviation of the noise that upcycling adds to each expert's weights, relative to
-            that of the matrix: equal experts have no gradient toward difference (see `cka_diversity_loss`).
-        shared_expert: Whether there is f_0, and g with it.
-        device: Where the parameters are made.
-        dtype: Their type.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+        **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
 
     Raises:
+        OptionError: An option that `GeoMixtureOptions` does not have.
         RouterError: `top_k` outside 1..E, or a negative noise or perturbation.
     """
 
@@ -78,42 +74,38 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
         drop: float = 0.0,
-        num_experts: int = 6,
-        top_k: int = 3,
         context_features: int = 256,
-        router_noise: float | None = None,
-        expert_drop: float = 0.0,
-        expert_perturbation: float = 0.0,
-        shared_expert: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **mixture: Any,
     ) -> None:
-        if expert_perturbation < 0:
-            raise RouterError.of("expert_perturbation", expert_perturbation, "give a relative deviation, or 0 for none")
+        options = build_options(GeoMixtureOptions, mixture, type(self).__name__)
         hidden_features = hidden_features or in_features
-        size = (num_experts, in_features, hidden_features)
-        hidden_drop = both_rates(drop, expert_drop)
+        size = (options.num_experts, in_features, hidden_features)
+        hidden_drop = both_rates(drop, options.expert_drop)
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
+        # The shared expert has no second dropout: the layer's own acts once, behind the sum
         dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.shared: nn.Module | None = Mlp(in_features, hidden_features, **dense, **dd) if shared_expert else None
-        self.router = MetadataRouter(context_features, num_experts, top_k, router_noise, device, dtype)
-        self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype)) if shared_expert else None
+        has_shared = options.shared_expert
+        self.shared: nn.Module | None = Mlp(in_features, hidden_features, **dense, **dd) if has_shared else None
+        self.router = MetadataRouter(context_features, options.num_experts, options.top_k, options.router_noise, **dd)
+        self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
         self.forced_expert = None
         self.forced_tokens = 0
-        self.expert_perturbation = expert_perturbation
+        self.expert_perturbation = options.expert_perturbation
         self.report: ExpertReport | None = None
 
     @classmethod
-    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **kwargs: Any) -> Self:
+    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
         """Upcycles a dense feed-forward: it becomes the shared expert, and every routed one starts as a copy of it.
 
         Args:
             mlp: A feed-forward of tokens, features last, that returns as many as it takes, see `read_feed_forward`.
             expert_drop: Dropout rate of the routed experts' hidden activations in training, besides the module's own.
-            **kwargs: The layer's own options (`num_experts`, `top_k`, `context_features`, ...).
+            **mixture: `context_features`, and the other options of `GeoMixtureOptions`.
 
         Returns:
             A layer whose evaluation output equals the dense one, unless `expert_perturbation` is above 0.
@@ -127,7 +119,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             raise RouterError.of("mlp", type(mlp).__name__, remedy)
         first, second = dense.weights()
         features, hidden = second.shape
-        moe = cls(features, hidden, device=first.device, dtype=first.dtype, **kwargs)
+        moe = cls(features, hidden, device=first.device, dtype=first.dtype, **mixture)
         bias = (dense.first[0].bias is not None, dense.second.bias is not None)
         moe.experts = StackedExperts(
             moe.experts.num_experts,

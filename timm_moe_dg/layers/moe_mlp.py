@@ -4,7 +4,6 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import torch
@@ -15,6 +14,7 @@ from ..errors import RouterError
 from .dispatch import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
+from .mixture_options import MixtureOptions, build_options
 from .router import RouterOutput, build_router
 
 
@@ -53,8 +53,8 @@ class MoeMlp(RoutedMlp):
     """Sparse mixture of feed-forward experts with token-level routing (GMoE, section 4.2; SF-MoE, section 2.2).
 
     The path of a token x_D: (1) the router scores the E experts and picks K; (2) each of them computes
-    W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. No token is dropped unless
-    `capacity_factor` is set, and then only in training: a prediction never depends on its batch neighbors.
+    W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. By default no token is dropped.
+    A `capacity_factor` drops tokens in training alone, so a prediction never depends on its batch neighbors.
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
@@ -66,24 +66,16 @@ class MoeMlp(RoutedMlp):
         norm_layer: Normalization of the hidden features, shared by the experts; None for none.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
-        num_experts: E.
-        top_k: K, 1 to E.
-        router: 'cosine', 'linear', or a name given to `register_router`.
-        router_kwargs: Options of that router alone, such as `proj_features` of the cosine router.
-        capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) tokens, by batch
-            prioritized routing; None is dropless.
-        normalize_weights: Let the combine weights of a token sum to 1; None means top_k > 1.
-        router_noise: Standard deviation of the noise on the logits in training; None means 1/E, 0 means none.
-        expert_drop: Dropout rate of the experts' hidden activations in training, besides `drop`.
-        gated: Let the experts multiply by a gate, see `StackedExperts`.
-        channels_first: Take and return (B, D, height, width) instead of (..., D).
-        device: Where the parameters are made.
-        dtype: Their type.
+        expert_drop: As in `MixtureOptions`; acts besides `drop`.
+        gated: Whether the experts multiply by a gate, see `StackedExperts`.
+        channels_first: Whether the layer takes and returns (B, D, height, width) instead of (..., D).
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+        **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
 
     Raises:
-        RouterError: Unknown router, options that it does not have, `top_k` outside 1..E, normalized weights with
-            top_k = 1 (the router would get no gradient from the task), a capacity factor that is not positive, or a
-            negative noise.
+        OptionError: An option that `MixtureOptions` does not have.
+        RouterError: See `MixtureOptions`; or an unknown router or option of it, `top_k` outside 1..E, a negative noise.
     """
 
     channels_first: Final[bool]
@@ -97,41 +89,38 @@ class MoeMlp(RoutedMlp):
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
         drop: float = 0.0,
-        num_experts: int = 6,
-        top_k: int = 2,
-        router: str = "cosine",
-        router_kwargs: Mapping[str, object] | None = None,
-        capacity_factor: float | None = None,
-        normalize_weights: bool | None = None,
-        router_noise: float | None = None,
+        *,
         expert_drop: float = 0.0,
         gated: bool = False,
         channels_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **mixture: Any,
     ) -> None:
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
-        if capacity_factor is not None and capacity_factor <= 0:
-            raise RouterError.of("capacity_factor", capacity_factor, "give a positive factor, or None for dropless")
-        if top_k == 1 and normalize_weights:
-            remedy = "with top_k=1 the weight would be the constant 1 and the router learn nothing from the task"
-            raise RouterError.of("normalize_weights", normalize_weights, f"{remedy}; leave it None or False")
-        normalize = top_k > 1 if normalize_weights is None else normalize_weights
+        options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
+        size = (options.num_experts, in_features, hidden_features or in_features)
         hidden_drop = both_rates(drop, expert_drop)
-        hidden_features = hidden_features or in_features
-        size = (num_experts, in_features, hidden_features)
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
         self.channels_first = channels_first
-        self.norm: nn.Module = nn.Identity()  # only some dense feed-forwards bring one
-        self.capacity_factor = capacity_factor
+        self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
+        self.capacity_factor = options.capacity_factor
         self.router = build_router(
-            router, in_features, num_experts, top_k, normalize, router_noise, router_kwargs or {}, device, dtype
+            options.router,
+            in_features,
+            options.num_experts,
+            options.top_k,
+            options.top_k > 1 if options.normalize_weights is None else options.normalize_weights,
+            options.router_noise,
+            options.router_kwargs or {},
+            device,
+            dtype,
         )
         self.drop = nn.Dropout(drop)
 
     @classmethod
-    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **kwargs: Any) -> Self:
+    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
         """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
 
         Activation and normalizations are copied with what they have learned, and shared by the experts; a normalization
@@ -140,7 +129,7 @@ class MoeMlp(RoutedMlp):
         Args:
             mlp: A feed-forward that returns as many features as it takes, see `read_feed_forward`.
             expert_drop: Dropout rate of the experts' hidden activations in training, besides the module's own.
-            **kwargs: The layer's own options (`num_experts`, `top_k`, `router`, ...).
+            **mixture: The other options of `MixtureOptions`.
 
         Returns:
             A layer whose evaluation output equals the dense one where the combine weights sum to 1.
@@ -159,7 +148,7 @@ class MoeMlp(RoutedMlp):
             channels_first=dense.channels_first,
             device=first.device,
             dtype=first.dtype,
-            **kwargs,
+            **mixture,
         )
         moe.experts.load_dense(dense)
         moe.norm = copy.deepcopy(dense.pre_norm)

@@ -1,12 +1,21 @@
-"""The registered models; importing this registers them with timm."""
+"""Registered models, their classes, and upcycling of other networks. Importing this registers the models with timm."""
 
-from .erm_le import erm_le_tiny_patch16
+from ._geo_vit import GeoMoeVisionTransformer
+from ._metadata import MetadataOptions, MetadataRoutingOptions
+from ._moe_vit import MoeVisionTransformer
+from .erm_le import LocationVisionTransformer, erm_le_tiny_patch16
 from .gmoe import gmoe_base_patch16, gmoe_small_patch16, gmoe_tiny_patch16
 from .hybrid_sfmoe import hybrid_sfmoe_r26_s16
 from .moge import moge_small_patch32_384, moge_tiny
 from .sfmoe import sfmoe_small
+from .upcycling import upcycle, upcycle_with_metadata
 
 __all__ = [
+    "GeoMoeVisionTransformer",
+    "LocationVisionTransformer",
+    "MetadataOptions",
+    "MetadataRoutingOptions",
+    "MoeVisionTransformer",
     "erm_le_tiny_patch16",
     "gmoe_base_patch16",
     "gmoe_small_patch16",
@@ -15,4 +24,6 @@ __all__ = [
     "moge_small_patch32_384",
     "moge_tiny",
     "sfmoe_small",
+    "upcycle",
+    "upcycle_with_metadata",
 ]

@@ -6,7 +6,6 @@ into that, and the mixtures' weights afterwards.
 """
 
 import difflib
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, CheckpointError, OptionError
 from ..layers.encoders.metadata import MetadataEncoder
+from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
 
 Keywords = dict[str, Any]  # timm's, whose values are what its models take
@@ -35,16 +35,18 @@ class Mixture(NamedTuple):
 
     Attributes:
         name: Registered name.
-        upcycle: Changes a built network in place; what it takes besides are the mixture's options.
+        upcycle: Changes a built network in place.
+        option_classes: Dataclasses of the options that it takes besides `moe_layers`.
     """
 
     name: str
     upcycle: Callable[..., nn.Module]
+    option_classes: tuple[type, ...]
 
     @property
     def options(self) -> tuple[str, ...]:
         """Names of its options."""
-        return tuple(inspect.signature(self.upcycle).parameters)[1:]
+        return ("moe_layers", *option_names(*self.option_classes))
 
 
 class Source(NamedTuple):

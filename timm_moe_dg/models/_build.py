@@ -7,6 +7,7 @@ again at loading, and a checkpoint would stop fitting, or silently compute somet
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from timm.models import build_model_with_cfg
@@ -89,7 +90,9 @@ def _constructor_defaults(model_cls: type[VisionTransformer]) -> dict[str, objec
     for cls in reversed(model_cls.__mro__):
         if issubclass(cls, VisionTransformer):
             parameters = inspect.signature(cls.__init__).parameters.values()
-            defaults |= {each.name: each.default for each in parameters if each.default is not each.empty}
+            defaults |= {item.name: item.default for item in parameters if item.default is not item.empty}
+            for options in vars(cls).get("option_classes", ()):
+                defaults |= {field.name: field.default for field in fields(options)}
     return defaults
 
 

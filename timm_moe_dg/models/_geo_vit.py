@@ -1,8 +1,7 @@
 """timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Optional
+from typing import Any, ClassVar, Final, Optional
 
 import torch
 from timm.models import checkpoint
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from ..layers.encoders.coverage import Coverage
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.mixture_options import GeoMixtureOptions, take_options
 from ..layers.own_parameters import undecayed_parameters
-from ._metadata import bound_coverage, build_metadata_encoder, index_coordinates
-from ._moe_vit import MoeLayers, mixture_block, resolve_moe_layers
+from ._metadata import MetadataRoutingOptions, bound_coverage, index_coordinates
+from ._moe_vit import MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 
@@ -48,72 +48,30 @@ class GeoMoeVisionTransformer(VisionTransformer):
     Args:
         *args: As timm's VisionTransformer.
         moe_layers: Which blocks, see `resolve_moe_layers`.
-        num_experts: E, beside the shared one.
-        top_k: Experts per image.
-        router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
-        expert_drop: Dropout rate of the routed experts' hidden activations in training.
-        expert_perturbation: Relative deviation of the noise that upcycling adds to each expert's weights; 0 keeps the
-            dense model's output exactly.
-        shared_expert: Whether mixture blocks have a shared expert; without one they are the routed sum alone, and an
-            image without metadata is an error.
-        metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
-            'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
-            (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
-        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The paper's 0.5 hides from the router most
-            of where an image is; trained from scratch on few images, no domains form until it is lowered.
-        metadata_features: R; None means 256, or the module's `out_features`.
-        num_locations: Number of known locations of 'location_id'.
-        coverage_points: Size of the index of training coordinates that comes with the weights; `set_coverage` makes
-            one.
-        coverage_radius: In evaluation, images farther than so many km from every coordinate of the index use the
-            shared expert alone; None routes all.
-        metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:
-            name -> mean and standard deviation over the training images.
-        **kwargs: As timm's VisionTransformer.
+        **kwargs: Options of the experts, `timm_moe_dg.layers.GeoMixtureOptions` (`num_experts`, `top_k`,
+            `shared_expert`, ...), options of the metadata, `timm_moe_dg.models.MetadataRoutingOptions`
+            (`metadata_encoder`, `coverage_radius`, ...), and arguments of timm's VisionTransformer.
 
     Raises:
-        MetadataError: Unknown encoder, or a module of unknown width; a radius that cannot be, or that lacks an index.
+        MetadataError: Unknown encoder, or a module of unknown width; an impossible radius, or one without an index.
         MoeLayersError: See `resolve_moe_layers`.
+        OptionError: An option that does not exist.
         RouterError: See `GeoMoeMlp`.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        moe_layers: MoeLayers = "last_two",
-        num_experts: int = 6,
-        top_k: int = 3,
-        router_noise: float | None = None,
-        expert_drop: float = 0.0,
-        expert_perturbation: float = 0.0,
-        shared_expert: bool = True,
-        metadata_encoder: str | nn.Module = "spherical_harmonics",
-        metadata_drop: float = 0.5,
-        metadata_features: int | None = None,
-        num_locations: int = 323,
-        coverage_points: int = 0,
-        coverage_radius: float | None = None,
-        metadata_columns: Mapping[str, Sequence[float]] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        dd = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
-        encoder = build_metadata_encoder(
-            metadata_encoder, num_locations, metadata_features, metadata_drop, **dd, columns=metadata_columns
-        )
-        moe_args = {
-            "num_experts": num_experts,
-            "top_k": top_k,
-            "context_features": encoder.out_features,
-            "router_noise": router_noise,
-            "expert_drop": expert_drop,
-            "expert_perturbation": expert_perturbation,
-            "shared_expert": shared_expert,
-        }
+    option_classes: ClassVar[tuple[type, ...]] = (GeoMixtureOptions, MetadataRoutingOptions)
+
+    def __init__(self, *args: Any, moe_layers: MoeLayers = "last_two", **kwargs: Any) -> None:
+        mixture = take_options(GeoMixtureOptions, kwargs)
+        metadata = take_options(MetadataRoutingOptions, kwargs)
+        check_vit_options(type(self), kwargs)
+        encoder = metadata.build_encoder(kwargs.get("device"), kwargs.get("dtype"))
+        moe_args = {**vars(mixture), "context_features": encoder.out_features}
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
         # After timm's initialization, which would draw a given module anew
-        self.route_by(encoder, coverage_points, coverage_radius)
+        self.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
 
     @torch.jit.ignore
     def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +23,70 @@ SATCLIP_PREFIX = "satclip:"
 _logger = logging.getLogger(__name__)
 
 
-def build_metadata_encoder(
-    encoder: str | nn.Module,
-    num_locations: int,
-    width: int | None,
-    drop: float,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    columns: Mapping[str, Sequence[float]] | None = None,
-) -> MetadataEncoder:
-    """The encoder of a MoGE model, by name or as a module of the user's own, and of further columns if there are any.
+@dataclass(frozen=True, kw_only=True)
+class MetadataOptions:
+    """Options of reading metadata: of `GeoMoeVisionTransformer`, `LocationVisionTransformer`, `upcycle_with_metadata`.
 
-    Raises:
-        CheckpointError: See `load_satclip`.
-        MetadataError: Unknown name, a module of unknown width, or columns beside what are no coordinates.
+    Attributes:
+        metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
+            'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
+            (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
+        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The paper's 0.5 hides from the router most
+            of where an image is. Trained from scratch on few images, no domains form until it is lowered.
+        metadata_features: Width of the embedding (R). None means 256, or the module's `out_features`.
+        num_locations: Number of locations that 'location_id' tells apart.
+        metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:
+            name -> mean and standard deviation over the training images.
     """
-    place = encoder
-    if not isinstance(place, nn.Module):
-        place = _encoder_by_name(place, num_locations, width or 256, drop, device, dtype)
-    if columns:
-        return MetadataEncoder(ColumnsEncoder(place, columns, device, dtype))
-    return MetadataEncoder(place, width if place is encoder else None)
+
+    metadata_encoder: str | nn.Module = "spherical_harmonics"
+    metadata_drop: float = 0.5
+    metadata_features: int | None = None
+    num_locations: int = 323
+    metadata_columns: Mapping[str, Sequence[float]] | None = None
+
+    def build_encoder(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MetadataEncoder:
+        """Builds the encoder, with encoders of further columns around it if there are any.
+
+        Raises:
+            CheckpointError: See `load_satclip`.
+            MetadataError: Unknown name, a module of unknown width, or columns beside an encoder of other metadata.
+        """
+        given = self.metadata_encoder if isinstance(self.metadata_encoder, nn.Module) else None
+        encoder = given or self._encoder_by_name(str(self.metadata_encoder), device, dtype)
+        if self.metadata_columns:
+            return MetadataEncoder(ColumnsEncoder(encoder, self.metadata_columns, device, dtype))
+        return MetadataEncoder(encoder, self.metadata_features if given is not None else None)
+
+    def _encoder_by_name(self, name: str, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
+        width = self.metadata_features or 256
+        if name.startswith(SATCLIP_PREFIX):
+            return load_satclip(name.removeprefix(SATCLIP_PREFIX)).to(device, dtype)
+        if name == "spherical_harmonics":
+            return LocationEncoder(width, drop=self.metadata_drop, device=device, dtype=dtype)
+        if name == "sincos":
+            return SinCosEncoder(width, device=device, dtype=dtype)
+        if name == "location_id":
+            return LocationIdEmbedding(self.num_locations, width, device, dtype)
+        remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
+        raise MetadataError.of("metadata_encoder", name, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetadataRoutingOptions(MetadataOptions):
+    """Options of routing by metadata: those of `MetadataOptions`, and where the router is trusted.
+
+    Attributes:
+        coverage_points: Size of the index of training coordinates that comes with the weights. `set_coverage` makes
+            an index.
+        coverage_radius: In evaluation, images farther than so many km from every coordinate of the index use the
+            shared expert alone. None routes all images.
+    """
+
+    coverage_points: int = 0
+    coverage_radius: float | None = None
 
 
 def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
@@ -90,23 +134,3 @@ def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, 
     if coverage is not None:
         coverage.radius = radius
     return radius
-
-
-def _encoder_by_name(
-    encoder: str,
-    num_locations: int,
-    width: int,
-    drop: float,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> nn.Module:
-    if encoder.startswith(SATCLIP_PREFIX):
-        return load_satclip(encoder.removeprefix(SATCLIP_PREFIX)).to(device, dtype)
-    if encoder == "spherical_harmonics":
-        return LocationEncoder(width, drop=drop, device=device, dtype=dtype)
-    if encoder == "sincos":
-        return SinCosEncoder(width, device=device, dtype=dtype)
-    if encoder == "location_id":
-        return LocationIdEmbedding(num_locations, width, device, dtype)
-    remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
-    raise MetadataError.of("metadata_encoder", encoder, remedy)

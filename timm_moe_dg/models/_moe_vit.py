@@ -1,14 +1,16 @@
 """timm's VisionTransformer with token-routed experts in some blocks: the class behind GMoE and SF-MoE."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from ..errors import MoeLayersError
+from ..layers.mixture_options import MixtureOptions, check_options, option_names, take_options
 from ..layers.moe_mlp import MoeMlp
 from ..layers.own_parameters import undecayed_parameters
 
@@ -69,6 +71,20 @@ def mixture_block(
     return build
 
 
+def check_vit_options(network: Any, given: Mapping[str, Any]) -> None:
+    """Checks that what is left of a network's keyword arguments is timm's.
+
+    Args:
+        network: Class of the network, a subclass of timm's VisionTransformer with `option_classes`.
+        given: Keyword arguments for timm's VisionTransformer.
+
+    Raises:
+        OptionError: One is not.
+    """
+    timms = inspect.signature(VisionTransformer.__init__).parameters
+    check_options(given, (*option_names(*network.option_classes), *timms), network.__name__)
+
+
 class MoeVisionTransformer(VisionTransformer):
     """Vision transformer whose feed-forward is a `MoeMlp` in some blocks (GMoE, section 4.1; SF-MoE, section 2.3).
 
@@ -77,47 +93,22 @@ class MoeVisionTransformer(VisionTransformer):
     Args:
         *args: As timm's VisionTransformer.
         moe_layers: Which blocks, see `resolve_moe_layers`.
-        num_experts: E.
-        top_k: Experts per token.
-        router: 'cosine', 'linear', or a name given to `layers.register_router`.
-        router_kwargs: Options of that router alone.
-        capacity_factor: Training capacity; None is dropless.
-        normalize_weights: Let combine weights sum to 1; None means top_k > 1.
-        router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
-        expert_drop: Dropout rate of the experts' hidden activations in training.
-        **kwargs: As timm's VisionTransformer.
+        **kwargs: Options of `timm_moe_dg.layers.MixtureOptions` (`num_experts`, `top_k`, `router`, ...), and arguments
+            of timm's VisionTransformer.
 
     Raises:
         MoeLayersError: See `resolve_moe_layers`.
+        OptionError: An option that does not exist.
         RouterError: See `MoeMlp`.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        moe_layers: MoeLayers = "last_two",
-        num_experts: int = 6,
-        top_k: int = 2,
-        router: str = "cosine",
-        router_kwargs: Mapping[str, object] | None = None,
-        capacity_factor: float | None = None,
-        normalize_weights: bool | None = None,
-        router_noise: float | None = None,
-        expert_drop: float = 0.1,
-        **kwargs: Any,
-    ) -> None:
-        moe_args = {
-            "num_experts": num_experts,
-            "top_k": top_k,
-            "router": router,
-            "router_kwargs": router_kwargs,
-            "capacity_factor": capacity_factor,
-            "normalize_weights": normalize_weights,
-            "router_noise": router_noise,
-            "expert_drop": expert_drop,
-        }
+    option_classes: ClassVar[tuple[type, ...]] = (MixtureOptions,)
+
+    def __init__(self, *args: Any, moe_layers: MoeLayers = "last_two", **kwargs: Any) -> None:
+        options = take_options(MixtureOptions, kwargs)
+        check_vit_options(type(self), kwargs)
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
-        kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, moe_args)
+        kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, vars(options))
         super().__init__(*args, **kwargs)
 
     @torch.jit.ignore

@@ -4,8 +4,7 @@ The location encoding is concatenated to the class token's feature (MoGE, table 
 what routing by place gains over merely knowing the place.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -14,9 +13,11 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import Tensor, nn
 
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.mixture_options import take_options
 from ._build import IMAGENET_CFG, create_moe_vit
 from ._load import check_complete, rename_final_norm
-from ._metadata import build_metadata_encoder
+from ._metadata import MetadataOptions
+from ._moe_vit import check_vit_options
 
 default_cfgs = generate_default_cfgs(
     {
@@ -40,32 +41,22 @@ class LocationVisionTransformer(VisionTransformer):
 
     Args:
         *args: As timm's VisionTransformer.
-        metadata_encoder: As `GeoMoeVisionTransformer` takes it.
-        metadata_drop: Likewise.
-        metadata_features: Likewise.
-        num_locations: Likewise.
-        metadata_columns: Likewise.
-        **kwargs: As timm's VisionTransformer.
+        **kwargs: Options of `timm_moe_dg.models.MetadataOptions` (`metadata_encoder`, ...), and arguments of timm's
+            VisionTransformer.
 
     Raises:
         MetadataError: Unknown encoder, or a module of unknown width.
+        OptionError: An option that does not exist.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        metadata_encoder: str | nn.Module = "spherical_harmonics",
-        metadata_drop: float = 0.5,
-        metadata_features: int | None = None,
-        num_locations: int = 323,
-        metadata_columns: Mapping[str, Sequence[float]] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    option_classes: ClassVar[tuple[type, ...]] = (MetadataOptions,)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        options = take_options(MetadataOptions, kwargs)
+        check_vit_options(type(self), kwargs)
         super().__init__(*args, **kwargs)
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
-        encoder = build_metadata_encoder(
-            metadata_encoder, num_locations, metadata_features, metadata_drop, device, dtype, metadata_columns
-        )
+        encoder = options.build_encoder(device, dtype)
         features = self.num_features
         self.fuse: nn.Module = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
         self.fuse_act: nn.Module = nn.GELU()
@@ -124,7 +115,10 @@ def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) 
 
 @register_model
 def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisionTransformer:
-    """DeiT-Ti/16 with coordinates concatenated to its features, the counterpart of moge_tiny."""
+    """DeiT-Ti/16 with coordinates concatenated to its features, the counterpart of moge_tiny.
+
+    Options are those of `timm_moe_dg.models.LocationVisionTransformer`.
+    """
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
     return create_moe_vit(

@@ -47,29 +47,40 @@ def _create_gmoe(variant: str, pretrained: bool, **kwargs: Any) -> MoeVisionTran
 
 @register_model
 def gmoe_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE on DeiT-Ti/16, for small machines and tests; not in the paper."""
+    """GMoE on DeiT-Ti/16, for small machines and tests; not in the paper.
+
+    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
+    """
     model_args = {"embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     return _create_gmoe("gmoe_tiny_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_small_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE-S/16, the paper's main model, on DeiT-S/16."""
+    """GMoE-S/16, the paper's main model, on DeiT-S/16.
+
+    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
+    """
     model_args = {"embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return _create_gmoe("gmoe_small_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_base_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE-B/16 (Table 13) on DeiT-B/16."""
+    """GMoE-B/16 (Table 13) on DeiT-B/16.
+
+    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
+    """
     model_args = {"embed_dim": 768, "depth": 12, "num_heads": 12, **kwargs}
     return _create_gmoe("gmoe_base_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """GMoE on a network of timm's: `backbone='vit_base_patch16_clip_224.openai'`, and the options of `upcycle`.
+    """GMoE on any timm network with token-wise feed-forwards: CLIP, DINOv2 and v3, SigLIP, EVA, Swin, ConvNeXt.
 
-    Further arguments are the backbone's own; with `features_only=True` it answers with the backbone's feature maps.
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.upcycle`, and the backbone's own.
+    With `features_only=True` the model returns the backbone's feature maps.
     """
-    return create_on_backbone(Mixture("gmoe", upcycle), pretrained, **kwargs)
+    mixture = Mixture("gmoe", upcycle, MoeVisionTransformer.option_classes)
+    return create_on_backbone(mixture, pretrained, **kwargs)

@@ -47,14 +47,20 @@ def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionT
 
 @register_model
 def moge_tiny(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
-    """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model."""
+    """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model.
+
+    Options are those of `timm_moe_dg.models.GeoMoeVisionTransformer`.
+    """
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     return _create_moge("moge_tiny", pretrained, **{"metadata_encoder": "spherical_harmonics", **model_args})
 
 
 @register_model
 def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
-    """MoGE on ViT-S/32 with iWildCam's 323 location ids; the paper runs it at 448 px (`img_size=448`)."""
+    """MoGE on ViT-S/32 with iWildCam's 323 location ids; the paper runs it at 448 px (`img_size=448`).
+
+    Options are those of `timm_moe_dg.models.GeoMoeVisionTransformer`.
+    """
     model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     ids = {"metadata_encoder": "location_id", "num_locations": 323}
     return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})
@@ -62,8 +68,11 @@ def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVis
 
 @register_model
 def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """MoGE on a vision transformer of timm's: `backbone='vit_base_patch16_clip_224.openai'`, and the mixture's options.
+    """MoGE on any of timm's plain vision transformers: CLIP, DINOv2, SigLIP, DeiT, AugReg.
 
-    These are those of `GeoMoeVisionTransformer`; further arguments are the backbone's own.
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.upcycle_with_metadata`, and
+    the backbone's own.
     """
-    return create_on_backbone(Mixture("moge", upcycle_with_metadata), pretrained, **kwargs)
+    return create_on_backbone(
+        Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes), pretrained, **kwargs
+    )

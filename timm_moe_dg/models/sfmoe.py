@@ -29,7 +29,10 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def sfmoe_small(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2."""
+    """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2.
+
+    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
+    """
     mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
     model_args = {**mixture, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return create_moe_vit(MoeVisionTransformer, "sfmoe_small", pretrained, **model_args)

@@ -7,7 +7,7 @@ is one if `layers.feed_forwards` knows its class and it returns what a block add
 import copy
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,10 +18,11 @@ from torch import nn
 from ..errors import MoeLayersError, RouterError
 from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
 from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, build_options, take_options
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
 from ..layers.own_parameters import undecayed_parameters
 from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
-from ._metadata import build_metadata_encoder
+from ._metadata import MetadataRoutingOptions
 from ._moe_vit import MoeLayers, resolve_moe_layers
 
 # Modules of the same classes that are no feed-forward of a block: they mix tokens or pixels (MLP-Mixer, TNT), turn
@@ -31,84 +32,45 @@ NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_po
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def upcycle(
-    model: ModelT,
-    moe_layers: MoeLayers = "last_two",
-    num_experts: int = 6,
-    top_k: int = 2,
-    router: str = "cosine",
-    router_kwargs: Mapping[str, object] | None = None,
-    capacity_factor: float | None = None,
-    normalize_weights: bool | None = None,
-    router_noise: float | None = None,
-    expert_drop: float = 0.1,
-) -> ModelT:
+def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -> ModelT:
     """Replaces feed-forwards of any network of timm's by mixtures of experts, each a copy of what it replaces.
 
-    In evaluation the network computes what it did, unless combine weights do not sum to 1 (`top_k=1`, or
-    `normalize_weights=False`), of which a warning tells. Call it before an optimizer or a wrapper of timm's
+    In evaluation the network computes what it did. The exception are combine weights that do not sum to 1 (`top_k=1`,
+    or `normalize_weights=False`), which cause a warning. Call it before an optimizer or a wrapper of timm's
     (`features_only=True`) holds the network. Saved by timm, it is loaded again as model 'gmoe'.
 
     Args:
         model: Changed in place.
         moe_layers: Which feed-forwards, in the order in which the network holds them, see `resolve_moe_layers`.
-        num_experts: E.
-        top_k: Experts per token.
-        router: 'cosine', 'linear', or a name given to `layers.register_router`.
-        router_kwargs: Options of that router alone.
-        capacity_factor: Training capacity; None is dropless.
-        normalize_weights: Let combine weights sum to 1; None means top_k > 1.
-        router_noise: Standard deviation of the router's noise in training; None means 1 / num_experts.
-        expert_drop: Dropout rate of the experts' hidden activations in training.
+        **mixture: Options of `timm_moe_dg.layers.MixtureOptions`.
 
     Returns:
         The model itself.
 
     Raises:
         MoeLayersError: It has no feed-forward that experts can be copies of, or not so many; or it holds mixtures.
+        OptionError: An option that does not exist.
         RouterError: See `MoeMlp`; or a feed-forward does not compute what its class is known to.
     """
-    found = find_feed_forwards(model)
-    if not found:
+    options = vars(build_options(MixtureOptions, mixture, "upcycle"))
+    feed_forwards = list(find_feed_forwards(model).values())
+    if not feed_forwards:
         raise MoeLayersError.of("model", name_of(model), _no_feed_forward(model))
-    layers = resolve_moe_layers(moe_layers, len(found))
-    options: dict[str, Any] = {
-        "num_experts": num_experts,
-        "top_k": top_k,
-        "router": router,
-        "router_kwargs": router_kwargs,
-        "capacity_factor": capacity_factor,
-        "normalize_weights": normalize_weights,
-        "router_noise": router_noise,
-        "expert_drop": expert_drop,
-    }
-    chosen = [list(found.values())[index] for index in layers]
+    layers = resolve_moe_layers(moe_layers, len(feed_forwards))
+    chosen = [feed_forwards[index] for index in layers]
     check_token_wise([dense for dense, _ in chosen])
-    mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]  # all of them, before any is replaced
-    for mixture, (_, names) in zip(mixtures, chosen, strict=True):
+    # All mixtures are made before any is put in its place: an error leaves the network as it was
+    mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]
+    for mixture_layer, (_, names) in zip(mixtures, chosen, strict=True):
         for name in names:
-            model.set_submodule(name, mixture)
+            model.set_submodule(name, mixture_layer)
     _warn_if_changed(mixtures[0])
     record_mixture(model, "gmoe", {"moe_layers": list(layers), **options})
     return model
 
 
 def upcycle_with_metadata(
-    model: nn.Module,
-    moe_layers: MoeLayers = "last_two",
-    num_experts: int = 6,
-    top_k: int = 3,
-    router_noise: float | None = None,
-    expert_drop: float = 0.0,
-    expert_perturbation: float = 0.0,
-    shared_expert: bool = True,
-    metadata_encoder: str | nn.Module = "spherical_harmonics",
-    metadata_drop: float = 0.5,
-    metadata_features: int | None = None,
-    num_locations: int = 323,
-    coverage_points: int = 0,
-    coverage_radius: float | None = None,
-    metadata_columns: Mapping[str, Sequence[float]] | None = None,
+    model: nn.Module, moe_layers: MoeLayers = "last_two", **mixture: Any
 ) -> GeoMoeVisionTransformer:
     """Replaces feed-forwards of a vision transformer by shared and metadata-routed experts, all copies of them.
 
@@ -118,19 +80,7 @@ def upcycle_with_metadata(
     Args:
         model: Of timm's class VisionTransformer, exactly, with blocks of its class Block; changed in place.
         moe_layers: Which blocks, see `resolve_moe_layers`.
-        num_experts: E, beside the shared one.
-        top_k: Experts per image.
-        router_noise: See `GeoMoeVisionTransformer`, as all that follow.
-        expert_drop: Dropout rate of the routed experts.
-        expert_perturbation: Relative deviation of the noise on each routed expert's weights.
-        shared_expert: Whether mixture blocks have a shared expert.
-        metadata_encoder: By name, or a module, which is not recorded.
-        metadata_drop: Dropout rate inside 'spherical_harmonics'.
-        metadata_features: Width of the embedding.
-        num_locations: Number of known locations of 'location_id'.
-        coverage_points: Size of the index of training coordinates that comes with the weights.
-        coverage_radius: km from them beyond which the shared expert answers alone, in evaluation.
-        metadata_columns: Name of a further number -> mean and standard deviation.
+        **mixture: Options of `timm_moe_dg.layers.GeoMixtureOptions` and `timm_moe_dg.models.MetadataRoutingOptions`.
 
     Returns:
         The network itself, which takes images and metadata now.
@@ -138,47 +88,28 @@ def upcycle_with_metadata(
     Raises:
         MetadataError: Unknown encoder, or a module of unknown width.
         MoeLayersError: Another kind of network, or blocks that it does not have.
+        OptionError: An option that does not exist.
         RouterError: See `GeoMoeMlp.from_dense`.
     """
     network: Any = _checked(model)
     layers = resolve_moe_layers(moe_layers, len(network.blocks))
-    given: dict[str, Any] = {
-        "num_experts": num_experts,
-        "top_k": top_k,
-        "router_noise": router_noise,
-        "expert_drop": expert_drop,
-        "expert_perturbation": expert_perturbation,
-        "shared_expert": shared_expert,
-    }
+    metadata = take_options(MetadataRoutingOptions, mixture)
+    options = vars(build_options(GeoMixtureOptions, mixture, "upcycle_with_metadata"))
     weight = network.blocks[0].norm1.weight
-    encoder = build_metadata_encoder(
-        metadata_encoder,
-        num_locations,
-        metadata_features,
-        metadata_drop,
-        weight.device,
-        weight.dtype,
-        metadata_columns,
-    )
+    encoder = metadata.build_encoder(weight.device, weight.dtype)
     chosen = [network.blocks[index].mlp for index in layers]
     check_token_wise(chosen)
-    mixtures = [GeoMoeMlp.from_dense(dense, context_features=encoder.out_features, **given) for dense in chosen]
-    for index, mixture in zip(layers, mixtures, strict=True):
-        network.blocks[index].mlp = mixture
+    mixtures = [GeoMoeMlp.from_dense(dense, context_features=encoder.out_features, **options) for dense in chosen]
+    for index, mixture_layer in zip(layers, mixtures, strict=True):
+        network.blocks[index].mlp = mixture_layer
+    # Blocks must hand the metadata on, so their forward and the network's are replaced with their classes
     for block in network.blocks:
         block.__class__ = GeoBlock
         block.routed = isinstance(block.mlp, GeoMoeMlp)
     network.__class__ = GeoMoeVisionTransformer
-    network.route_by(encoder, coverage_points, coverage_radius)
-    named = {"metadata_encoder": metadata_encoder} if isinstance(metadata_encoder, str) else {}
-    encoding: dict[str, Any] = {
-        "metadata_drop": metadata_drop,
-        "metadata_features": metadata_features,
-        "num_locations": num_locations,
-    }
-    encoding |= {"metadata_columns": metadata_columns} if metadata_columns else {}
-    coverage = {"coverage_points": coverage_points, "coverage_radius": coverage_radius}
-    record_mixture(network, "moge", {"moe_layers": list(layers), **given, **named, **encoding, **coverage})
+    network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
+    recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
+    record_mixture(network, "moge", {"moe_layers": list(layers), **options, **recorded})
     return network
 
 

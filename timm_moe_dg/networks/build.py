@@ -31,7 +31,7 @@ from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data.bands import RGB
-from ..errors import ArgumentError, CheckpointError, MoeDgError
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError
 
 CONFIG = "config.json"
 DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
@@ -115,10 +115,10 @@ def build_network(
             network = _create(
                 options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None
             )
+    except TypeError as error:  # an OptionError of this package, or Python's own
+        raise _not_taken(name, kwargs, error) from error
     except MoeDgError:
         raise
-    except TypeError as error:
-        raise _not_taken(name, kwargs, error) from error
     except Exception as error:  # of constructors, which assert and divide, of files, and of the HTTP library
         if not loads:
             reason = f"cannot be built with {kwargs} ({type(error).__name__}: {error})"
@@ -364,6 +364,8 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # which have an option of their own
         remedy = f"{name} reads none; leave it out, or train a model that does, such as moge_tiny"
         return ArgumentError.of("metadata_columns", list(columns), remedy)
+    if isinstance(error, OptionError):
+        return error
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
 
 

@@ -1,0 +1,123 @@
+"""Options of mixture layers, declared once for the layers and for every network that contains them."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ..errors import OptionError, RouterError
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOptions:
+    """Options of token-routed experts, for `MoeMlp`, `MoeVisionTransformer` and `upcycle`.
+
+    Attributes:
+        num_experts: Number of experts (E).
+        top_k: Experts per token (K), 1 to E.
+        router: 'cosine', 'linear', or a name given to `register_router`.
+        router_kwargs: Options of that router alone, such as `proj_features` of the cosine router.
+        capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) of T tokens, by
+            batch prioritized routing. None drops no token. Evaluation never drops any.
+        normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
+        router_noise: Standard deviation of the noise on the router's logits in training. None means 1 / E.
+        expert_drop: Dropout rate of the experts' hidden activations in training. A `MoeMlp` built by itself has 0.
+
+    Raises:
+        RouterError: Normalized weights with top_k = 1, or a capacity factor that is not positive.
+    """
+
+    num_experts: int = 6
+    top_k: int = 2
+    router: str = "cosine"
+    router_kwargs: Mapping[str, object] | None = None
+    capacity_factor: float | None = None
+    normalize_weights: bool | None = None
+    router_noise: float | None = None
+    expert_drop: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            remedy = "give a positive factor, or None for dropless"
+            raise RouterError.of("capacity_factor", self.capacity_factor, remedy)
+        if self.top_k == 1 and self.normalize_weights:
+            # The only weight would be the constant 1, through which no gradient of the task reaches the router
+            remedy = "with top_k=1 the router would learn nothing from the task; leave it None or False"
+            raise RouterError.of("normalize_weights", self.normalize_weights, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeoMixtureOptions:
+    """Options of metadata-routed experts, for `GeoMoeMlp`, `GeoMoeVisionTransformer` and `upcycle_with_metadata`.
+
+    Attributes:
+        num_experts: Number of routed experts (E), beside the shared one.
+        top_k: Routed experts per image (K), 1 to E.
+        router_noise: Standard deviation of the noise on the router's logits in training. None means 1 / E.
+        expert_drop: Dropout rate of the routed experts' hidden activations in training.
+        expert_perturbation: Standard deviation of the noise that upcycling adds to each routed expert's weights,
+            relative to that of the matrix. Equal experts have no gradient toward difference (see
+            `losses.cka_diversity_loss`). 0 keeps the dense network's output exactly.
+        shared_expert: Whether there is a shared expert. Without one, an image without metadata is an error.
+
+    Raises:
+        RouterError: A negative perturbation.
+    """
+
+    num_experts: int = 6
+    top_k: int = 3
+    router_noise: float | None = None
+    expert_drop: float = 0.0
+    expert_perturbation: float = 0.0
+    shared_expert: bool = True
+
+    def __post_init__(self) -> None:
+        if self.expert_perturbation < 0:
+            remedy = "give a relative deviation, or 0 for none"
+            raise RouterError.of("expert_perturbation", self.expert_perturbation, remedy)
+
+
+def option_names(*option_classes: type) -> tuple[str, ...]:
+    """Names of the options that dataclasses of options declare."""
+    return tuple(field.name for options in option_classes for field in fields(options))
+
+
+def build_options(options_class: type[OptionsT], given: Mapping[str, Any], owner: str) -> OptionsT:
+    """Builds a dataclass of options.
+
+    Args:
+        options_class: The dataclass.
+        given: Options by name.
+        owner: Name of the class or function that takes them, for the message.
+
+    Raises:
+        OptionError: The dataclass has no such option.
+    """
+    check_options(given, option_names(options_class), owner)
+    return options_class(**given)
+
+
+def take_options(options_class: type[OptionsT], keywords: dict[str, Any]) -> OptionsT:
+    """Builds a dataclass of options from the keywords that belong to it, and removes these."""
+    names = option_names(options_class)
+    return options_class(**{name: keywords.pop(name) for name in names if name in keywords})
+
+
+def check_options(given: Mapping[str, Any], names: Collection[str], owner: str) -> None:
+    """Checks that options exist.
+
+    Args:
+        given: Options by name.
+        names: The options that exist.
+        owner: Name of the class or function that takes them, for the message.
+
+    Raises:
+        OptionError: One does not exist; names the nearest.
+    """
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(names)}"
+            raise OptionError.of(name, given[name], f"{owner} has no such option; {hint}")
