@@ -209,7 +209,5 @@ def test_what_experts_cannot_copy_is_refused_by_name(dense, message):
 def test_a_misspelled_option_is_named_with_the_nearest():
     with pytest.raises(OptionError, match="topk=1: MoeMlp has no such option; did you mean top_k"):
         MoeMlp(8, 16, topk=1)
-    with pytest.raises(
-        OptionError, match=r"capacity_factor=1\.0: GeoMoeMlp has no such option; it takes num_experts"
-    ):
+    with pytest.raises(OptionError, match=r"capacity_factor=1\.0: GeoMoeMlp has no such option; it takes num_experts"):
         GeoMoeMlp(8, 16, capacity_factor=1.0)
