@@ -1,16 +1,16 @@
-"""What a page says about a network is what the network answers, asked image by image."""
+"""Facts about a network equal its predictions, computed image by image."""
 
 import pytest
 import torch
 
-from tests.report.made_runs import made_run, paint
+from tests.report.helpers import made_run, paint
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
 from timm_moe_dg.data.readers.folders import read_folder
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.trained import class_positions
-from timm_moe_dg.report.network_facts import MISTAKES, Reading, ask
+from timm_moe_dg.report.network_facts import MISTAKES, ReportSettings, evaluate_network
 
 DOMAINS, CLASSES = ("a", "b", "c"), ("x", "y", "z")
 
@@ -24,9 +24,9 @@ def facts(tmp_path_factory):
     domains = read_folder(data)
     splits = split_domains(domains, [], trial_seed=5, holdout_fraction=0.2)
     by_hand = []
-    for at, (domain, split) in enumerate(zip(domains, splits, strict=True)):
+    for index, (domain, split) in enumerate(zip(domains, splits, strict=True)):
         rows = []
-        for position in split.inside if at == 0 else split.outside:
+        for position in split.inside if index == 0 else split.outside:
             with torch.no_grad(), record_routing(view.model):
                 confidence, predicted = view.model(view.inputs([domain.image(position)])).softmax(1)[0].max(0)
                 (routing,) = router_outputs(view.model).values()
@@ -34,43 +34,43 @@ def facts(tmp_path_factory):
             predicted = class_positions(view.model, domain.classes)[predicted]
             rows.append((predicted.item(), domain.targets[position], confidence.item(), tokens))
         by_hand.append(rows)
-    return ask(view, Reading(batch_size=5)), by_hand
+    return evaluate_network(view, ReportSettings(batch_size=5)), by_hand
 
 
 def test_scores_are_of_images_that_were_not_trained_on(facts):
-    found, by_hand = facts
-    assert [scores.images for scores in found.found.domains] == [20, 4, 4] == [len(rows) for rows in by_hand]
+    network, by_hand = facts
+    assert [scores.images for scores in network.assessment.domains] == [20, 4, 4] == [len(rows) for rows in by_hand]
     right = [sum(row[0] == row[1] for row in rows) / len(rows) for rows in by_hand]
-    assert [scores.accuracy for scores in found.found.domains] == pytest.approx(right)
-    assert found.held_out.tolist() == [True] * 20 + [False] * 8
+    assert [scores.accuracy for scores in network.assessment.domains] == pytest.approx(right)
+    assert network.is_counted.tolist() == [True] * 20 + [False] * 8
 
 
 def test_the_confusions_are_of_the_held_out_domain(facts):
-    found, by_hand = facts
+    network, by_hand = facts
     counts = torch.zeros(3, 3, dtype=torch.long)
     for predicted, target, *_ in by_hand[0]:
         counts[target, predicted] += 1
-    assert found.confusion().equal(counts)
-    for target, predicted, number in found.confused():
+    assert network.confusion.equal(counts)
+    for target, predicted, number in network.confused():
         assert target != predicted
         assert number == counts[CLASSES.index(target), CLASSES.index(predicted)] > 0
-    numbers = [number for *_, number in found.confused()]
+    numbers = [number for *_, number in network.confused()]
     assert numbers == sorted(numbers, reverse=True)
 
 
 def test_the_worst_domains_surest_mistakes(facts):
-    found, by_hand = facts
-    rows = by_hand[found.found.worst]
+    network, by_hand = facts
+    rows = by_hand[network.assessment.worst]
     wrong = sorted((row[2] for row in rows if row[0] != row[1]), reverse=True)[:MISTAKES]
-    mistakes = found.worst_mistakes()
+    mistakes = network.worst_mistakes()
     assert [mistake.confidence for mistake in mistakes] == pytest.approx(wrong, abs=1e-5)
     assert all(mistake.target != mistake.predicted for mistake in mistakes)
     assert all(mistake.picture.uri.startswith("data:image/png;base64,") for mistake in mistakes)
 
 
 def test_expert_use_counts_the_first_expert_of_each_token(facts):
-    found, by_hand = facts
-    (use,) = found.expert_use().values()
+    network, by_hand = facts
+    (use,) = network.expert_use().values()
     for shares, rows in zip(use, by_hand, strict=True):
         counts = torch.stack([row[3] for row in rows]).sum(0).double()
         assert shares.tolist() == pytest.approx((counts / counts.sum()).tolist(), abs=0.02)  # near ties may turn over
@@ -78,15 +78,15 @@ def test_expert_use_counts_the_first_expert_of_each_token(facts):
 
 
 def test_calibration_has_both_kinds_of_domains(facts):
-    found, _ = facts
-    sizes = {name: int(bins.num_samples.sum()) for name, bins in found.calibration().items()}
+    network, _ = facts
+    sizes = {name: int(bins.num_samples.sum()) for name, bins in network.calibration().items()}
     assert list(sizes.values()) == [20, 8]
 
 
 def test_limited_images_are_the_same_ones_each_time(tmp_path):
     data = paint(tmp_path / "data", DOMAINS, CLASSES, images=4)
     view = open_run(made_run(tmp_path / "run", data, DOMAINS, CLASSES))
-    first, second = (ask(view, Reading(max_images=2)) for _ in range(2))
+    first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
     assert (len(first.answers.target), first.total) == (6, 10 + 2 + 2)
 
@@ -95,4 +95,4 @@ def test_no_image_at_all_is_an_error_that_says_so(tmp_path):
     data = paint(tmp_path / "data", ["a", "b"], CLASSES[:2], images=1)
     run = made_run(tmp_path / "run", data, ["a", "b"], CLASSES[:2], test_domains=[])
     with pytest.raises(DataError, match="no image that the network was not trained on"):
-        ask(open_run(run), Reading())
+        evaluate_network(open_run(run), ReportSettings())

@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
-from tests.report.html import Page
-from tests.report.made_runs import EVIL_CLASSES, EVIL_DOMAINS, made_run, paint
+from tests.report.helpers import EVIL_CLASSES, EVIL_DOMAINS, Page, made_run, paint
 from tests.saved_run import saved_run
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.report import Reading, report
+from timm_moe_dg.report import ReportSettings, report
 from timm_moe_dg.report.pages import percent
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 
-SECTIONS = ("what", "selection", "curves", "domains", "confusion", "calibration", "worst", "experts")
+SECTIONS = ("settings", "selection", "curves", "domains", "confusion", "calibration", "worst", "experts")
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +23,8 @@ def data(tmp_path_factory):
     return paint(tmp_path_factory.mktemp("data"), EVIL_DOMAINS, EVIL_CLASSES)
 
 
-def page_of(folder, **how):
-    report(folder, folder / "page.html", Reading(**how))
+def page_of(folder, **settings):
+    report(folder, folder / "page.html", ReportSettings(**settings))
     text = (folder / "page.html").read_text()
     page = Page(text)
     assert [link for link in page.links if not link.startswith(("data:image/", "#"))] == []
@@ -48,7 +47,7 @@ def test_a_run_has_all_sections_and_pictures(evil):
     assert evil.tags.count("img") > 3
     assert "Expert selection" in evil.text
     assert "Attention" in evil.text
-    assert "Not known" not in evil.text
+    assert "Not available" not in evil.text
     assert "pip install" not in evil.text
 
 
@@ -67,7 +66,7 @@ def test_only_what_differs_from_the_defaults_is_listed(evil):
 
 def test_a_dense_model_says_so_in_place_of_experts(tmp_path, data):
     page = page_of(made_run(tmp_path / "run", data, model="deit_tiny_patch16_224"))
-    assert "is a dense model: there are no experts" in page.text
+    assert "is a dense model without experts" in page.text
     assert "Expert selection" not in page.text
     assert "Attention" in page.text
     assert tuple(page.ids) == SECTIONS
@@ -77,7 +76,7 @@ def test_without_matplotlib_the_rest_is_there_and_the_extra_is_named(tmp_path, d
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = page_of(made_run(tmp_path / "run", data))
     assert page.text.count("pip install 'timm_moe_dg[plots]'") == 5  # curves, confusions, calibration, and two maps
-    assert "Its surest mistakes" in page.text
+    assert "with the highest confidence" in page.text
     assert "blocks.1.mlp" in page.text
 
 
@@ -115,11 +114,11 @@ def test_names_that_are_broken_formulas_are_drawn_as_they_are(tmp_path):
     data = paint(tmp_path / "data", ["a", "b"], ["$\\frac{$", "y"], images=8)
     page = page_of(made_run(tmp_path / "run", data, ["a", "b"], ["$\\frac{$", "y"]))
     assert "matplotlib cannot draw this" not in page.text
-    assert "Its surest mistakes" in page.text
+    assert "with the highest confidence" in page.text
 
 
 def test_images_are_limited_and_the_page_says_so(tmp_path, data):
-    assert "asked about 9 of 18 images" in page_of(made_run(tmp_path / "run", data), max_images=3).text
+    assert "on 9 of 18 images" in page_of(made_run(tmp_path / "run", data), max_images=3).text
 
 
 def test_an_unfinished_run_says_so_and_its_cut_line_does_not_matter(tmp_path):
@@ -145,13 +144,13 @@ def test_selection_at_chance_is_said(tmp_path, out, said):
     assert ("Selection is at chance" in page_of(write_run(tmp_path / "run", records)).text) == said
 
 
-def test_what_is_no_run_is_refused_in_one_line_and_nothing_is_written(tmp_path):
+def test_a_folder_without_a_run_is_refused_and_nothing_is_written(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ArgumentError, match="holds no run"):
-            report(folder, tmp_path / "page.html", Reading())
+            report(folder, tmp_path / "page.html", ReportSettings())
     (tmp_path / "results.jsonl").write_text("")
     with pytest.raises(ArgumentError, match="no evaluation yet"):
-        report(tmp_path, tmp_path / "page.html", Reading())
+        report(tmp_path, tmp_path / "page.html", ReportSettings())
     assert not (tmp_path / "page.html").exists()
 
 
@@ -159,7 +158,7 @@ def test_a_sweep_compares_rows_with_dots_and_tests(tmp_path):
     for model in ("vit", "<u>moe"):
         write_sweep(tmp_path / model, hparams_seeds=(0,), model=model)
     page = page_of(tmp_path)
-    assert tuple(page.ids) == ("what", "tables", "runs")
+    assert tuple(page.ids) == ("settings", "tables", "runs")
     assert "ERM, <u>moe − ERM, vit" in page.text  # noqa: RUF001 (a minus)
     assert "u" not in page.tags
     assert page.tags.count("i") == 2 * 3 * (3 + 3) * 4  # rows, seeds, rules and single sources, columns
@@ -178,7 +177,7 @@ def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):
     assert "died failed no evaluation yet" in page.text
     assert "empty incomplete" in page.text
     assert "3 of 8 runs are not finished" in page.text
-    assert "one trial seed only" in page.text
+    assert "the same trial seed" in page.text
     assert "test domains [1], trial seeds [0]" in page.text
 
 
@@ -201,6 +200,6 @@ def test_a_mixture_of_geographic_experts_has_a_map_of_its_domains(tmp_path):
     saved_run(folder, "moge_tiny", CLASSES)
     page = page_of(folder, max_images=10)
     assert "Discovered domains" in page.text
-    assert "agreement with the data's groups (NMI) is 0." in page.text
+    assert "mutual information with the data's groups: 0." in page.text
     assert "blocks.1.mlp" in page.text
     assert "There is nothing to draw" not in page.text

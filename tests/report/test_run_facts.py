@@ -1,4 +1,4 @@
-"""What a run's files say: state, options, selected records, doubts."""
+"""Facts about a run from its files: state, options, selected records, cautions."""
 
 from dataclasses import replace
 from math import nan
@@ -9,7 +9,7 @@ from tests.invented import invented_records, write_run
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.selection import oracle, training_domain_validation
-from timm_moe_dg.report.run_facts import at_chance, divergence, given, read_run
+from timm_moe_dg.report.run_facts import at_chance, divergence, read_run, set_options
 
 
 def facts_of(folder, finished=True, losses=None, **args):
@@ -39,8 +39,8 @@ def test_where_the_data_set_images_of_other_places_apart_they_are_what_is_report
 def test_only_options_that_were_set_and_have_a_part_in_the_numbers_are_given():
     args = {**DEFAULTS, "lr": 0.1, "seed": 7, "steps": 9, "filled_in": ["seed"], "workers": 5, "format": 1}
     args |= {"initial_checkpoint": "/home/somebody/weights.pth", "model_kwargs": {}}
-    assert given(args) == {"lr": 0.1, "steps": 9, "initial_checkpoint": "weights.pth"}
-    assert given(DEFAULTS) == {}
+    assert set_options(args) == {"lr": 0.1, "steps": 9, "initial_checkpoint": "weights.pth"}
+    assert set_options(DEFAULTS) == {}
 
 
 def test_the_command_has_what_is_given(tmp_path):

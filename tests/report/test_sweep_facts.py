@@ -1,4 +1,7 @@
-"""What the runs of a sweep say together."""
+"""Facts about the runs of a sweep."""
+
+from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -13,11 +16,11 @@ def test_dots_lie_where_their_numbers_are_on_the_tables_scale(tmp_path):
     low, high = compared.scale
     (cells,) = compared.table.rows.values()
     (row,) = compared.rows.values()
-    for cell, shown in zip(cells, row, strict=True):
-        places = [low + (high - low) * place / 100 for place, _ in shown.dots]
+    for cell, dots in zip(cells, row, strict=True):
+        places = [low + (high - low) * place / 100 for place, _ in dots.dots]
         assert places == pytest.approx([100 * value for value in cell.values.values()])
-        assert all(0 <= place <= 100 for place, _ in shown.dots)
-        assert shown.dots[0][1] == f"seed 0: {100 * cell.values[0]:.1f}"
+        assert all(0 <= place <= 100 for place, _ in dots.dots)
+        assert dots.dots[0][1] == f"seed 0: {100 * cell.values[0]:.1f}"
 
 
 def test_columns_that_no_run_has_are_named_apart(tmp_path):
@@ -32,9 +35,9 @@ def test_columns_that_no_run_has_are_named_apart(tmp_path):
 def test_only_what_all_runs_have_is_given(tmp_path):
     for name, lr in (("a", 0.1), ("b", 0.2)):
         write_run(tmp_path / name, invented_records([0], lr=lr, steps=77))
-    found = read_sweep(tmp_path).given
-    assert found["steps"] == 77
-    assert "lr" not in found
+    options = read_sweep(tmp_path).options
+    assert options["steps"] == 77
+    assert "lr" not in options
 
 
 def test_without_a_finished_run_there_is_a_reason_in_place_of_tables(tmp_path):
@@ -42,4 +45,19 @@ def test_without_a_finished_run_there_is_a_reason_in_place_of_tables(tmp_path):
     facts = read_sweep(tmp_path)
     assert isinstance(facts.compared, Missing)
     assert [run.name for run in facts.unfinished] == ["half"]
-    assert facts.doubts == ["1 of 1 runs are not finished; tables are made without them."]
+    assert facts.cautions == ["1 of 1 runs are not finished. The tables leave them out."]
+
+
+def test_scores_of_a_data_sets_own_test_domains_are_tested_column_by_column(tmp_path):
+    """Also in tables of rules other than training-domain validation, which have no column of averages."""
+    scores = {"accuracy": 0.5, "worst_accuracy": 0.25, "f1_macro": 0.5}
+    for model, seed in product(("a", "b"), range(2)):
+        records = [
+            replace(record, roles={"ood_val": scores, "ood": scores})
+            for record in invented_records([1, 2], trial_seed=seed, model=model)
+        ]
+        write_run(tmp_path / model / str(seed), records)
+    tables = {compared.table.rule: compared for compared in read_sweep(tmp_path).compared}
+    assert tables.keys() == {"official", "ood_worst_group", "ood_f1_macro"}
+    for compared in tables.values():
+        assert [test.of for test in compared.tests] == ["ood accuracy", "ood worst group", "ood F1-macro"]

@@ -1,6 +1,6 @@
-"""One page of HTML about a run or a sweep, which needs nothing but itself."""
+"""HTML reports of runs and sweeps, each in one self-contained file."""
 
-from .network_facts import Reading
+from .network_facts import ReportSettings
 from .pages import report
 
-__all__ = ["Reading", "report"]
+__all__ = ["ReportSettings", "report"]

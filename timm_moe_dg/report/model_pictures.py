@@ -1,4 +1,4 @@
-"""Pictures of what a network does inside: where patches go, where the class token looks, what domains it found."""
+"""Pictures of a network's internals for a report: expert selection, attention, discovered domains."""
 
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ COLUMNS = 4  # images side by side
 
 
 class Section(NamedTuple):
-    """A picture with its title and what to know when looking at it.
+    """A picture with its title and caption.
 
     Attributes:
-        title: Of the section.
-        caption: Below the picture.
-        picture: It, or why there is none.
+        title: Title of the section.
+        caption: Text below the picture.
+        picture: The picture, or the reason why there is none.
     """
 
     title: str
@@ -30,18 +30,18 @@ class Section(NamedTuple):
 
 
 def experts_note(model: nn.Module) -> str | None:
-    """A line in place of expert sections, for a model without experts; None for a mixture."""
+    """Text in place of the expert sections for a model without experts, None for a mixture."""
     if any(hasattr(module, "record_routing") for module in model.modules()):
         return None
-    return f"{type(model).__name__} is a dense model: there are no experts to look at."
+    return f"{type(model).__name__} is a dense model without experts."
 
 
 def model_pictures(view: RunView, data_dir: str | None) -> list[Section]:
-    """Draws what there is to see of a network: maps for mixtures, attention for all.
+    """Draws expert maps for mixtures, discovered domains for geographic mixtures, and attention for all networks.
 
     Args:
         view: The run.
-        data_dir: Where its data lies now; None for where it lay.
+        data_dir: Folder of the run's data, None for the folder that the run used.
     """
     selection = [] if experts_note(view.model) else [_selection(view, data_dir)]
     roles = [role for role in SCORED_ROLES if attempt(partial(is_geographic, view, data_dir, role)) is True]
@@ -52,21 +52,25 @@ def _selection(view: RunView, data_dir: str | None) -> Section:
     def draw(path: Path) -> None:
         draw_experts(view, path.parent, data_dir=data_dir, images=None, target=None, columns=COLUMNS, block=None)
 
-    caption = "The first expert of each patch, or image, in the last block with experts; the first class, by domain."
-    return Section("Expert selection", caption, inlined(draw, "Images under their patches' experts", "experts.png"))
+    caption = (
+        "The first expert of each patch, or of each image, in the last block with experts. "
+        "Images of the first class, by domain."
+    )
+    return Section("Expert selection", caption, inlined(draw, "Images colored by expert", "experts.png"))
 
 
 def _attention(view: RunView, data_dir: str | None) -> Section:
-    similar: dict[str, float] = {}
+    similarity: dict[str, float] = {}
 
     def draw(path: Path) -> None:
-        twin, folder = None, path.parent
-        found = draw_attention(view, twin, folder, data_dir=data_dir, images=None, target=None, columns=2, mass=None)
-        similar.update(found)
+        folder, baseline = path.parent, None
+        similarity.update(
+            draw_attention(view, baseline, folder, data_dir=data_dir, images=None, target=None, columns=2, mass=None)
+        )
 
-    picture = inlined(draw, "The class token's attention, head by head", "attention.png")
-    numbers = "".join(f" Mean cosine between two heads' maps: {value:.3f}." for value in similar.values())
-    return Section("Attention", f"Where the class token looks in the last block, head by head.{numbers}", picture)
+    picture = inlined(draw, "Attention of the class token by head", "attention.png")
+    numbers = "".join(f" Mean cosine similarity between the maps of two heads: {c:.3f}." for c in similarity.values())
+    return Section("Attention", f"Attention of the class token in the last block, by head.{numbers}", picture)
 
 
 def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
@@ -76,6 +80,7 @@ def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
         numbers.update(nmi=draw_domains(view, path.parent, data_dir, role, 2.0)["nmi"])
 
     picture = inlined(draw, "Map of the discovered domains", "map.png")
-    agreement = f" Their agreement with the data's groups (NMI) is {numbers['nmi']:.3f}." if numbers else ""
-    caption = f"The routed expert with the largest weight at every place.{agreement}"
-    return Section("Discovered domains", caption, picture)
+    agreement = f" Normalized mutual information with the data's groups: {numbers['nmi']:.3f}." if numbers else ""
+    return Section(
+        "Discovered domains", f"The routed expert with the largest weight at each place.{agreement}", picture
+    )

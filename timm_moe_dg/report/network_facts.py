@@ -1,13 +1,15 @@
-"""What the selected network does with images that it was not trained on: scores, confusions, mistakes, experts."""
+"""Predictions of a run's selected network on images that it was not trained on, for the run's report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
 from ..data import (
     Domain,
@@ -19,25 +21,25 @@ from ..data import (
 )
 from ..errors import DataError
 from ..losses import record_routing, router_outputs
-from ..metrics import CalibrationBins, calibration_bins, confusion_matrix
+from ..metrics import CalibrationBins, calibration_bins
 from ..networks.trained import class_positions, takes_metadata
 from ..protocols.assessment import Assessment, assess
-from ..protocols.evaluation import Outputs, collect_outputs
+from ..protocols.evaluation import collect_outputs
 from ..protocols.options import Arguments
 from .pictures import Picture, thumbnail
 
 MISTAKES = 12
 
 
-class Reading(NamedTuple):
-    """How a run's network is looked at.
+class ReportSettings(NamedTuple):
+    """How the network of a run is evaluated for its report.
 
     Attributes:
-        data_dir: Where the run's data lies now; None for where it lay.
-        device: Where the network runs.
-        batch_size: Images at a time.
+        data_dir: Folder of the run's data, None for the folder that the run used.
+        device: Device of the network.
+        batch_size: Images per batch.
         workers: Loader processes.
-        max_images: Of each domain, at most.
+        max_images: Maximum number of images per domain.
     """
 
     data_dir: str | None = None
@@ -48,13 +50,13 @@ class Reading(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A wrong answer.
+    """A wrong prediction.
 
     Attributes:
         picture: The image.
-        target: Name of its class.
-        predicted: Name of the class that the network is sure of.
-        confidence: How sure.
+        target: Name of the image's class.
+        predicted: Name of the predicted class.
+        confidence: Probability of the predicted class.
     """
 
     picture: Picture
@@ -63,90 +65,69 @@ class Mistake(NamedTuple):
     confidence: float
 
 
-@dataclass(frozen=True)
-class NetworkFacts:
-    """Answers of a network about the images that count: held-out domains' in-splits, training domains' out-splits.
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts(Evaluated):
+    """Predictions on the in-splits of held-out domains and on the out-splits of training domains.
+
+    The held-out domains are the counted ones, so the confusion matrix covers their images alone.
 
     Attributes:
-        images: What it was asked about.
-        total: How many such images there are; more than `images` has where they were limited.
-        answers: Its answers, in the same order.
-        found: Their scores.
-        test_domains: Positions of the held-out domains.
-        first_experts: Name of a mixture layer -> (N, E) how many tokens of each image go to each expert first.
+        total: Number of such images. `images` has fewer if their number was limited.
+        first_experts: Name of a mixture layer -> (N, E) number of tokens of each image by their first expert.
     """
 
-    images: EvaluationImages
     total: int
-    answers: Outputs
-    found: Assessment
-    test_domains: Sequence[int]
     first_experts: Mapping[str, Tensor]
 
-    @property
-    def domains(self) -> Sequence[Domain]:
-        """All domains."""
-        return self.images.domains
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.domains[0].classes
-
-    @property
-    def held_out(self) -> Tensor:
-        """(N,) bool, which images are of held-out domains."""
-        return torch.isin(self.answers.group // 2, torch.tensor(list(self.test_domains), dtype=torch.long))
-
-    def confusion(self) -> Tensor:
-        """(C, C) counts over the held-out domains, see `metrics.confusion_matrix`."""
-        mine = self.held_out
-        return confusion_matrix(self.answers.predicted[mine], self.answers.target[mine], len(self.classes))
+    @cached_property
+    def assessment(self) -> Assessment:
+        """The scores. The worst domain may be any domain, held out or not."""
+        return assess(self.answers, len(self.domains), self.test_domains)
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
         """The most frequent confusions: class of the image, predicted class, number of images."""
-        wrong = self.confusion().fill_diagonal_(0)
+        wrong = self.confusion.fill_diagonal_(0)
         order = wrong.flatten().argsort(descending=True, stable=True)[:most].tolist()
-        pairs = [divmod(at, len(self.classes)) for at in order]
-        return [(self.classes[row], self.classes[at], int(wrong[row, at])) for row, at in pairs if wrong[row, at]]
+        pairs = [divmod(index, len(self.classes)) for index in order]
+        return [(self.classes[row], self.classes[col], int(wrong[row, col])) for row, col in pairs if wrong[row, col]]
 
     def calibration(self) -> dict[str, CalibrationBins]:
-        """Bins of confidence of held-out and of training domains; a kind without images is left out."""
-        right, held_out = self.answers.predicted == self.answers.target, self.held_out
+        """Confidence bins of held-out and of training domains. A kind without images is left out."""
+        correct, held_out = self.answers.predicted == self.answers.target, self.is_counted
         kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
-            name: calibration_bins(self.answers.confidence[mine], right[mine])
-            for name, mine in kinds.items()
-            if mine.any()
+            name: calibration_bins(self.answers.confidence[mask], correct[mask])
+            for name, mask in kinds.items()
+            if mask.any()
         }
 
     def worst_mistakes(self) -> list[Mistake]:
-        """The wrong answers about the worst domain that the network is surest of.
+        """The wrong predictions with the highest confidence in the worst domain.
 
         Raises:
             ImageReadError: An image cannot be decoded.
         """
-        wrong = (self.answers.group // 2 == self.found.worst) & (self.answers.predicted != self.answers.target)
-        at = wrong.nonzero().flatten()
-        surest = at[self.answers.confidence[at].argsort(descending=True, stable=True)][:MISTAKES]
-        return [self._mistake(index) for index in surest.tolist()]
+        in_worst = self.answers.group // 2 == self.assessment.worst
+        wrong = (in_worst & (self.answers.predicted != self.answers.target)).nonzero().flatten()
+        order = self.answers.confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]
+        return [self._mistake(index) for index in wrong[order].tolist()]
 
     def expert_use(self) -> dict[str, Tensor]:
-        """Name of a mixture layer -> (D, E) share of a domain's tokens whose first expert it is; NaN without images."""
+        """Name of a mixture layer -> (D, E) share of a domain's tokens by first expert, NaN without images."""
         domain = self.answers.group // 2
         members = torch.nn.functional.one_hot(domain, len(self.domains)).double()
-        counts = {name: members.T @ each.double() for name, each in self.first_experts.items()}
-        return {name: each / each.sum(1, keepdim=True) for name, each in counts.items()}
+        counts = {name: members.T @ tokens.double() for name, tokens in self.first_experts.items()}
+        return {name: tokens / tokens.sum(1, keepdim=True) for name, tokens in counts.items()}
 
     def _mistake(self, index: int) -> Mistake:
-        target, predicted = (self.classes[int(one[index])] for one in (self.answers.target, self.answers.predicted))
-        image = self.domains[self.found.worst].image(int(self.images.positions[index]))
-        shown = thumbnail(image.convert("RGB"), f"{target}, taken for {predicted}")
-        return Mistake(shown, target, predicted, self.answers.confidence[index].item())
+        target, predicted = (self.classes[int(t[index])] for t in (self.answers.target, self.answers.predicted))
+        image = self.domains[self.assessment.worst].image(int(self.images.positions[index]))
+        picture = thumbnail(image.convert("RGB"), f"{target}, predicted as {predicted}")
+        return Mistake(picture, target, predicted, self.answers.confidence[index].item())
 
 
 class _FirstExperts(nn.Module):
-    """A network that counts, image by image, which expert tokens go to first."""
+    """Wraps a network and counts the first experts of each image's tokens."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -162,55 +143,47 @@ class _FirstExperts(nn.Module):
         return logits
 
 
-def ask(view: RunView, reading: Reading) -> NetworkFacts:
-    """Asks the selected network of a run about images that it was not trained on.
+def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
+    """Evaluates the selected network of a run on images that it was not trained on.
 
-    Of each domain at most `reading.max_images` are drawn at random, the same ones each time.
+    Domains with more than `settings.max_images` images are subsampled, with the same random images each time.
 
     Args:
         view: The run.
-        reading: How.
+        settings: Data folder, loader processes and number of images.
 
     Raises:
         ArgumentError: The network's classes are not those of the data.
-        DataError: The data cannot be read, or holds none of these images.
+        DataError: The data cannot be read, or has no such image.
     """
-    domains, test_domains = view.domains(reading.data_dir), list(view.args["test_domains"])
+    domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
     if view.args.get("skip_unreadable"):
-        domains, _ = drop_unreadable(domains, reading.workers)
-    kept = _relevant(view.args, domains, test_domains)
-    total = sum(map(_size, kept))
+        domains, _ = drop_unreadable(domains, settings.workers)
+    splits = _untrained_splits(view.args, domains, test_domains)
+    total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:
-        raise DataError(f"dataset={view.args['dataset']!r}: holds no image that the network was not trained on")
-    limited = [_limited(split, reading.max_images) for split in kept]
+        raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")
+    most = settings.max_images
+    limited = [Split(_subsample(split.inside, most), _subsample(split.outside, most)) for split in splits]
     images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
-        answers = collect_outputs(network, _batches(view, images, reading.workers), positions)
-    found = assess(answers, len(domains), test_domains)
-    counts = {name: torch.cat(each) for name, each in network.counts.items()}
-    return NetworkFacts(images, total, answers, found, test_domains, counts)
+        answers = collect_outputs(network, _batches(view, images, settings.workers), positions)
+    counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
+    return NetworkFacts(view.name, images, answers, test_domains, test_domains, total=total, first_experts=counts)
 
 
-def _relevant(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
-    """Leaves of each split the part whose accuracy is reported, or selected by; training saw neither."""
-    how = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
-    splits = split_domains(domains, [], **how)
+def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
+    """The in-splits of held-out domains, which are reported, and the out-splits of training domains."""
+    options = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
+    splits = split_domains(domains, [], **options)
     return [
-        Split(split.inside, split.outside[:0]) if at in test_domains else Split(split.inside[:0], split.outside)
-        for at, split in enumerate(splits)
+        Split(split.inside, split.outside[:0]) if index in test_domains else Split(split.inside[:0], split.outside)
+        for index, split in enumerate(splits)
     ]
 
 
-def _size(split: Split) -> int:
-    return len(split.inside) + len(split.outside)
-
-
-def _limited(split: Split, most: int) -> Split:
-    return Split(_drawn(split.inside, most), _drawn(split.outside, most))
-
-
-def _drawn(positions: np.ndarray, most: int) -> np.ndarray:
+def _subsample(positions: np.ndarray, most: int) -> np.ndarray:
     if len(positions) <= most:
         return positions
     return positions[np.sort(np.random.default_rng(0).permutation(len(positions))[:most])]

@@ -1,4 +1,4 @@
-"""What goes into a page beside text: pictures as data URIs, or a line that says why there is none."""
+"""Pictures in a report as data URIs, and the reasons that replace missing pictures."""
 
 import base64
 import io
@@ -12,17 +12,17 @@ from PIL import Image
 from ..analysis.style import new_figure
 from ..errors import MoeDgError
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 THUMBNAIL = 112  # pixels
 
 
 class Picture(NamedTuple):
-    """A picture in the page itself.
+    """A picture inside the page.
 
     Attributes:
         uri: data:image/...;base64,...
-        alt: What it shows, for those who do not see it.
-        width: Pixels at which it is shown, at most.
+        alt: Text alternative.
+        width: Largest width on the page, in pixels.
     """
 
     uri: str
@@ -31,17 +31,17 @@ class Picture(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What stands in the place of something that could not be made.
+    """Stands on the page in place of a section that could not be made.
 
     Attributes:
-        reason: Why, and what helps.
+        reason: The error message.
     """
 
     reason: str
 
 
-def attempt(make: Callable[[], Made]) -> Made | Missing:
-    """Makes something, or says why it cannot be made: one section less, and the page goes on."""
+def attempt(make: Callable[[], Result]) -> Result | Missing:
+    """Calls a function, and turns an expected error into `Missing` so that the rest of the page is written."""
     try:
         return make()
     except (MoeDgError, OSError) as error:
@@ -49,23 +49,23 @@ def attempt(make: Callable[[], Made]) -> Made | Missing:
 
 
 def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png") -> Picture | Missing:
-    """Draws a picture with matplotlib and takes it into the page, in 256 colors, which makes it a third as large.
+    """Draws a picture with matplotlib and embeds it.
 
     Args:
-        draw: Writes it; a function of a path.
-        alt: What it shows.
-        name: Of the file that is written.
+        draw: Writes the picture to a path.
+        alt: Text alternative.
+        name: Name of the file that `draw` writes.
     """
 
     def make() -> Picture | Missing:
-        new_figure(1, 1)  # or the error that names the extra, before any work for the picture
+        new_figure(1, 1)  # raises the error that names the missing extra, before any work for the picture
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)
             try:
                 draw(path)
             except MoeDgError:
                 raise
-            except ValueError as error:  # matplotlib reads names with two dollar signs as formulas, and not all are
+            except ValueError as error:  # matplotlib parses a name with two dollar signs as a formula, which may fail
                 return Missing(f"matplotlib cannot draw this: {str(error).strip().splitlines()[0]}")
             return picture_file(path, alt) if path.is_file() else Missing("There is nothing to draw.")
 
@@ -73,14 +73,14 @@ def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png")
 
 
 def picture_file(path: Path, alt: str) -> Picture:
-    """Takes a PNG file into the page."""
+    """Embeds a PNG file with 256 colors, which is a third of the size."""
     with Image.open(path) as opened:
         image = opened.convert("RGB").quantize(256)
-    return _encoded(image, alt, image.width * 2 // 3)  # drawn at 150 dots per inch
+    return _encoded(image, alt, image.width * 2 // 3)  # drawn at 150 dots per inch, shown at 100
 
 
 def thumbnail(image: Image.Image, alt: str) -> Picture:
-    """Takes a photograph into the page; a large one is reduced, and a tiny one enlarged by whole pixels."""
+    """Embeds a photograph at thumbnail size. Images of at most 64 pixels stay lossless."""
     small = image.copy()
     small.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
     return _encoded(small, alt, THUMBNAIL, "PNG" if max(small.size) <= 64 else "JPEG")

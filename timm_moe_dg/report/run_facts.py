@@ -1,4 +1,4 @@
-"""What a run's own files say about it: state, options, selected records, and what should be doubted."""
+"""Facts about a run from its own files: state, options, selected records, and cautions for the reader."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,20 @@ from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy
-from ..results.runs import FinishedRun, domain_names
+from ..results.runs import RESULTS, FinishedRun, domain_names
 from ..results.tables import TITLES
 from ..storage.run_folder import BEST
 from ..sweeping.jobs import Job, tail
 
-RESULTS = "results.jsonl"
-
 
 class Choice(NamedTuple):
-    """What a selection rule picks of one run.
+    """The record of one run that a selection rule selects.
 
     Attributes:
-        title: The rule's.
-        record: The evaluation.
-        validation: Mean accuracy on the training domains' out-splits, share.
-        headline: The number that the run is judged by, as its card has it.
+        title: Title of the rule.
+        record: The selected record.
+        validation: Mean accuracy on the out-splits of the training domains, a share.
+        headline: The reported number, as on the run's card.
     """
 
     title: str
@@ -38,18 +36,18 @@ class Choice(NamedTuple):
 
     @property
     def reported(self) -> float:
-        """That number, a share."""
+        """The reported accuracy, a share."""
         return self.headline.value
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as its files have it, finished or not.
+    """A run, finished or not, as found in its folder.
 
     Attributes:
-        run: Its folder and records.
+        run: Folder and records.
         state: One of `sweeping.jobs.STATES`.
-        log: Where a sweep wrote what it printed; need not exist.
+        log: The log that a sweep kept of the run. The file need not exist.
     """
 
     run: FinishedRun
@@ -58,12 +56,12 @@ class RunFacts:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """Name of the folder."""
         return self.run.folder.resolve().name
 
     @property
     def records(self) -> Sequence[Record]:
-        """Its evaluations."""
+        """The evaluations."""
         return self.run.records
 
     @property
@@ -73,48 +71,49 @@ class RunFacts:
 
     @property
     def selected(self) -> Choice:
-        """What training-domain validation picks, whose network is in best/."""
+        """The choice of training-domain validation. Its network is in best/."""
         return self.choices[0]
 
     @property
     def choices(self) -> list[Choice]:
-        """What each rule picks that one run is enough for."""
-        picked = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._scored_for(rule)]
-        return [Choice(TITLES[rule], one, validation_accuracy(one), headline(one)) for rule, one in picked]
+        """The choices of all rules that need one run only."""
+        selected = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._has_scores(rule)]
+        return [
+            Choice(TITLES[rule], record, validation_accuracy(record), headline(record)) for rule, record in selected
+        ]
 
-    def _scored_for(self, rule: str) -> bool:
+    def _has_scores(self, rule: str) -> bool:
         return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
 
     @property
-    def given(self) -> dict[str, object]:
-        """Options that were set to something else than their default."""
-        return given(self.run.args)
+    def options(self) -> dict[str, object]:
+        """Options that were set to another value than their default."""
+        return set_options(self.run.args)
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
-        return training_command(self.given, width=88)
+        """The command that repeats the run."""
+        return training_command(self.options, width=88)
 
     @property
     def progress(self) -> str:
-        """How far it is."""
+        """The last evaluated step, and the number of steps."""
         return f"step {self.records[-1].step + 1} of {self.run.args.get('steps', 'an unknown number')}"
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Reads a run; of an unfinished one, the line that is being written may be cut off.
+    """Reads a run. The last line of an unfinished run may be incomplete.
 
     Raises:
-        ArgumentError: There is no evaluation in it.
-        RecordError: Its records are damaged.
+        ArgumentError: The run has no evaluation yet.
+        RecordError: The records are damaged.
     """
-    whole = folder.resolve()
-    job = Job(whole.name, (), folder, whole.parent / "logs" / f"{whole.name}.log")
+    resolved = folder.resolve()
+    job = Job(resolved.name, (), folder, resolved.parent / "logs" / f"{resolved.name}.log")
     state = job.state()
     records = _records(folder / RESULTS, state == "finished")
     if not records:
-        remedy = "holds no evaluation yet; wait for the run's first one"
-        raise ArgumentError.of("run", str(folder), remedy)
+        raise ArgumentError.of("run", str(folder), "has no evaluation yet; wait for the first one")
     return RunFacts(FinishedRun(folder, records), state, job.log)
 
 
@@ -124,47 +123,51 @@ def _records(path: Path, finished: bool) -> list[Record]:
     except RecordError:
         if finished:
             raise
+        # The run may be writing its last line at this moment.
         lines = path.read_text(errors="replace").splitlines()
         return [Record.from_json(line) for line in lines[:-1]]
 
 
-def given(args: Arguments) -> dict[str, object]:
-    """Returns the options by which a run was started, see `changed_options`, without absolute paths."""
+def set_options(args: Arguments) -> dict[str, object]:
+    """Returns the options of a run that differ from their defaults, by name and without absolute paths."""
     return without_local_paths(dict(sorted(changed_options(args).items())))
 
 
-def doubts(facts: RunFacts) -> list[str]:
-    """Says what a reader should know before believing the numbers, a sentence each; none is a good sign."""
-    found = []
+def cautions(facts: RunFacts) -> list[str]:
+    """Sentences that a reader should know before the numbers."""
+    sentences = []
     if facts.state != "finished":
-        found.append(f"This run is not finished ({facts.state}, {facts.progress}); its numbers will change.")
+        sentences.append(f"This run is not finished ({facts.state}, {facts.progress}); its numbers will change.")
     if reason := divergence(facts):
-        found.append(reason)
+        sentences.append(reason)
     if at_chance(facts):
-        found.append(
+        sentences.append(
             f"Selection is at chance: {100 * facts.selected.validation:.1f}% on the validation images of the training "
-            f"domains, where guessing gives {100 / facts.run.args['num_classes']:.1f}%. What was selected means little."
+            f"domains, and guessing gives {100 / facts.run.args['num_classes']:.1f}%. The selected step means little."
         )
     if not (facts.run.folder / BEST["training_domain_validation"] / "model.safetensors").is_file():
-        found.append("The selected network (best/) is not in the folder: sections that need it are left out.")
-    found.append("One run is one seed: a difference from another run may be chance. The report of a sweep compares.")
-    return found
+        sentences.append("The selected network (best/) is not in the folder. Sections that need it are left out.")
+    sentences.append(
+        "This is one run with one seed, so a difference from another run may be chance. "
+        "The report of a sweep compares several seeds."
+    )
+    return sentences
 
 
 def at_chance(facts: RunFacts) -> bool:
-    """Whether the selected record's validation accuracy is hardly above that of guessing, or no number."""
+    """Whether the selected validation accuracy is hardly above guessing, or NaN."""
     classes = facts.run.args.get("num_classes")
     if not classes:
         return False
     chance = 1 / classes
-    return not facts.selected.validation > chance + min(0.05, 0.5 * chance)
+    return not facts.selected.validation > chance + min(0.05, 0.5 * chance)  # `not >`, so that NaN counts too
 
 
 def divergence(facts: RunFacts) -> str | None:
-    """A sentence about a run that diverged: its log ends so, or a loss is no finite number."""
+    """A sentence about a diverged run, whose log ends with the error or whose losses are not finite."""
     if facts.state != "finished" and facts.log.is_file():
         lines = [line for line in tail(facts.log).splitlines() if "DivergenceError" in line]
         if lines:
             return f"This run diverged: {lines[-1].strip()}"
-    bad = [record.step for record in facts.records if not all(map(isfinite, record.losses.values()))]
-    return f"This run diverged: its losses are no finite numbers at step {bad[0]}." if bad else None
+    steps = [record.step for record in facts.records if not all(map(isfinite, record.losses.values()))]
+    return f"This run diverged: its losses are not finite at step {steps[0]}." if steps else None

@@ -1,4 +1,4 @@
-"""What the runs of a sweep say together: tables, seeds, paired tests, and which runs are not there yet."""
+"""Facts about the runs of a sweep: tables with seeds, paired tests, and unfinished runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,49 +15,49 @@ from ..results.table_columns import Cell
 from ..results.tables import Table, make_tables
 from ..sweeping.jobs import Job
 from .pictures import Missing, attempt
-from .run_facts import RunFacts, at_chance, divergence, given, read_run
+from .run_facts import RunFacts, at_chance, divergence, read_run, set_options
 
 
-class Dots(NamedTuple):
+class DotCell(NamedTuple):
     """A cell of a table with a dot for each seed.
 
     Attributes:
         text: Mean and standard error.
-        dots: For each seed, its place in percent of the table's scale, and what it is.
+        dots: For each seed, its position in percent of the table's scale, and its label.
     """
 
     text: str
     dots: Sequence[tuple[float, str]]
 
 
-class Compared(NamedTuple):
-    """One table, and what can be said about the differences between its rows.
+class ComparedTable(NamedTuple):
+    """One table with tests of the differences between its rows.
 
     Attributes:
-        table: It.
-        columns: Titles of its columns that some run has a number for.
-        empty: Titles of the others.
+        table: The table.
+        columns: Titles of the columns with a number in at least one row.
+        empty: Titles of the other columns.
         rows: Title of a row -> its cells, in the order of `columns`.
-        scale: Accuracies in percent at the two ends of the dots' scale.
-        tests: Of every two rows.
+        scale: Accuracies in percent at the left and right end of the dots' scale.
+        tests: One test for every two rows.
     """
 
     table: Table
     columns: Sequence[str]
     empty: Sequence[str]
-    rows: Mapping[str, Sequence[Dots]]
+    rows: Mapping[str, Sequence[DotCell]]
     scale: tuple[float, float]
     tests: Sequence[PairedTest]
 
 
 class Unfinished(NamedTuple):
-    """A run without results to count.
+    """An unfinished run.
 
     Attributes:
-        name: Of its folder.
+        name: Name of its folder.
         state: One of `sweeping.jobs.STATES`.
-        progress: How far it is.
-        divergence: A sentence if it diverged.
+        progress: The last evaluated step.
+        divergence: A sentence if the run diverged.
     """
 
     name: str
@@ -68,62 +68,64 @@ class Unfinished(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """A sweep as its folder has it.
+    """A sweep as found in its folder.
 
     Attributes:
-        folder: It.
+        folder: The folder.
         runs: The finished runs.
-        unfinished: The others, of which something is there.
-        compared: Its tables; or why there are none.
+        unfinished: The other runs.
+        compared: The tables, or the reason why there are none.
     """
 
     folder: Path
     runs: Sequence[RunFacts]
     unfinished: Sequence[Unfinished]
-    compared: Sequence[Compared] | Missing
+    compared: Sequence[ComparedTable] | Missing
 
     @property
-    def given(self) -> dict[str, object]:
-        """Options that all runs have, and that were set to something else than their default."""
-        each = [given(run.run.args) for run in self.runs]
-        return {name: value for name, value in each[0].items() if all(one.get(name) == value for one in each)}
+    def options(self) -> dict[str, object]:
+        """Options with the same value in all runs, which is not their default."""
+        first, *others = [set_options(run.run.args) for run in self.runs]
+        return {name: value for name, value in first.items() if all(run.get(name) == value for run in others)}
 
     @property
     def at_chance(self) -> list[str]:
-        """Names of the runs whose selection is."""
+        """Names of the runs whose selection is at chance."""
         return [run.name for run in self.runs if at_chance(run)]
 
     @property
-    def doubts(self) -> list[str]:
-        """What a reader should know before believing the tables, a sentence each."""
-        found = []
+    def cautions(self) -> list[str]:
+        """Sentences that a reader should know before the tables."""
+        sentences = []
         if self.unfinished:
             number = len(self.unfinished)
-            found.append(f"{number} of {number + len(self.runs)} runs are not finished; tables are made without them.")
-        found += [f"{run.name}: {run.divergence}" for run in self.unfinished if run.divergence]
-        found += [f"{run.name}: {reason}" for run in self.runs if (reason := divergence(run))]
+            sentences.append(f"{number} of {number + len(self.runs)} runs are not finished. The tables leave them out.")
+        sentences += [f"{run.name}: {run.divergence}" for run in self.unfinished if run.divergence]
+        sentences += [f"{run.name}: {reason}" for run in self.runs if (reason := divergence(run))]
         if self.at_chance:
-            found.append(
-                f"Selection is at chance in {len(self.at_chance)} of {len(self.runs)} runs, so that what was selected "
-                "means little; they are marked in the list of all runs."
+            sentences.append(
+                f"Selection is at chance in {len(self.at_chance)} of {len(self.runs)} runs, so their selected steps "
+                "mean little. These runs are marked in the list of all runs."
             )
         if self.runs and len({run.run.seeds[0] for run in self.runs}) == 1:
-            found.append("There is one trial seed only: no difference can be told from chance.")
-        return found
+            sentences.append("All runs have the same trial seed, so no difference can be told from chance.")
+        return sentences
 
 
 def read_sweep(folder: Path) -> SweepFacts:
     """Reads all runs below a folder.
 
     Raises:
-        RecordError: A finished run's records cannot be read.
+        RecordError: The records of a finished run cannot be read.
     """
-    found, halves = find_runs([folder])
-    unfinished = [_unfinished(path) for path in halves]
-    known = {run.folder.name for run in found} | {each.name for each in unfinished}
-    logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.stem not in known]
-    unfinished += [Unfinished(log.stem, _without_records(log), "no evaluation yet", None) for log in logs]
-    return SweepFacts(folder, [read_run(run.folder) for run in found], unfinished, attempt(lambda: _compared(found)))
+    finished, folders = find_runs([folder])
+    unfinished = [_unfinished(path) for path in folders]
+    names = {run.folder.name for run in finished} | {run.name for run in unfinished}
+    logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.stem not in names]
+    unfinished += [Unfinished(log.stem, _state_of_log(log), "no evaluation yet", None) for log in logs]
+    return SweepFacts(
+        folder, [read_run(run.folder) for run in finished], unfinished, attempt(lambda: _tables(finished))
+    )
 
 
 def _unfinished(folder: Path) -> Unfinished:
@@ -133,35 +135,35 @@ def _unfinished(folder: Path) -> Unfinished:
     return Unfinished(facts.name, facts.state, facts.progress, divergence(facts))
 
 
-def _without_records(log: Path) -> str:
+def _state_of_log(log: Path) -> str:
+    """State of a run without records."""
     return Job(log.stem, (), log.parent.parent / log.stem, log).state()
 
 
-def _compared(runs: Sequence[FinishedRun]) -> list[Compared]:
+def _tables(runs: Sequence[FinishedRun]) -> list[ComparedTable]:
     tables = make_tables(runs)
     if not tables:
-        raise RecordError(f"runs={len(runs)} finished: are not enough for a table of any selection rule")
+        raise RecordError(f"runs={len(runs)} finished: not enough for a table of any selection rule")
     return [_with_dots(table) for table in tables]
 
 
-def _with_dots(table: Table) -> Compared:
+def _with_dots(table: Table) -> ComparedTable:
     values = [value for cells in table.rows.values() for cell in cells for value in cell.values.values()]
     low, high = _scale([100 * value for value in values if not isnan(value)])
-    shown = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
-    rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, shown)] for row, cells in table.rows.items()}
-    empty = compress(table.columns, [not each for each in shown])
-    columns = list(compress(table.columns, shown)), list(empty)
-    return Compared(table, *columns, rows, (low, high), paired_tests(table))
+    filled = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
+    rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, filled)] for row, cells in table.rows.items()}
+    columns, empty = compress(table.columns, filled), compress(table.columns, [not value for value in filled])
+    return ComparedTable(table, list(columns), list(empty), rows, (low, high), paired_tests(table))
 
 
 def _scale(percents: Sequence[float]) -> tuple[float, float]:
-    """Two multiples of five around all values, with some room."""
+    """Two multiples of five around all values, with a margin."""
     if not percents:
         return 0.0, 100.0
     return max(0.0, (min(percents) - 1) // 5 * 5), min(100.0, -(-(max(percents) + 1) // 5) * 5)
 
 
-def _dots(cell: Cell, low: float, high: float) -> Dots:
-    known = {seed: 100 * value for seed, value in cell.values.items() if not isnan(value)}
-    places = [((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}") for seed, value in known.items()]
-    return Dots(cell_text(cell), places)
+def _dots(cell: Cell, low: float, high: float) -> DotCell:
+    percents = {seed: 100 * value for seed, value in cell.values.items() if not isnan(value)}
+    dots = [((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}") for seed, value in percents.items()]
+    return DotCell(cell_text(cell), dots)

@@ -1,7 +1,8 @@
-"""Runs on a few painted squares, with names that a page must escape, made without training."""
+"""A parser of report pages, and runs on a few painted squares, made without training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,46 @@ from timm_moe_dg.networks.build import build_network, data_config, save_network
 
 EVIL_CLASSES = ("<script>alert(1)", "a & b", 'quo"te')
 EVIL_DOMAINS = ("<b>bold", "plain", "x" * 70)
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+LOADING = {"src", "href", "srcset", "action", "data", "poster", "background"}
+
+
+class Page(HTMLParser):
+    """Reads a page, and refuses one whose elements do not close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes a tag and what it loads."""
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in LOADING]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Closes the element that was opened last."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Notes text, style sheets left out."""
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All that is to be read."""
+        return " ".join(" ".join(self.words).split())
 
 
 def paint(data: Path, domains: Sequence[str], classes: Sequence[str], images: int = 5) -> Path:
