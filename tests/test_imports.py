@@ -1,4 +1,4 @@
-"""Imports run one way, from floor to floor; rooms on one floor do not know each other."""
+"""Imports run one way, from level to level; packages of one level do not import each other."""
 
 import ast
 import subprocess
@@ -11,60 +11,59 @@ PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 LEVELS = {
     "errors": 0,
     **dict.fromkeys(("layers", "metrics", "data", "cli", "conversion"), 1),
-    "losses": 2,  # they judge what layers report
+    "losses": 2,  # of what layers report
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
-    "protocols": 4,  # its options list the methods and the parts that can be frozen
+    "protocols": 4,  # the options list the algorithms, and the parts that can be frozen
     **dict.fromkeys(("results", "storage"), 5),
     **dict.fromkeys(("finetuning", "sweeping", "analysis", "hub", "export"), 6),
     **dict.fromkeys(("report", "measure"), 7),
 }
 
-ABOVE_ALL = ("__init__",)  # what importing the package does
 
-
-def imported_rooms(path: Path) -> set[str]:
-    """The rooms of the package that a file imports from, its own left out."""
-    here = path.relative_to(PACKAGE).parts
-    rooms = set()
+def imported_packages(path: Path) -> set[str]:
+    """Returns the packages of timm_moe_dg that a file imports from, without its own."""
+    parts = path.relative_to(PACKAGE).parts
+    packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parent = ("timm_moe_dg", *here[: len(here) - node.level]) if node.level else ()
+            parent = ("timm_moe_dg", *parts[: len(parts) - node.level]) if node.level else ()
             base = ".".join([*parent, *([node.module] if node.module else [])])
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
-        rooms |= {name.split(".")[1] for name in names if name.startswith("timm_moe_dg.")}
-    return (rooms & LEVELS.keys()) - {here[0].removesuffix(".py")}
+        packages |= {name.split(".")[1] for name in names if name.startswith("timm_moe_dg.")}
+    return (packages & LEVELS.keys()) - {parts[0].removesuffix(".py")}
 
 
-def test_every_room_imports_only_from_rooms_below_it() -> None:
-    seen = 0
+def test_every_package_imports_from_lower_levels_only() -> None:
+    imports = 0
     for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if room in ABOVE_ALL:
+        package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if package == "__init__":
             continue
-        for other in imported_rooms(path):
-            seen += 1
-            assert LEVELS[other] < LEVELS[room], f"{path.relative_to(PACKAGE)} imports from {other}"
-    assert seen > 20
+        for other in imported_packages(path):
+            imports += 1
+            assert LEVELS[other] < LEVELS[package], f"{path.relative_to(PACKAGE)} imports from {other}"
+    assert imports > 20
+    assert "layers" in imported_packages(PACKAGE / "models" / "_moe_vit.py")
+    assert "errors" in imported_packages(PACKAGE / "losses" / "router.py")
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms | {"errors"} == LEVELS.keys()
+def test_every_package_has_a_level() -> None:
+    packages = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages | {"errors"} == LEVELS.keys()
 
 
-def test_the_walk_finds_relative_and_absolute_imports() -> None:
-    assert "layers" in imported_rooms(PACKAGE / "models" / "_moe_vit.py")
-    assert "errors" in imported_rooms(PACKAGE / "losses" / "router.py")
+def test_the_package_does_not_import_tools() -> None:
+    assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]
 
 
 @pytest.mark.slow
 def test_importing_the_package_is_cheap() -> None:
     heavy = ("accelerate", "matplotlib", "sklearn", "scipy", "pandas", "onnx")
-    # timm and torch import what they import; only what comes on top of them counts
+    # Imports of timm and torch do not count
     ours, theirs = (
         subprocess.run(
             [sys.executable, "-c", f"import sys, {package}; print([name for name in {heavy} if name in sys.modules])"],
@@ -77,13 +76,8 @@ def test_importing_the_package_is_cheap() -> None:
     assert ours == theirs
 
 
-def test_no_tool_is_imported_by_the_package() -> None:
-    assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]
-
-
-def test_no_room_is_too_full_to_live_in() -> None:
-    folders = {path.parent for path in PACKAGE.rglob("*.py")}
-    for folder in folders:
+def test_folders_have_at_most_20_files_and_2500_lines() -> None:
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
         files = list(folder.glob("*.py"))
         lines = sum(len(path.read_text().splitlines()) for path in files)
         assert len(files) <= 20, folder
