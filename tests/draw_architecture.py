@@ -5,7 +5,7 @@ python -m tests.draw_architecture
 
 from pathlib import Path
 
-from tests.test_imports import LEVELS, PACKAGE, imported_rooms
+from tests.test_imports import LEVELS, PACKAGE, imported_packages
 
 PICTURE = PACKAGE.parent / "docs" / "architecture.svg"
 WIDTH, FLOOR, BOX = 960, 96, (132, 40)
@@ -25,7 +25,7 @@ def room_imports() -> dict[str, set[str]]:
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if room in found:
-            found[room] |= imported_rooms(path)
+            found[room] |= imported_packages(path)
     return found
 
 
