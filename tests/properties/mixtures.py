@@ -43,23 +43,23 @@ class Mixture:
     combine_weights: Tensor
 
     @property
-    def asked(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a dispatch path is called with."""
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of the experts' forward."""
         return self.x, self.expert_indices, self.combine_weights
 
     @property
-    def paths(self) -> list[str]:
-        """Names of the paths that can compute it."""
+    def ways(self) -> list[str]:
+        """Names of the methods that can compute it."""
         sorted_too = self.act != "relu" and isinstance(self.experts.norm, nn.Identity)
         return ["forward_grouped", "forward_loop", "forward_masked", *(["forward_sorted"] if sorted_too else [])]
 
     def expected(self) -> Tensor:
         """The output in float64."""
-        return weighted_experts(self.experts, self.act, self.gate, *self.asked)
+        return weighted_experts(self.experts, self.act, self.gate, *self.arguments)
 
     def tolerance(self) -> float:
         """What rounding may change: eight rounding units of the largest sum, for as many steps one after another."""
-        return 8 * torch.finfo(self.x.dtype).eps * magnitude(self.experts, self.gate, *self.asked) + 1e-12
+        return 8 * torch.finfo(self.x.dtype).eps * magnitude(self.experts, self.gate, *self.arguments) + 1e-12
 
 
 @st.composite

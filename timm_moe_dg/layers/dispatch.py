@@ -1,7 +1,7 @@
-"""Which item goes to which expert, and in which order.
+"""The order of assignments by expert, and the assignments dropped over an expert's capacity.
 
-Axes: T items (tokens, or whole images where routing is per image), E experts, K experts per item (top_k),
-A assignments (A = T * K less the dropped ones), C slots per expert. An item is anything indexed by the first axis.
+Axes: T items (tokens, or whole images in routing by image), E experts, K experts per item (top_k), C slots per expert,
+A assignments (A = T * K minus those that go nowhere). The expert index E marks an assignment that goes nowhere.
 """
 
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class SortedAssignments(NamedTuple):
-    """Assignments grouped by expert.
+    """Assignments in expert order, without those that go nowhere.
 
     Attributes:
-        positions: (A,) index of each assignment in the flattened (T, K) table, ordered by expert, then by item.
-        items: (A,) the item that each assignment reads and writes.
-        counts: E integers that sum to A, the assignments of each expert.
-        ranks: (T, K) rank of each assignment in that order; A for one that goes nowhere.
+        positions: (A,) position of each assignment in the flattened (T, K) table, ordered by expert, then by item.
+        items: (A,) item of each assignment.
+        counts: E integers with sum A, the assignments of each expert.
+        ranks: (T, K) rank of each assignment in that order; A for an assignment that goes nowhere.
     """
 
     positions: Tensor
@@ -27,14 +27,14 @@ class SortedAssignments(NamedTuple):
 
 
 class GroupedAssignments(NamedTuple):
-    """All T * K assignments grouped by expert, those that go nowhere as the last expert's last; nothing on the host.
+    """All T * K assignments in expert order, those that go nowhere at the end of the last expert's.
 
     Attributes:
-        order: (T * K,) index of each assignment in the flattened (T, K) table, ordered by expert, then by item.
-        experts: (T * K,) the expert of each, in that order.
-        ends: (E,) int32, where each expert's assignments end.
+        order: (T * K,) position of each assignment in the flattened (T, K) table, ordered by expert, then by item.
+        experts: (T * K,) expert of each assignment in that order.
+        ends: (E,) int32, end of each expert's assignments.
         ranks: (T, K) rank of each assignment in that order.
-        absent: (T, K) bool, which go nowhere; None if it is known that none does.
+        absent: (T, K) bool, True where an assignment goes nowhere; None if none is known to.
     """
 
     order: Tensor
@@ -44,15 +44,15 @@ class GroupedAssignments(NamedTuple):
     absent: Tensor | None
 
     def counts(self) -> list[int]:
-        """The assignments of each expert. On CUDA this waits for the device."""
+        """Returns the number of each expert's assignments. On CUDA this waits for the device."""
         return _counts(self.ends)
 
 
 def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssignments:
-    """Groups a routing table by expert; on CUDA nothing waits for the device.
+    """Orders a routing table by expert, without waiting for a CUDA device.
 
     Args:
-        expert_indices: (T, K) int64; the value `num_experts` marks an assignment that goes nowhere.
+        expert_indices: (T, K) int64, 0 to E.
         num_experts: E.
 
     Returns:
@@ -60,21 +60,22 @@ def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssign
     """
     order, experts = _by_expert(expert_indices)
     absent = expert_indices == num_experts
-    none_is = absent.device.type == "cpu" and not torch.compiler.is_compiling() and not absent.any()
+    # Reading `any` is free in eager mode on a CPU; elsewhere it would wait for the device or break the graph
+    none_absent = absent.device.type == "cpu" and not torch.compiler.is_compiling() and not absent.any()
     experts = experts.clamp(max=num_experts - 1)
     ranks = _inverse(order, torch.empty_like(order)).view_as(expert_indices)
-    return GroupedAssignments(order, experts, _ends(experts, num_experts), ranks, None if none_is else absent)
+    return GroupedAssignments(order, experts, _ends(experts, num_experts), ranks, None if none_absent else absent)
 
 
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
-    """Groups a routing table by expert, without what goes nowhere.
+    """Orders a routing table by expert, leaving out assignments that go nowhere.
 
     Args:
-        expert_indices: (T, K) int64; the value `num_experts` marks an assignment that goes nowhere.
+        expert_indices: (T, K) int64, 0 to E.
         num_experts: E.
 
     Returns:
-        The assignments in expert order. On CUDA this waits for the device once, since the counts come to the host.
+        The assignments in expert order. On CUDA this waits for the device once, to copy the counts to the host.
     """
     order, experts = _by_expert(expert_indices)
     counts = _counts(_ends(experts, num_experts))
@@ -87,14 +88,14 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
 def _by_expert(expert_indices: Tensor) -> tuple[Tensor, Tensor]:
     """(T, K) -> the order of its entries by expert, then by item, and the experts in that order."""
     flat = expert_indices.flatten()
-    order = torch.argsort(flat, stable=True)
+    order = torch.argsort(flat, stable=True)  # stable: an expert's items keep their order, so results are repeatable
     return order, flat.index_select(0, order)
 
 
 def _ends(experts: Tensor, num_experts: int) -> Tensor:
-    """Ascending experts -> (E,) int32, where each one's end."""
-    each = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
-    return torch.searchsorted(experts, each, right=True, out_int32=True)
+    """Ascending experts -> (E,) int32, end of each expert's entries."""
+    indices = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
+    return torch.searchsorted(experts, indices, right=True, out_int32=True)
 
 
 def _counts(ends: Tensor) -> list[int]:
@@ -103,24 +104,24 @@ def _counts(ends: Tensor) -> list[int]:
 
 
 def _inverse(order: Tensor, ranks: Tensor) -> Tensor:
-    """Writes each entry's place in an order to the entry's own."""
+    """Writes the rank of each entry of `order` to the entry's position in `ranks`."""
     return ranks.scatter_(0, order, torch.arange(len(order), dtype=ranks.dtype, device=ranks.device))
 
 
 def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_factor: float) -> int:
-    """Slots per expert: K * floor(capacity_factor * ceil(T / E)), as the GMoE paper's released code counts them."""
+    """Slots per expert: K * floor(capacity_factor * ceil(T / E)), as in the GMoE paper's released code."""
     return top_k * int(capacity_factor * -(-num_items // num_experts))
 
 
 def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, capacity: int) -> Tensor:
-    """Batch prioritized routing: which assignments find their expert full.
+    """Batch prioritized routing: finds the assignments that exceed an expert's capacity.
 
-    First choices of all items are placed before second choices; within a choice, items with a larger `priority` come
-    first, and the earlier item wins a tie (V-MoE, section 3.4 of Riquelme et al., 2021).
+    First choices of all items are placed before second choices. Within a choice, items with a larger `priority` come
+    first, and in a tie the earlier item (V-MoE, section 3.4 of Riquelme et al., 2021).
 
     Args:
         expert_indices: (T, K) int64, the k-th choice of each item in column k.
-        priority: (T,) the largest routing probability of each item.
+        priority: (T,) largest routing probability of each item.
         num_experts: E.
         capacity: C, slots per expert.
 

@@ -1,9 +1,28 @@
-"""Expert feed-forward networks with stacked weights.
+"""Expert feed-forward networks with stacked weights, and the choice of how they are computed.
 
-All experts of a layer live in one parameter per matrix, (E, ...). A module per expert would leave experts that no
-item visited without a gradient, which breaks distributed training and every optimizer that expects one.
+Nothing else in the package knows which way is taken. Conditions are checked from top to bottom. "Simple" experts have
+GELU or SiLU, alone or as a gate, and no normalization of the hidden features. The figures are those of docs/speed.md.
 
-Axes: T items, A assignments, D features, H hidden features, E experts, K experts per item.
+| where                      | which experts         | way     | why                                                   |
+|----------------------------|-----------------------|---------|-------------------------------------------------------|
+| TorchScript                | all                   | loop    | plain operators                                       |
+| torch.vmap, meta device    | all                   | masked  | no shape depends on values: all experts compute all   |
+|                            |                       |         | items, and unused outputs are masked                  |
+| torch.compile              | simple                | sorted  | one operator without a graph break: inference takes   |
+|                            |                       |         | 1.03 of the FLOP-equivalent dense model's time        |
+|                            | others, in bfloat16   | grouped | the compiler has the product in this type alone       |
+|                            | others                | loop    |                                                       |
+| export, tracing, torch.func| all                   | loop    | exported programs run without this package            |
+| untested device or type    | all                   | loop    | works everywhere; one warning says so                 |
+| eager, CUDA and CPU        | others                | grouped | any module between two products over all experts      |
+| eager, CPU                 | simple, fewer than 32 | grouped | 0.59 to 1.00 of the sorted way's time with 2 to 25    |
+|                            | rows per expert       |         | rows, 0.99 to 1.40 with 49 to 525                     |
+| eager, CUDA and CPU        | simple                | sorted  | autograd over slices of the stacks takes 4% longer;   |
+|                            |                       |         | saves one tensor of hidden features, and no mask      |
+
+`set_dispatch` replaces the choice of the last three rows, and `dispatch_info` tells it.
+
+Axes: T items, D features, H hidden features, E experts, K experts per item.
 """
 
 import copy
@@ -19,26 +38,23 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from .dispatch import group_assignments, sort_assignments
 from .feed_forwards import FeedForward, GatedActivation
-from .grouped_path import grouped_experts, has_grouped_product
+from .grouped_experts import grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
-from .sorted_path import Operands, compiled_experts, sorted_activation, sorted_experts
+from .sorted_experts import ExpertInputs, compiled_experts, sorted_activation, sorted_experts
 
-SORTED_PATH_DEVICES = ("cpu", "cuda")
-SORTED_PATH_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+TESTED_DEVICES = ("cpu", "cuda")
+TESTED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DISPATCHES = ("auto", "sorted", "grouped", "loop")
-_SORTED_FROM = 32  # rows per expert from which it is the faster on a CPU, see docs/speed.md
+_SORTED_FROM = 32  # rows per expert from which the sorted way is the faster one on a CPU
 
 
 def _is_tested(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether the fast path is tested here."""
-    return device_type in SORTED_PATH_DEVICES and dtype in SORTED_PATH_DTYPES
+    return device_type in TESTED_DEVICES and dtype in TESTED_DTYPES
 
 
-@functools.cache
-def _sorted_path_is_tested(device_type: str, dtype: torch.dtype) -> bool:
-    """The same, for eager mode; warns once about each combination that is not."""
+@functools.cache  # one warning for each combination
+def _is_tested_or_warn(device_type: str, dtype: torch.dtype) -> bool:
     if _is_tested(device_type, dtype):
         return True
     message = (
@@ -55,13 +71,13 @@ def _is_recorded() -> bool:
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile records this call: unlike exported ones, its programs may hold this package's operators."""
-    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # exporting counts as compiling too
+    """Whether torch.compile records this call; unlike exported programs, its programs may call our operators."""
+    exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # is_compiling is true for export as well
     return torch.compiler.is_compiling() and not exported and not torch._C._are_functorch_transforms_active()
 
 
 def _values_hidden(x: Tensor) -> bool:
-    """Whether no index may depend on values: on the meta device and inside torch.vmap."""
+    """Whether shapes may not depend on values: on the meta device and inside torch.vmap."""
     if not torch._C._are_functorch_transforms_active():
         return x.is_meta
     levels = torch._C._functorch.get_interpreter_stack() or []
@@ -69,32 +85,29 @@ def _values_hidden(x: Tensor) -> bool:
 
 
 def dispatch_info(model: nn.Module) -> dict[str, str | None]:
-    """Which dispatch each mixture layer took in its last eager forward.
+    """Returns how each mixture layer computed its experts in its last eager forward.
 
     Args:
-        model: Any module that holds `StackedExperts`.
+        model: Any module that contains `StackedExperts`.
 
     Returns:
-        Name of the experts' module -> 'sorted' (all experts as one function of autograd: GELU, SiLU, and these as
-        gates), 'grouped' (a grouped product for each of the two layers: other activations, normalized hidden features,
-        and few rows per expert on a CPU), 'loop' (each expert looks for its items: devices and types without tests), or
-        None before the first eager forward. Compiled programs are 'sorted', 'grouped' in bfloat16 where the former
-        cannot be, or hold the loop; exported and traced ones always do, and torch.func takes it; on the meta device and
-        inside of torch.vmap every expert answers for every item, and what is not wanted is masked.
+        Name of the experts' module -> 'sorted', 'grouped' or 'loop', see the table above; None before the first eager
+        forward.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
 
 def set_dispatch(model: nn.Module, dispatch: str) -> None:
-    """Asks every mixture layer for one dispatch, to compare them; what it cannot compute, another one does.
+    """Sets how all mixture layers compute their experts, to compare the ways.
+
+    A layer that cannot compute in the chosen way takes the next one of the table above.
 
     Args:
-        model: Any module that holds `StackedExperts`.
-        dispatch: 'sorted', 'grouped' or 'loop', see `dispatch_info`; 'auto' for the one that was measured to be fastest
-            on a CPU.
+        model: Any module that contains `StackedExperts`.
+        dispatch: 'sorted', 'grouped' or 'loop'; 'auto' for the default choice.
 
     Raises:
-        ArgumentError: There is no such dispatch.
+        ArgumentError: Unknown dispatch.
     """
     if dispatch not in DISPATCHES:
         raise ArgumentError.of("dispatch", dispatch, f"choose one of {', '.join(DISPATCHES)}")
@@ -106,8 +119,8 @@ def set_dispatch(model: nn.Module, dispatch: str) -> None:
 class StackedLinear(OwnParameters):
     """E linear maps, weight (E, out_features, in_features) and bias (E, out_features).
 
-    Its forward hands out the weights and multiplies nothing, since each dispatch does that in its own way. Whoever
-    computes with them calls it, so that adapters, offloading and sharding find the forward they wrap.
+    One parameter for all experts rather than a module each: experts without items then get a zero gradient, not None,
+    which distributed training and many optimizers require.
     """
 
     undecayed = ("bias",)
@@ -127,28 +140,28 @@ class StackedLinear(OwnParameters):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each expert drawn on its own: truncated normal (standard deviation 0.02), zero bias."""
+        """Truncated normal with standard deviation 0.02, independent for each expert; zero bias."""
         trunc_normal_(self.weight, std=0.02)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     @torch.no_grad()
     def load_dense(self, layers: Sequence[nn.Module]) -> None:
-        """Makes every expert a copy of dense layers, their outputs one behind another; trained or frozen as they are.
+        """Copies dense layers into every expert, concatenated along the output axis; `requires_grad` is copied too.
 
         Args:
             layers: Linear layers or 1x1 convolutions.
         """
-        for name, own in self.named_parameters(recurse=False):
-            sources = [
-                layer.get_parameter(name).flatten(1) if name == "weight" else layer.get_parameter(name)
-                for layer in layers
-            ]
-            own.copy_(torch.cat(sources))
-            own.requires_grad_(any(layer.get_parameter(name).requires_grad for layer in layers))
+        for name, stack in self.named_parameters(recurse=False):
+            sources = [layer.get_parameter(name) for layer in layers]
+            # A convolution's weight is (out_features, in_features, 1, 1)
+            stack.copy_(torch.cat([source.flatten(1) if name == "weight" else source for source in sources]))
+            stack.requires_grad_(any(source.requires_grad for source in sources))
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
-        """Weight and bias in a type."""
+        """Returns weight and bias in a type."""
+        # The dispatches multiply by themselves. They get the parameters by this call, because adapters, offloading and
+        # sharding wrap a module's forward.
         bias = self.bias
         return self.weight.to(dtype), None if bias is None else bias.to(dtype)
 
@@ -172,12 +185,12 @@ class StackedExperts(nn.Module):
         in_features: D.
         hidden_features: H.
         act_layer: Activation between the layers.
-        norm_layer: Normalization of the hidden features, one for all experts; None for none.
-        bias: Whether the layers have biases; a pair sets them apart.
-        hidden_drop: Dropout rate of the hidden activations.
+        norm_layer: Normalization of the hidden features, shared by all experts; None for none.
+        bias: Whether the layers have biases; a pair for each layer separately.
+        hidden_drop: Dropout rate of the hidden features.
         gated: Multiply by a gate, W2 (act(W1 x) * V1 x) (GLU variants, Shazeer, 2020); W1 and V1 are one matrix of 2 H.
-        device: Where the parameters are made.
-        dtype: Their type.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -205,10 +218,10 @@ class StackedExperts(nn.Module):
         self.path: str | None = None
 
     def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
-        """Makes every expert a copy of a dense feed-forward, its activation and normalization with what they learned.
+        """Copies a dense feed-forward into every expert, with its trained activation and normalization.
 
         Args:
-            dense: What it is made of.
+            dense: Parts of the dense feed-forward.
             perturbation: Standard deviation of the noise on each expert's weights, relative to that of the matrix.
         """
         self.fc1.load_dense(dense.first)
@@ -219,7 +232,7 @@ class StackedExperts(nn.Module):
                 weight.add_(torch.randn_like(weight) * perturbation * weight[0].std())
 
     def forward(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """Sends every item through its experts and adds the weighted outputs.
+        """Computes each item's experts and adds their outputs, weighted.
 
         Args:
             x: (T, ..., D) items.
@@ -227,81 +240,95 @@ class StackedExperts(nn.Module):
             combine_weights: (T, K).
 
         Returns:
-            (T, ..., D); zeros for an item that went nowhere.
+            (T, ..., D); zeros for an item without experts.
         """
         if not torch.jit.is_scripting():
-            if _values_hidden(x):
+            way = self._choose(x, expert_indices)
+            if way == "masked":
                 return self.forward_masked(x, expert_indices, combine_weights)
-            path = self._path(x, expert_indices)
-            if path == "sorted":
+            if way == "sorted":
                 return self.forward_sorted(x, expert_indices, combine_weights)
-            if path == "grouped":
+            if way == "grouped":
                 return self.forward_grouped(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
 
     @torch.jit.unused
-    def _path(self, x: Tensor, expert_indices: Tensor) -> str:
-        """The dispatch to take."""
+    def _choose(self, x: Tensor, expert_indices: Tensor) -> str:
+        """Returns the way to compute, by the table at the top of this file."""
+        if _values_hidden(x):
+            return "masked"
         if _is_compiled():
-            return self._compiled_path(x)
+            return self._choose_compiled(x)
         if _is_recorded():
             return "loop"
-        self.path = self._eager_path(x, expert_indices)
+        self.path = self._choose_eager(x, expert_indices)
         return self.path
 
     @torch.jit.unused
-    def _compiled_path(self, x: Tensor) -> str:
+    def _choose_compiled(self, x: Tensor) -> str:
         if not _is_tested(x.device.type, x.dtype) or self.dispatch == "loop":
             return "loop"
-        if self._is_sorted() and self.dispatch != "grouped":
+        if self._can_sort() and self.dispatch != "grouped":
             return "sorted"
-        # torch's compiler knows the grouped product in this type alone
+        # torch's compiler has the grouped product in this type alone
         in_bfloat16 = self._computing_dtype(x) == torch.bfloat16
         return "grouped" if in_bfloat16 and has_grouped_product(self.fc1.weight.shape, torch.bfloat16) else "loop"
 
     @torch.jit.unused
-    def _eager_path(self, x: Tensor, expert_indices: Tensor) -> str:
-        if not _sorted_path_is_tested(x.device.type, x.dtype) or self.dispatch == "loop":
+    def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> str:
+        if not _is_tested_or_warn(x.device.type, x.dtype) or self.dispatch == "loop":
             return "loop"
-        if not self._is_sorted() or self.dispatch == "grouped":
+        if not self._can_sort() or self.dispatch == "grouped":
             return "grouped"
         rows = expert_indices.numel() * x.shape[1:-1].numel()
         few = x.device.type == "cpu" and rows < self.num_experts * _SORTED_FROM
         return "grouped" if few and self.dispatch == "auto" else "sorted"
 
     @torch.jit.unused
+    def _can_sort(self) -> bool:
+        return isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
+
+    @torch.jit.unused
+    def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
+        """As `forward`, by `sorted_experts`; only for activations that it supports, without normalization."""
+        activation = sorted_activation(self.act)
+        assert activation is not None
+        drop = self.drop.p if self.training else 0.0
+        compute = compiled_experts if _is_compiled() else sorted_experts
+        return compute(self._inputs(x, combine_weights), expert_indices, activation, drop).view(x.shape)
+
+    @torch.jit.unused
     def forward_grouped(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """Any activation and normalization: one sort, a grouped product per layer, one sum. As `forward`."""
-        assignments = group_assignments(expert_indices, self.num_experts)
-        return grouped_experts(self._operands(x, combine_weights), assignments, self._between).view(x.shape)
+        """As `forward`, by `grouped_experts`; for any activation and normalization."""
+        return grouped_experts(self._inputs(x, combine_weights), expert_indices, self._between).view(x.shape)
 
     @torch.jit.unused
-    def _between(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.drop(self.act(hidden)))
+    def _between(self, features: Tensor) -> Tensor:
+        return self.norm(self.drop(self.act(features)))
 
     @torch.jit.unused
-    def _operands(self, x: Tensor, combine_weights: Tensor) -> Operands:
-        """What both fast paths compute with: (T, N, D) items, and everything in the type of the computation."""
+    def _inputs(self, x: Tensor, combine_weights: Tensor) -> ExpertInputs:
+        """Items as (T, N, D), and everything in the type of the computation."""
         dtype = self._computing_dtype(x)
         items = x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
-        return Operands(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
+        return ExpertInputs(items.to(dtype), combine_weights.to(dtype), *self.fc1(dtype), *self.fc2(dtype))
 
     @torch.jit.unused
     def _computing_dtype(self, x: Tensor) -> torch.dtype:
-        """The type of autocast where it is on, which leaves float64 alone."""
         device = x.device.type
+        # Autocast leaves float64 alone
         if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
             return x.dtype
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
     def forward_loop(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """The portable path: expert by expert, find its items and add its outputs. Same contract as `forward`."""
+        """As `forward`, expert by expert: select its items, compute, add the outputs to the items."""
         weight1, bias1 = self.fc1(x.dtype)
         weight2, bias2 = self.fc2(x.dtype)
         combined = torch.zeros_like(x)
         for expert in range(self.num_experts):
-            found = (expert_indices == expert).nonzero()
-            items, choice = found[:, 0], found[:, 1]
+            entries = (expert_indices == expert).nonzero()
+            items, choice = entries[:, 0], entries[:, 1]
             hidden = self.norm(self.drop(self.act(_linear(x[items], weight1, bias1, expert))))
             outputs = _linear(hidden, weight2, bias2, expert)
             weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
@@ -310,7 +337,7 @@ class StackedExperts(nn.Module):
 
     @torch.jit.unused
     def forward_masked(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """Every item through every expert, masked: for where no program may depend on indices. As `forward`."""
+        """As `forward`, all items through all experts, with unused outputs masked."""
         weight1, bias1 = self.fc1(x.dtype)
         weight2, bias2 = self.fc2(x.dtype)
         combined = torch.zeros_like(x)
@@ -320,30 +347,13 @@ class StackedExperts(nn.Module):
             outputs = _linear(hidden, weight2, bias2, expert)
             absent = expert_indices != expert
             weights = combine_weights.masked_fill(absent, 0).sum(1).to(outputs.dtype).view(per_item)
-            # A weight of 0 does not keep out what is not finite
+            # Masked as well, since 0 times an infinite output is NaN
             weighted = (outputs * weights).masked_fill(absent.all(1).view(per_item), 0)
             combined = combined + weighted.to(combined.dtype)
         return combined
 
     @torch.jit.unused
     def forward_all(self, x: Tensor) -> Tensor:
-        """(T, D) items, each through every expert and without dropout -> (E, T, D)."""
+        """(T, D) items through every expert, without dropout -> (E, T, D)."""
         hidden = self.norm(self.act(_linear_all(x, *self.fc1(x.dtype))))
         return _linear_all(hidden, *self.fc2(x.dtype))
-
-    @torch.jit.unused
-    def _is_sorted(self) -> bool:
-        """Whether the fast path knows what is computed here."""
-        return isinstance(self.norm, nn.Identity) and sorted_activation(self.act) is not None
-
-    @torch.jit.unused
-    def forward_sorted(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """The fast path, without normalization: one sort, two matrix products per expert; as `forward`."""
-        activation = sorted_activation(self.act)
-        assert activation is not None
-        operands = self._operands(x, combine_weights)
-        drop = self.drop.p if self.training else 0.0
-        if _is_compiled():
-            return compiled_experts(operands, expert_indices, activation, drop).view(x.shape)
-        assignments = sort_assignments(expert_indices, self.num_experts)
-        return sorted_experts(operands, assignments, activation, drop).view(x.shape)

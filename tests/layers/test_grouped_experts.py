@@ -1,11 +1,11 @@
-"""Grouped products: where torch has them, that nothing waits for the device, and second derivatives."""
+"""Grouped experts: where torch has the product, that nothing waits for the device, and second derivatives."""
 
 import pytest
 import torch
 from torch import nn
 
-from tests.layers.sorted_path.test_compiled import wants_the_operator
-from timm_moe_dg.layers import dispatch, dispatch_info, set_dispatch
+from tests.layers.test_sorted_experts import wants_the_operator
+from timm_moe_dg.layers import dispatch
 from timm_moe_dg.layers.experts import StackedExperts
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
@@ -31,15 +31,15 @@ def call(items=9, dtype=torch.float64, device=None):
 
 @pytest.fixture
 def products(monkeypatch):
-    """The types that grouped products were asked for."""
-    asked, product = [], torch.nn.functional.grouped_mm
+    """The types of the grouped products that are called."""
+    types, product = [], torch.nn.functional.grouped_mm
 
-    def listed(rows, *arguments, **options):
-        asked.append(rows.dtype)
+    def record(rows, *arguments, **options):
+        types.append(rows.dtype)
         return product(rows, *arguments, **options)
 
-    monkeypatch.setattr(torch.nn.functional, "grouped_mm", listed)
-    return asked
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", record)
+    return types
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -52,16 +52,15 @@ def test_each_layer_is_one_product(dtype, products):
 def test_where_torch_has_no_such_product_experts_are_multiplied_one_by_one(dtype, width, products):
     experts = StackedExperts(EXPERTS, width, HIDDEN, dtype=dtype)
     x, indices, weights = call(dtype=dtype)
-    found = experts.forward_grouped(x[..., :width], indices, weights)
+    actual = experts.forward_grouped(x[..., :width], indices, weights)
     assert products == []
-    expected = experts.forward_loop(x[..., :width], indices, weights)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, experts.forward_loop(x[..., :width], indices, weights))
 
 
 def on_a_device_without_values(experts, forward, dtype):
     x, indices, weights = call(dtype=dtype, device="meta")
     forward(experts, x, indices, weights).sum().backward()
-    assert all(one.grad is not None for one in (x, weights, *experts.parameters()))
+    assert all(tensor.grad is not None for tensor in (x, weights, *experts.parameters()))
 
 
 def test_nothing_waits_for_the_device():
@@ -71,7 +70,7 @@ def test_nothing_waits_for_the_device():
         on_a_device_without_values(experts, StackedExperts.forward_grouped, torch.bfloat16)
 
 
-def test_the_sorted_path_waits_for_the_counts_alone(monkeypatch):
+def test_the_sorted_experts_wait_for_the_counts_alone(monkeypatch):
     waits = []
 
     def counts(ends):
@@ -83,40 +82,36 @@ def test_the_sorted_path_waits_for_the_counts_alone(monkeypatch):
     assert len(waits) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"gated": True}, {"act_layer": nn.SiLU, "norm_layer": nn.LayerNorm}])
-def test_second_derivatives_are_those_of_the_loop(options):
-    experts = make_experts(**options)
-    inputs = call()
+@pytest.mark.parametrize(
+    ("options", "dtype", "tolerance"),
+    [
+        ({}, torch.float64, {}),
+        ({"gated": True}, torch.float64, {}),
+        ({"act_layer": nn.SiLU, "norm_layer": nn.LayerNorm}, torch.float64, {}),
+        ({}, torch.float32, {"rtol": 1e-4, "atol": 1e-5}),  # two products of float32 one after another
+    ],
+)
+def test_second_derivatives_are_those_of_the_loop(options, dtype, tolerance):
+    experts = make_experts(dtype, **options)
+    inputs = call(dtype=dtype)
     wanted = [inputs[0], inputs[2], *experts.parameters()]
     seconds = []
     for forward in (experts.forward_grouped, experts.forward_loop):
-        firsts = torch.autograd.grad(forward(*inputs).square().sum(), wanted, create_graph=True)
-        seconds.append(torch.autograd.grad(sum(one.square().sum() for one in firsts), wanted))
-    torch.testing.assert_close(*seconds)
-
-
-def test_second_derivatives_of_products_in_float32():
-    experts = make_experts(torch.float32)
-    inputs = call(dtype=torch.float32)
-    wanted = [inputs[0], *experts.parameters()]
-    seconds = []
-    for forward in (experts.forward_grouped, experts.forward_loop):
         firsts = torch.autograd.grad(forward(*inputs).square().mean(), wanted, create_graph=True)
-        seconds.append(torch.autograd.grad(sum(one.square().sum() for one in firsts), wanted))
-    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5)  # two products of float32 one after another
+        seconds.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), wanted))
+    torch.testing.assert_close(*seconds, **tolerance)
 
 
 def test_an_item_that_is_not_finite_reaches_no_other_and_no_expert_from_nowhere():
     experts = make_experts(torch.float32)
     x, indices, weights = call(dtype=torch.float32)
-    lost = 0
     with torch.no_grad():
-        x[lost] = torch.nan
-    indices[lost] = EXPERTS
+        x[0] = torch.nan
+    indices[0] = EXPERTS
     output = experts.forward_grouped(x, indices, weights)
-    assert output[lost].eq(0).all()
+    assert output[0].eq(0).all()
     gradients = torch.autograd.grad(output.square().sum(), (x, *experts.parameters()))
-    assert all(one.isfinite().all() for one in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -130,27 +125,7 @@ def test_programs_hold_the_product_in_the_type_that_the_compiler_knows(dtype):
         return program.forward
 
     arguments = call(dtype=dtype)
-    found = torch.compile(experts, fullgraph=True, backend=backend)(*arguments)
+    actual = torch.compile(experts, fullgraph=True, backend=backend)(*arguments)
     product = dtype == torch.bfloat16 and wants_the_operator()
-    torch.testing.assert_close(found, (experts if product else experts.forward_loop)(*arguments))
+    torch.testing.assert_close(actual, (experts if product else experts.forward_loop)(*arguments))
     assert any("grouped_mm" in target for target in targets) == product
-
-
-@pytest.mark.parametrize("asked", ["sorted", "grouped", "loop"])
-def test_a_dispatch_is_asked_for_by_name(asked):
-    experts = make_experts()
-    set_dispatch(nn.Sequential(experts), asked)
-    torch.testing.assert_close(experts(*call()), experts.forward_loop(*call()))
-    assert dispatch_info(experts) == {"": asked}
-
-
-def test_what_cannot_be_sorted_is_grouped_even_if_asked_for():
-    experts = make_experts(act_layer=nn.ReLU)
-    set_dispatch(experts, "sorted")
-    experts(*call())
-    assert dispatch_info(experts) == {"": "grouped"}
-
-
-def test_a_dispatch_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"dispatch='triton': choose one of auto, sorted, grouped, loop"):
-        set_dispatch(nn.Linear(2, 2), "triton")
