@@ -309,7 +309,7 @@ def test_a_configuration_whose_backbone_timm_has_no_longer_says_so(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["model_args"]["backbone"] = "vit_base_patch16_clip_slowgelu_224.openai"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ArgumentError, match=r"config.json names a network which timm .*does not have.*quickgelu"):
+    with pytest.raises(ArgumentError, match=r"config.json names a network that timm .*does not have.*quickgelu"):
         timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
 
 

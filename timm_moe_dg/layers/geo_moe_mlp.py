@@ -1,4 +1,4 @@
-"""The MoGE feed-forward layer: one shared expert and metadata-routed experts beside it.
+"""MoGE feed-forward layer: a shared expert and experts that are routed by metadata.
 
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
@@ -15,18 +15,18 @@ from ..errors import MetadataError, RouterError
 from .experts import StackedExperts
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import GeoMixtureOptions, build_options
-from .moe_mlp import RoutedMlp, both_rates
+from .moe_mlp import RoutedMlp, combined_rate
 from .own_parameters import OwnParameters
 from .precision import values_readable
 from .router import MetadataRouter
 
 
 class ExpertReport(NamedTuple):
-    """What a training forward leaves for the losses that tell experts apart.
+    """Outputs of a training forward, for the losses that compare experts.
 
     Attributes:
-        shared: (B, D) first token (a ViT's class token) as the shared expert returned it; None in a layer without one.
-        forced: (E, T, D) each routed expert's output for the same T random tokens; None where none were asked for.
+        shared: (B, D) the shared expert's output for the first token (a ViT's class token); None without that expert.
+        forced: (E, T, D) output of each routed expert for the same T random tokens; None with `forced_tokens` 0.
     """
 
     shared: Tensor | None
@@ -39,12 +39,12 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
     (MoGE, section 2.2, invariant fallback). With `shared_expert=False` the layer is the routed sum alone (MoGE, Figures
-    2c and 3), which an image without metadata has nothing of.
+    2c and 3), and an image without metadata is an error.
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
-    In training, each forward replaces `report`; with `forced_tokens` above zero, so many random tokens of the batch
-    visit all experts for it (token forcing, section 2.1 B).
+    Each forward in training replaces `report`. For that report, `forced_tokens` random tokens of the batch visit all
+    experts (token forcing, section 2.1 B); 0 for none.
 
     Args:
         in_features: D.
@@ -82,7 +82,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         options = build_options(GeoMixtureOptions, mixture, type(self).__name__)
         hidden_features = hidden_features or in_features
         size = (options.num_experts, in_features, hidden_features)
-        hidden_drop = both_rates(drop, options.expert_drop)
+        hidden_drop = combined_rate(drop, options.expert_drop)
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
         # The shared expert has no second dropout: the layer's own acts once, behind the sum
         dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
@@ -100,11 +100,11 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     @classmethod
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
-        """Upcycles a dense feed-forward: it becomes the shared expert, and every routed one starts as a copy of it.
+        """Upcycles a dense feed-forward: it becomes the shared expert, and every routed expert starts as a copy of it.
 
         Args:
             mlp: A feed-forward of tokens, features last, that returns as many as it takes, see `read_feed_forward`.
-            expert_drop: Dropout rate of the routed experts' hidden activations in training, besides the module's own.
+            expert_drop: As in `GeoMixtureOptions`; acts besides the feed-forward's own dropout.
             **mixture: `context_features`, and the other options of `GeoMixtureOptions`.
 
         Returns:
@@ -127,7 +127,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             hidden,
             nn.Identity,
             bias=bias,
-            hidden_drop=both_rates(dense.hidden_drop, expert_drop),
+            hidden_drop=combined_rate(dense.hidden_drop, expert_drop),
             gated=isinstance(dense.act, GatedActivation),
             device=first.device,
             dtype=first.dtype,
@@ -135,12 +135,12 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         moe.experts.load_dense(dense, moe.expert_perturbation)
         if moe.shared is not None:
             moe.shared = copy.deepcopy(mlp)
-            moe.shared.drop2 = nn.Dropout(0.0)  # behind the sum, once
+            moe.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
 
     def __getstate__(self) -> dict[str, object]:
-        return dict(super().__getstate__(), report=None)  # it belongs to a graph, as a recorded routing does
+        return dict(super().__getstate__(), report=None)  # belongs to a graph, as the recorded routing does
 
     def reset_parameters(self) -> None:
         """Half shared, half routed; the submodules initialize themselves."""
@@ -149,17 +149,20 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:
-        """'routed' by metadata, 'shared' expert only, or an expert's index to send every image to it.
+        """Sets which experts compute the output.
+
+        Args:
+            mode: 'routed' by metadata, 'shared' expert only, or the index of the routed expert for every image.
 
         Raises:
-            RouterError: Neither of these, or 'shared' where there is none.
+            RouterError: Another mode, or 'shared' without a shared expert.
         """
         num_experts = self.experts.num_experts
         index = mode if isinstance(mode, int) and not isinstance(mode, bool) else None
         if mode not in ("routed", "shared") and (index is None or not 0 <= index < num_experts):
             raise RouterError.of("expert mode", mode, f"choose 'routed', 'shared' or an index 0..{num_experts - 1}")
         if mode == "shared" and self.shared is None:
-            remedy = "shared_expert=False leaves none; route by metadata, or choose an expert's index"
+            remedy = "shared_expert=False leaves none; choose 'routed' or an expert's index"
             raise RouterError.of("expert mode", mode, remedy)
         self.shared_only = mode == "shared"
         self.forced_expert = index
@@ -176,7 +179,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             (B, N, D).
 
         Raises:
-            MetadataError: Without a shared expert: an image has no metadata.
+            MetadataError: An image has no metadata, and there is no shared expert.
         """
         routing = self.router(context)
         expert_indices, combine_weights = routing.expert_indices, routing.combine_weights
@@ -188,7 +191,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         if self.shared_only:
             present = torch.zeros_like(present)
         if self.shared is None and not torch.jit.is_scripting():
-            self._require(present)
+            self._require_metadata(present)
+        # Index E is no expert: its assignments are skipped
         expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
         output = self.experts(x, expert_indices, combine_weights)
         if not torch.jit.is_scripting() and (self.training or self.record_routing):
@@ -203,8 +207,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         return self.drop(output)
 
     @torch.jit.unused
-    def _require(self, present: Tensor) -> None:
-        """Refuses images without metadata, where Python can see them."""
+    def _require_metadata(self, present: Tensor) -> None:
+        """Refuses images without metadata, unless a program is being recorded or values cannot be read."""
         if not values_readable(present) or bool(present.all()):
             return
         samples = (~present).nonzero().flatten().tolist()

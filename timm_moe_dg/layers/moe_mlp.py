@@ -1,4 +1,4 @@
-"""The sparse mixture-of-experts feed-forward layer that takes the place of timm's Mlp.
+"""Sparse mixture-of-experts feed-forward layer, a replacement for timm's Mlp.
 
 Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K experts per token.
 """
@@ -19,10 +19,9 @@ from .router import RouterOutput, build_router
 
 
 class RoutedMlp(nn.Module):
-    """What every mixture layer shares: stacked experts, a router, and the record of the last routing.
+    """Base of the mixture layers: stacked experts, a router, and a record of the last routing.
 
-    `routing` is overwritten by each forward in training (and by each one while `record_routing` is set), never added
-    to, so that gradient checkpointing, which runs a forward twice, leaves one record.
+    Each forward in training overwrites `routing`. In evaluation it does so while `record_routing` is set.
     """
 
     __jit_unused_properties__ = ["fc1", "fc2"]  # noqa: RUF012 (TorchScript reads the list from the class)
@@ -31,6 +30,7 @@ class RoutedMlp(nn.Module):
         super().__init__()
         self.experts = experts
         self.record_routing = False
+        # Overwritten and never added to: gradient checkpointing runs a forward twice and must leave one record
         self.routing: RouterOutput | None = None
 
     @property
@@ -44,7 +44,7 @@ class RoutedMlp(nn.Module):
         return self.experts.fc2
 
     def __getstate__(self) -> dict[str, object]:
-        # A recorded routing belongs to a graph: it can be neither copied (weight averaging) nor pickled.
+        # A recorded routing belongs to a graph, so it can be neither copied (weight averaging) nor pickled
         return dict(self.__dict__, routing=None)
 
 
@@ -101,7 +101,7 @@ class MoeMlp(RoutedMlp):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
         options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
         size = (options.num_experts, in_features, hidden_features or in_features)
-        hidden_drop = both_rates(drop, expert_drop)
+        hidden_drop = combined_rate(drop, expert_drop)
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
         self.channels_first = channels_first
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
@@ -121,14 +121,14 @@ class MoeMlp(RoutedMlp):
 
     @classmethod
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
-        """Upcycles a dense feed-forward: every expert starts as a copy of it, the router as it is drawn.
+        """Upcycles a dense feed-forward: every expert starts as a copy of it, the router at random.
 
-        Activation and normalizations are copied with what they have learned, and shared by the experts; a normalization
-        of the input stands before the router too. Dropout rates, frozen parameters and the mode stay as they are.
+        The experts share one copy of the activation and the normalizations. A normalization of the input acts before
+        the router too. Dropout rates, frozen parameters and the mode are kept.
 
         Args:
             mlp: A feed-forward that returns as many features as it takes, see `read_feed_forward`.
-            expert_drop: Dropout rate of the experts' hidden activations in training, besides the module's own.
+            expert_drop: As in `MixtureOptions`; acts besides the feed-forward's own dropout.
             **mixture: The other options of `MixtureOptions`.
 
         Returns:
@@ -152,7 +152,7 @@ class MoeMlp(RoutedMlp):
         )
         moe.experts.load_dense(dense)
         moe.norm = copy.deepcopy(dense.pre_norm)
-        moe.experts.drop.p = both_rates(dense.hidden_drop, expert_drop)
+        moe.experts.drop.p = combined_rate(dense.hidden_drop, expert_drop)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
 
@@ -170,6 +170,7 @@ class MoeMlp(RoutedMlp):
         expert_indices = routing.expert_indices
         dropped = routing.dropped
         if dropped is not None:
+            # Index E is no expert: its assignments are skipped
             expert_indices = expert_indices.masked_fill(dropped, self.experts.num_experts)
         outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
         if not torch.jit.is_scripting() and (self.training or self.record_routing):
@@ -185,6 +186,7 @@ class MoeMlp(RoutedMlp):
         capacity = expert_capacity(num_tokens, num_experts, self.router.top_k, capacity_factor)
         priority_T = routing.noisy_logits.softmax(dim=-1).amax(dim=-1)
         dropped_TK = over_capacity(routing.expert_indices, priority_T, num_experts, capacity)
+        # In full, because TorchScript has no `_replace`
         return RouterOutput(
             routing.logits,
             routing.noisy_logits,
@@ -197,6 +199,6 @@ class MoeMlp(RoutedMlp):
         )
 
 
-def both_rates(rate: float, other: float) -> float:
-    """The dropout rate of two dropouts in a row."""
+def combined_rate(rate: float, other: float) -> float:
+    """Rate of two dropouts in a row as one."""
     return 1 - (1 - rate) * (1 - other)

@@ -1,8 +1,8 @@
-"""Mixtures on any network of timm's that can be upcycled, for the registered models that take `backbone=`.
+"""Mixtures on any timm network that can be upcycled: `create_model("gmoe", backbone=...)` and `"moge"`.
 
-timm builds and loads the dense network as it always does, with that family's filter, position resampling, channels and
-classifier; then it is upcycled. A checkpoint of the mixture goes the same way: what the dense network has too is loaded
-into that, and the mixtures' weights afterwards.
+timm builds and loads the dense network with that family's filter, position resampling, channels and classifier. Then
+the network is upcycled. A checkpoint of a mixture is loaded in the same two steps: the dense part by timm, then the
+weights of the mixtures.
 """
 
 import difflib
@@ -22,21 +22,21 @@ from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
 
-Keywords = dict[str, Any]  # timm's, whose values are what its models take
+Keywords = dict[str, Any]  # arguments of timm's models, and its pretrained configurations
 
 DEFAULT_BACKBONE, DEFAULT_TAG = "deit_small_patch16_224.fb_in1k", "deit_in1k"
 
-_SAVED = ("local-dir", "hf-hub")  # sources whose config.json has led here
+_SAVED = ("local-dir", "hf-hub")  # sources with a config.json that names the mixture
 _FEATURE_OPTIONS = ("out_indices", "output_fmt", "norm")
 
 
 class Mixture(NamedTuple):
-    """What is made of a backbone.
+    """A registered model that takes `backbone=`.
 
     Attributes:
         name: Registered name.
-        upcycle: Changes a built network in place.
-        option_classes: Dataclasses of the options that it takes besides `moe_layers`.
+        upcycle: Function that changes a built network in place.
+        option_classes: Dataclasses of the options that the function takes besides `moe_layers`.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Mixture(NamedTuple):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of its options."""
+        """Names of the mixture's options."""
         return ("moe_layers", *option_names(*self.option_classes))
 
 
 class Source(NamedTuple):
-    """Where weights come from.
+    """Source of the weights.
 
     Attributes:
-        cfg: Pretrained configuration of a saved mixture; None for the backbone's own.
-        overlay: What replaces parts of it.
-        weights: A state dict that was given or saved; None to let timm find the backbone's.
+        cfg: Pretrained configuration of a saved mixture; None for the backbone's.
+        overlay: Replaces parts of the configuration.
+        weights: A given or saved state dict; None to let timm find the backbone's.
     """
 
     cfg: Keywords | None
@@ -82,20 +82,20 @@ def create_on_backbone(
     """Builds a registered model that takes `backbone=`.
 
     Args:
-        kind: What is made of the backbone.
+        kind: The registered model.
         pretrained: Load weights: the backbone's, or those of a mixture that were given or saved.
-        backbone: A model of timm's with a tag or without, or a `local-dir:` or `hf-hub:` source.
-        pretrained_cfg: timm's factory hands over the registered model's own, or that of a saved mixture.
-        pretrained_cfg_overlay: What replaces parts of it.
-        cache_dir: Of the Hub.
-        features_only: Answer with the backbone's feature maps.
-        feature_cls: How timm takes them; only 'getter', by the network's own `forward_intermediates`.
-        **kwargs: The mixture's options and the backbone's.
+        backbone: A timm model with a tag or without, or a `local-dir:` or `hf-hub:` source.
+        pretrained_cfg: From timm's factory: that of the registered model, or of a saved mixture.
+        pretrained_cfg_overlay: Replaces parts of the configuration.
+        cache_dir: Cache of the Hub.
+        features_only: Return the backbone's feature maps.
+        feature_cls: timm's way to feature maps; only 'getter', by the network's own `forward_intermediates`.
+        **kwargs: Options of the mixture and of the backbone.
 
     Raises:
-        ArgumentError: A backbone, a tag or a way to features that does not exist.
+        ArgumentError: A backbone, a tag or a `feature_cls` that does not exist.
         CheckpointError: Weights that do not fit.
-        OptionError: An option that neither has.
+        OptionError: An option that neither the mixture nor the backbone has.
     """
     if feature_cls != "getter":
         raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
@@ -116,14 +116,14 @@ def create_on_backbone(
 
 
 def check_backbone(backbone: str, saved: bool = False) -> None:
-    """Makes sure that timm has a network, and the weights that its tag names.
+    """Checks that timm has a network, and weights by its tag.
 
     Args:
-        backbone: A model of timm's, with a tag or without, or a `local-dir:` or `hf-hub:` source.
-        saved: A config.json names it and brings the weights, so that its tag says no more than where they began.
+        backbone: A timm model, with a tag or without, or a `local-dir:` or `hf-hub:` source.
+        saved: Whether a config.json names the backbone. Its weights are then saved too, and the tag is not needed.
 
     Raises:
-        ArgumentError: Neither; lists what is near.
+        ArgumentError: There is no such network or tag; lists the nearest.
     """
     source, name = parse_model_name(backbone)
     if source is not None:
@@ -131,20 +131,20 @@ def check_backbone(backbone: str, saved: bool = False) -> None:
     architecture = split_model_name_tag(name)[0]
     if not timm.is_model(architecture):
         near = ", ".join(difflib.get_close_matches(architecture, timm.list_models(), n=5)) or "see timm.list_models()"
-        whose = "config.json names a network which" if saved else "a network that"
-        remedy = f"{whose} timm {timm.__version__} does not have; near it are: {near}"
+        subject = "config.json names a network that" if saved else "a network that"
+        remedy = f"{subject} timm {timm.__version__} does not have; near it are: {near}"
         raise ArgumentError.of("backbone", backbone, f"{remedy}{', or install the timm that saved it' * saved}")
     try:
         timm.get_pretrained_cfg(architecture if saved else name)
     except RuntimeError as error:
-        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
         raise ArgumentError.of("backbone", backbone, f"no such weights; {architecture} has {tags}") from error
 
 
 def _source(pretrained: bool, cfg: Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
-    """Sorts out what timm's factory hands over."""
+    """Finds the weights in the configurations that timm's factory hands over."""
     if cfg is not None and cfg.get("source") not in _SAVED:
-        # The registered configuration of the default backbone; only weights that a script has put there matter
+        # Of the registered configuration, which is the default backbone's, only weights put there by a script matter
         given = {key: cfg[key] for key in ("file", "state_dict", "num_classes") if cfg.get(key)}
         cfg, overlay = None, (given if given.keys() - {"num_classes"} else {}) | overlay
     if not pretrained:
@@ -168,7 +168,7 @@ def _build(
     mixture: Keywords,
     kwargs: Keywords,
 ) -> nn.Module:
-    """The dense network with the weights that lie outside of the mixtures, upcycled; then the mixtures' weights."""
+    """Builds the dense network with its weights, upcycles it, and loads the mixtures' weights."""
     cfg, overlay = source.cfg, dict(source.overlay)
     if source.weights is not None:
         dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.mixtures else source.weights
@@ -185,11 +185,7 @@ def _build(
 
 
 def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
-    """Calls timm's factory, with a named error for an option that the backbone does not have.
-
-    Raises:
-        OptionError: There is one.
-    """
+    """Calls timm's factory, with a named error for an option that the backbone does not have."""
     try:
         return timm.create_model(backbone, **options)
     except TypeError as error:
@@ -205,10 +201,9 @@ def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
 
 
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
-    """A mixture's checkpoint as timm can load it into the dense network: zeros where the mixtures will be.
+    """Makes a mixture's checkpoint loadable into the dense network: zeros for feed-forwards that become mixtures.
 
-    Raises:
-        CheckpointError: It does not hold what the mixture needs, its classifier left aside.
+    Refuses a checkpoint that lacks weights of the mixture network, or has others, apart from the classifier.
     """
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
@@ -217,15 +212,15 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
     with torch.device("meta"):
         mixed = kind.upcycle(plan, **mixture).state_dict()
     classifier = tuple(f"{name}." for name in _classifiers(structure))
-    needed = {key for key in mixed if not key.startswith(classifier)}
-    held = {key for key in source.weights if not key.startswith(classifier)}
-    wrong = {"missing from the checkpoint": needed - held, "not in the model": held - needed}
-    found = [f"{what} ({len(keys)}): {'; '.join(sorted(keys)[:8])}" for what, keys in wrong.items() if keys]
-    if found:
+    expected = {key for key in mixed if not key.startswith(classifier)}
+    present = {key for key in source.weights if not key.startswith(classifier)}
+    problems = {"missing from the checkpoint": expected - present, "not in the model": present - expected}
+    lists = [f"{problem} ({len(keys)}): {'; '.join(sorted(keys)[:8])}" for problem, keys in problems.items() if keys]
+    if lists:
         remedy = "give the backbone and the moe_layers that it was trained with"
-        raise CheckpointError(f"backbone={backbone!r} cannot load this checkpoint: {remedy}. {'. '.join(found)}")
-    kept = {key: value for key, value in source.weights.items() if key in dense or key not in mixed}
-    return kept | {key: torch.zeros_like(dense[key], device="cpu") for key in dense.keys() - mixed.keys()}
+        raise CheckpointError(f"backbone={backbone!r} cannot load this checkpoint: {remedy}. {'. '.join(lists)}")
+    outside = {key: value for key, value in source.weights.items() if key in dense or key not in mixed}
+    return outside | {key: torch.zeros_like(dense[key], device="cpu") for key in dense.keys() - mixed.keys()}
 
 
 def _classifiers(name: str) -> tuple[str, ...]:
@@ -235,39 +230,28 @@ def _classifiers(name: str) -> tuple[str, ...]:
 
 
 def _load_mixtures(model: nn.Module, source: Source) -> None:
-    """Loads the weights of every mixture layer, and of the encoder of metadata where there is one.
-
-    Raises:
-        CheckpointError: One does not fit.
-    """
+    """Loads the weights of every mixture layer and of the metadata encoder."""
     assert source.weights is not None
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedMlp | MetadataEncoder):
-            own = {
-                key.removeprefix(f"{name}."): value
-                for key, value in source.weights.items()
-                if key.startswith(f"{name}.")
-            }
+            names = {key: f"{name}.{key}" for key in layer.state_dict() if f"{name}.{key}" in source.weights}
             try:
-                layer.load_state_dict({key: value for key, value in own.items() if key in layer.state_dict()})
+                layer.load_state_dict({key: source.weights[names[key]] for key in names})
             except RuntimeError as error:
-                raise CheckpointError(
-                    f"{name} does not fit the checkpoint; give the options it had: {error}"
-                ) from error
+                remedy = "give the options that it was trained with"
+                raise CheckpointError(f"{name} does not fit the checkpoint; {remedy}: {error}") from error
 
 
 def _default_out_indices(kind: Mixture, backbone: str, kwargs: Keywords) -> list[int]:
-    """Which maps timm takes from the backbone if nobody says."""
+    """Feature maps that timm takes from the backbone by default."""
     return list(_without_storage(kind, backbone, {**kwargs, "features_only": True}).feature_info.out_indices)
 
 
 def _feature_net(model: Any, **options: Any) -> nn.Module:
-    """Wraps the network as timm does; what is dropped may be a mixture."""
+    """Wraps the network as timm does for `features_only=True`; blocks that are not needed are dropped."""
     if not hasattr(model, "forward_intermediates"):
-        name = model.mixture_args["backbone"]
-        raise ArgumentError.of(
-            "features_only", True, f"{name} has no forward_intermediates; read its features by hooks"
-        )
+        remedy = f"{model.mixture_args['backbone']} has no forward_intermediates; read its features by hooks"
+        raise ArgumentError.of("features_only", True, remedy)
     wrapper: Any = FeatureGetterNet(model, **options)
     wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
     return wrapper

@@ -1,8 +1,4 @@
-"""How a registered model is built, and what it says about its architecture once it is saved: every option.
-
-timm records a caller's arguments in `config.json`. What the registered name or the class filled in would be looked up
-again at loading, and a checkpoint would stop fitting, or silently compute something else, once such a default changes.
-"""
+"""Building of registered models, with every option recorded for the saved configuration."""
 
 import inspect
 import json
@@ -31,9 +27,9 @@ IMAGENET_CFG: dict[str, object] = {
     "license": "apache-2.0",
 }
 
-# timm records these itself, as they are when the model is saved
+# timm records these itself, at the time of saving
 _TRACKED_BY_TIMM = {"img_size", "in_chans", "num_classes", "global_pool"}
-# How a network is drawn and where it lies is over once there are weights
+# Initialization and device do not matter to a network with weights
 _NOT_ARCHITECTURE = {"weight_init", "fix_init", "device", "dtype"}
 
 
@@ -44,14 +40,14 @@ def create_moe_vit(
     filter_fn: Callable[..., dict[str, Tensor]] = upcycle_filter_fn,
     **kwargs: Any,
 ) -> ModelT:
-    """Builds a registered model through timm's builder, upcycling what it loads, and records all of its options.
+    """Builds a registered model by timm's builder, upcycles dense weights, and records all options.
 
     Args:
         model_cls: The model's class.
         variant: Registered name.
         pretrained: Load the weights that the model's cfg names.
         filter_fn: Fits a checkpoint to the model; timm calls it with both.
-        **kwargs: Of the class and of timm's builder.
+        **kwargs: Options of the class and of timm's builder.
 
     Returns:
         The model, or timm's feature wrapper around it with `features_only=True`.
@@ -70,16 +66,18 @@ def create_moe_vit(
 
 
 def record_options(model: nn.Module, model_cls: type[VisionTransformer], given: Mapping[str, object]) -> None:
-    """Writes down, for timm's `save_for_hf`, every option that shaped a network.
+    """Records every option that shaped a network, for timm's `save_for_hf`.
 
-    Layers given as classes or modules cannot be written to JSON and are left out, as are the rates of timm's own
-    dropouts (`*drop_rate`), which belong to a training run.
+    Two kinds are left out: classes and modules, which JSON cannot hold, and the rates of timm's own dropouts
+    (`*drop_rate`), which belong to a training run.
 
     Args:
         model: The network.
-        model_cls: Its class; options are the constructor arguments of the class and its bases, up to timm's.
-        given: What the constructor was given, other arguments among it.
+        model_cls: Class of the network; the options are its constructor arguments and those of its bases.
+        given: Arguments of the builder, those of the constructor among them.
     """
+    # timm records only the caller's arguments. Defaults would be looked up again at loading, and a checkpoint would no
+    # longer fit, or silently compute something else, once a default changes.
     options = _constructor_defaults(model_cls)
     options |= {name: given[name] for name in options if name in given}
     update_model_args(model, **{name: value for name, value in options.items() if _is_recorded(name, value)})

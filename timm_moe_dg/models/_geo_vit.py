@@ -1,4 +1,4 @@
-"""timm's VisionTransformer with metadata-routed experts in some blocks: the class behind MoGE."""
+"""Vision transformer with metadata-routed experts in some blocks, the class of MoGE."""
 
 import math
 from typing import Any, ClassVar, Final, Optional
@@ -22,7 +22,7 @@ from ._moe_vit import MoeLayers, check_vit_options, mixture_block, resolve_moe_l
 
 
 class GeoBlock(Block):
-    """timm's Block that hands the metadata embedding to its feed-forward where that is a `GeoMoeMlp`."""
+    """timm's Block, which hands the metadata embedding on if its feed-forward is a `GeoMoeMlp`."""
 
     routed: Final[bool]
 
@@ -43,7 +43,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     """Vision transformer whose feed-forward is a `GeoMoeMlp` in some blocks (MoGE, section 2.1).
 
     `model(images, metadata)` routes; `model(images)` and images whose metadata is missing use the shared expert.
-    Everything else is timm's VisionTransformer, arguments included; attention masks are not taken.
+    Everything else is timm's VisionTransformer, arguments included. Attention masks are not supported.
 
     Args:
         *args: As timm's VisionTransformer.
@@ -70,13 +70,16 @@ class GeoMoeVisionTransformer(VisionTransformer):
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)
-        # After timm's initialization, which would draw a given module anew
+        # Attached after timm's initialization, which would draw the weights of a given module anew
         self.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
 
     @torch.jit.ignore
     def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
-        """Completes the network once its blocks are made: they are called one by one, with what the encoder makes."""
-        self.blocks: Any = nn.ModuleList(self.blocks)  # a Sequential would be compiled with one argument by TorchScript
+        """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km.
+
+        Blocks are called one by one from here on, because they take extra inputs.
+        """
+        self.blocks: Any = nn.ModuleList(self.blocks)  # TorchScript compiles a Sequential with one argument
         self.expert_mode: str | int = "routed"
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
         if points:
@@ -86,16 +89,19 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and what experts and routers exempt: biases, codes, scales, gates."""
-        # The class by name: on a scripted model, `super()` would find another
+        """Names timm's parameters without weight decay, and biases, codes, scales and gates of the mixtures."""
+        # The class by name: a scripted model has another `super()`
         return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
 
     @torch.jit.ignore
     def set_expert_mode(self, mode: str | int) -> None:
-        """Which experts answer: 'routed' by metadata, 'shared' alone, or an index to send every image to that expert.
+        """Sets which experts compute the predictions.
+
+        Args:
+            mode: 'routed' by metadata, 'shared' expert alone, or the index of the routed expert for every image.
 
         Raises:
-            RouterError: Neither of these, or 'shared' in a model without a shared expert.
+            RouterError: Another mode, or 'shared' in a model without a shared expert.
         """
         for module in self.modules():
             if isinstance(module, GeoMoeMlp):
@@ -104,13 +110,13 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def set_coverage(self, lonlat: Tensor) -> Coverage:
-        """Keeps an index of the coordinates that the model is trained on, which is saved with its weights.
+        """Makes an index of the coordinates that the model is trained on, which is saved with its weights.
 
         Args:
             lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
 
         Raises:
-            MetadataError: The model does not read coordinates, or none is known.
+            MetadataError: The model does not read coordinates, or every row has NaN.
         """
         coverage = index_coordinates(self.metadata_encoder, lonlat)
         self._record(coverage_points=len(coverage.points), coverage_radius=None)
@@ -131,12 +137,12 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def _record(self, **options: float | None) -> None:
-        """Has options saved with the network; one on a backbone knows those that it was resolved to, too."""
+        """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
         update_model_args(self, **options)
         getattr(self, "mixture_args", {}).update(options)
 
     def fix_init_weight(self) -> None:
-        """Scales the output layers by depth as timm does, those of the shared experts too, which it does not reach."""
+        """Scales the output layers by depth as timm does, and those of the shared experts, which timm misses."""
         super().fix_init_weight()
         with torch.no_grad():
             for index, block in enumerate(self.blocks):
@@ -173,11 +179,11 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """timm's; with the last routed block goes the metadata encoder, which nothing would read."""
-        kept: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        """Prunes as timm does, and drops the metadata encoder if no routed block is left."""
+        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if not any(block.routed for block in self.blocks):
             self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
-        return kept
+        return remaining
 
     @torch.jit.ignore
     def forward_intermediates(
@@ -192,7 +198,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         output_dict: bool = False,
         metadata: Optional[Tensor] = None,
     ) -> Any:
-        """Features after chosen blocks; arguments and returns as timm's, with the images' metadata besides.
+        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument.
 
         Raises:
             MetadataError: Metadata of the wrong shape, type or range.
@@ -232,7 +238,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         norm: bool = False,
         metadata: Optional[Tensor] = None,
     ) -> Any:
-        """The older face of `forward_intermediates`, with the images' metadata in place of timm's attention mask."""
+        """Returns `forward_intermediates` in the form of DINO's interface, which timm offers too."""
         return self.forward_intermediates(
             x,
             n,

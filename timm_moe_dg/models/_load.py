@@ -1,8 +1,4 @@
-"""Loading: dense checkpoints into mixture models (upcycling), and mixture checkpoints back, losing nothing silently.
-
-timm loads without `strict` as soon as the number of classes differs, which in fine-tuning is always; so this filter
-itself compares the checkpoint with the model and refuses what does not fit.
-"""
+"""Loading of dense checkpoints into mixture models (upcycling) and of mixture checkpoints, with every key checked."""
 
 import logging
 from typing import Any, cast
@@ -17,25 +13,25 @@ from ..layers.moe_mlp import RoutedMlp
 
 _logger = logging.getLogger(__name__)
 
-# Nothing in a dense checkpoint corresponds to these; they start as the model drew them.
+# No dense checkpoint holds these: they keep their initial values
 _ROUTER_NAMES = ("router.", "gamma")
-METADATA_PREFIX = "metadata_encoder."
-_INDEX_PREFIX = f"{METADATA_PREFIX}coverage."
+_METADATA_PREFIX = "metadata_encoder."
+_INDEX_PREFIX = f"{_METADATA_PREFIX}coverage."
 
 
 def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -> dict[str, Tensor]:
-    """The `pretrained_filter_fn` for every model of this package.
+    """Fits a checkpoint to a mixture model; the `pretrained_filter_fn` of this package.
 
-    A mixture layer that the checkpoint knows only as a dense feed-forward gets a copy of it in each expert (and in the
-    shared expert of MoGE) and keeps its freshly drawn router. A checkpoint of a mixture model passes through, also one
-    of the GMoE authors' released code.
+    If the checkpoint has a dense feed-forward in place of a mixture layer, each expert (and the shared expert of MoGE)
+    gets a copy of it, and the router keeps its initial values. Checkpoints of mixture models, and of the GMoE authors'
+    released code, pass through.
 
     Args:
         state_dict: The checkpoint as read.
-        model: The model that it is for.
+        model: The model to load it into.
 
     Returns:
-        A complete state dict for the model, but for the classifier, which timm fits afterwards.
+        A complete state dict for the model, except for the classifier, which timm fits afterwards.
 
     Raises:
         CheckpointError: Weights that the model needs are missing, do not fit, or belong to blocks it does not have.
@@ -43,75 +39,82 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     if is_tutel_state_dict(state_dict):
         state_dict = convert_tutel_state_dict(state_dict)
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
-    own = model.state_dict()
-    rename_final_norm(loaded, own)
-    # Where another run was trained; a model that is to have an index says so, or gets its own
-    loaded = {key: value for key, value in loaded.items() if key in own or not key.startswith(_INDEX_PREFIX)}
+    model_state = model.state_dict()
+    rename_final_norm(loaded, model_state)
+    # The index of another run's coordinates is loaded only into a model that was built with one
+    loaded = {key: value for key, value in loaded.items() if key in model_state or not key.startswith(_INDEX_PREFIX)}
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, own, _perturbation(module))
+        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, model_state, _perturbation(module))
     ]
     if upcycled:
-        loaded |= {key: own[key] for key in own if key.startswith(METADATA_PREFIX) and key not in loaded}
-    check_complete(loaded, own, model)
+        encoder = {key: value for key, value in model_state.items() if key.startswith(_METADATA_PREFIX)}
+        loaded = encoder | loaded
+    check_complete(loaded, model_state, model)
     _report(model, upcycled)
     return loaded
 
 
 def _perturbation(module: nn.Module) -> float:
-    """How much noise upcycling adds to a layer's experts, relative to the standard deviation of each matrix."""
+    """Deviation of the noise that upcycling adds to a layer's experts, relative to that of each matrix."""
     return getattr(module, "expert_perturbation", 0.0)
 
 
-def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], own: dict[str, Tensor], perturbation: float) -> bool:
+def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str, Tensor], perturbation: float) -> bool:
     """Fills one mixture layer from its dense counterpart, in place; False if the checkpoint has the layer itself."""
     if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
-    for key in [key for key in own if key.startswith(prefix)]:
+    for key in [key for key in model_state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
-        room, _, source = name.partition(".")
+        part, _, source = name.partition(".")
         if name.startswith(_ROUTER_NAMES):
-            loaded[key] = own[key]
+            loaded[key] = model_state[key]
         elif source in dense:
-            stacked = room == "experts" and own[key].ndim == dense[source].ndim + 1
-            value = dense[source].expand(own[key].shape[0], *dense[source].shape) if stacked else dense[source]
-            loaded[key] = value.clone()  # own storage for every expert: an expanded view could not be saved
+            stacked = part == "experts" and model_state[key].ndim == dense[source].ndim + 1
+            value = dense[source].expand(model_state[key].shape[0], *dense[source].shape) if stacked else dense[source]
+            loaded[key] = value.clone()  # safetensors refuses an expanded view, in which experts share storage
             if stacked and value.ndim == 3 and perturbation > 0:
                 loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
     return True
 
 
-def rename_final_norm(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """With average pooling timm's model normalizes after the pool, under another name."""
-    source, target = ("norm", "fc_norm") if "fc_norm.weight" in own else ("fc_norm", "norm")
+def rename_final_norm(loaded: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
+    """Renames the final normalization, in place; with average pooling it acts after the pool, under another name."""
+    source, target = ("norm", "fc_norm") if "fc_norm.weight" in model_state else ("fc_norm", "norm")
     for kind in ("weight", "bias"):
-        if f"{target}.{kind}" in own and f"{target}.{kind}" not in loaded and f"{source}.{kind}" in loaded:
+        if f"{target}.{kind}" in model_state and f"{target}.{kind}" not in loaded and f"{source}.{kind}" in loaded:
             loaded[f"{target}.{kind}"] = loaded.pop(f"{source}.{kind}")
 
 
-def check_complete(loaded: dict[str, Tensor], own: dict[str, Tensor], model: VisionTransformer) -> None:
-    """Refuses a filtered checkpoint that does not hold exactly what the model needs, its classifier left aside.
+def check_complete(loaded: dict[str, Tensor], model_state: dict[str, Tensor], model: VisionTransformer) -> None:
+    """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier.
+
+    Args:
+        loaded: The checkpoint by the model's names.
+        model_state: State dict of the model.
+        model: The model.
 
     Raises:
-        CheckpointError: Lists what is missing, of another shape, or of blocks that the model does not have.
+        CheckpointError: Lists keys that are missing, of another shape, or of blocks that the model does not have.
     """
+    # timm loads without `strict` once the number of classes differs, which in fine-tuning is always
     classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
-    expected = [key for key in own if not key.startswith(classifier)]
+    expected = [key for key in model_state if not key.startswith(classifier)]
     missing = [key for key in expected if key not in loaded]
-    # timm sums or repeats the first convolution's input channels after this filter
     misfits = [
-        f"{key}: {tuple(loaded[key].shape)} in the checkpoint, {tuple(own[key].shape)} in the model"
+        f"{key}: {tuple(loaded[key].shape)} in the checkpoint, {tuple(model_state[key].shape)} in the model"
         for key in expected
-        if key in loaded and loaded[key].shape != own[key].shape and not key.startswith(first_conv)
+        # timm sums or repeats the first convolution's input channels after this filter
+        if key in loaded and loaded[key].shape != model_state[key].shape and not key.startswith(first_conv)
     ]
-    surplus = [key for key in loaded if key.startswith("blocks.") and key not in own]
+    surplus = [key for key in loaded if key.startswith("blocks.") and key not in model_state]
     problems = {"missing from the checkpoint": missing, "of another shape": misfits, "not in the model": surplus}
-    found = [f"{what} ({len(keys)}): {'; '.join(keys)}" for what, keys in problems.items() if keys]
-    if found:
+    lists = [f"{problem} ({len(keys)}): {'; '.join(keys)}" for problem, keys in problems.items() if keys]
+    if lists:
         remedy = "give a checkpoint of this model or of its dense counterpart"
-        raise CheckpointError(f"{type(model).__name__} cannot load this checkpoint: {remedy}. {'. '.join(found)}")
+        raise CheckpointError(f"{type(model).__name__} cannot load this checkpoint: {remedy}. {'. '.join(lists)}")
 
 
 def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:

@@ -1,4 +1,4 @@
-"""What a model makes of metadata: the encoder by its name, and the index of the coordinates that it was trained on."""
+"""Metadata of a model: options, encoders by name, and the index of training coordinates."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -90,14 +90,14 @@ class MetadataRoutingOptions(MetadataOptions):
 
 
 def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
-    """Gives an encoder an index of training coordinates, in place of one that it may have.
+    """Gives an encoder an index of training coordinates, which replaces an earlier one.
 
     Args:
-        encoder: A model's.
+        encoder: Metadata encoder of a model.
         lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
 
     Raises:
-        MetadataError: The encoder does not read coordinates, or none is known.
+        MetadataError: The encoder does not read coordinates, or every row has NaN.
     """
     if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
         name = type(getattr(encoder, "encoder", encoder)).__name__
@@ -114,7 +114,7 @@ def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, 
     """Sets the radius of an encoder's index.
 
     Args:
-        encoder: A model's.
+        encoder: Metadata encoder of a model.
         radius: km; None or infinity for no bound.
         falls_back: Whether the model has shared experts.
 
@@ -122,7 +122,7 @@ def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, 
         The radius; None for no bound.
 
     Raises:
-        MetadataError: A radius that cannot be, or one without an index or without shared experts.
+        MetadataError: An impossible radius, or one without an index or without shared experts.
     """
     radius = checked_radius(radius)
     coverage = encoder.coverage if isinstance(encoder, MetadataEncoder) else None

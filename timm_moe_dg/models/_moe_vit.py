@@ -1,4 +1,4 @@
-"""timm's VisionTransformer with token-routed experts in some blocks: the class behind GMoE and SF-MoE."""
+"""Vision transformer with token-routed experts in some blocks, the class of GMoE and SF-MoE."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ MoeLayers = str | Sequence[int]
 
 
 def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
-    """The 0-based blocks whose feed-forward becomes a mixture of experts.
+    """Lists the 0-based blocks whose feed-forward becomes a mixture of experts.
 
     Args:
         moe_layers: 'every_two' (0, 2, 4, ...), 'last_two' (the last two of these: 8 and 10 of 12), one letter per block
@@ -29,7 +29,7 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
         Sorted indices, without repetition.
 
     Raises:
-        MoeLayersError: Not one of these forms, an index outside the depth, or no block at all.
+        MoeLayersError: Another form, an index outside the depth, or no block at all.
     """
     every_two = tuple(range(0, depth, 2))
     if isinstance(moe_layers, str):
@@ -52,13 +52,13 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
 def mixture_block(
     block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: Mapping[str, object]
 ) -> Callable[..., Block]:
-    """A `block_fn` for timm's VisionTransformer: `block` with `moe_layer` as feed-forward where `moe_layers` says so.
+    """Makes a `block_fn` for timm's VisionTransformer, which builds some blocks with another feed-forward.
 
     Args:
         block: timm's Block or a subclass.
-        moe_layers: What `resolve_moe_layers` returned.
-        moe_layer: The feed-forward of these blocks; takes timm's Mlp arguments besides `moe_args`.
-        moe_args: Its own options.
+        moe_layers: Blocks with a mixture, from `resolve_moe_layers`.
+        moe_layer: Feed-forward of these blocks; takes timm's Mlp arguments besides `moe_args`.
+        moe_args: Options of that feed-forward.
 
     Returns:
         A function that builds the block of a given depth.
@@ -72,14 +72,14 @@ def mixture_block(
 
 
 def check_vit_options(network: Any, given: Mapping[str, Any]) -> None:
-    """Checks that what is left of a network's keyword arguments is timm's.
+    """Checks the keyword arguments that a network hands on to timm's VisionTransformer.
 
     Args:
-        network: Class of the network, a subclass of timm's VisionTransformer with `option_classes`.
+        network: Class of the network, with `option_classes`.
         given: Keyword arguments for timm's VisionTransformer.
 
     Raises:
-        OptionError: One is not.
+        OptionError: timm's class does not take one of them.
     """
     timms = inspect.signature(VisionTransformer.__init__).parameters
     check_options(given, (*option_names(*network.option_classes), *timms), network.__name__)
@@ -113,6 +113,6 @@ class MoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and what experts and routers exempt: biases, codes, scales."""
-        # The class by name: on a scripted model, `super()` would find another
+        """Names timm's parameters without weight decay, and biases, codes and scales of experts and routers."""
+        # The class by name: a scripted model has another `super()`
         return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)

@@ -1,7 +1,6 @@
-"""ERM+LE: the baseline that adds where an image was taken to its features, in front of a two-layer classifier.
+"""ERM+LE, the baseline that concatenates a location encoding to the features, before a two-layer classifier.
 
-The location encoding is concatenated to the class token's feature (MoGE, table 1, after Yao et al., 2024). It tells
-what routing by place gains over merely knowing the place.
+MoGE, table 1, after Yao et al., 2024. The comparison shows the gain of routing by location over knowing the location.
 """
 
 from typing import Any, ClassVar, Optional
@@ -30,14 +29,14 @@ default_cfgs = generate_default_cfgs(
     }
 )
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
-_NEW = ("fuse.", "metadata_encoder.")  # a dense checkpoint has nothing for these
+_NEW = ("fuse.", "metadata_encoder.")  # no dense checkpoint holds these
 
 
 class LocationVisionTransformer(VisionTransformer):
-    """VisionTransformer of timm with logits = head(gelu(fuse([feature, phi(metadata)]))).
+    """Vision transformer with logits = head(gelu(fuse([feature, phi(metadata)]))).
 
-    Images without metadata get zeros for phi. `forward_features` is timm's and sees the image alone; `forward_head`
-    takes the metadata, and everything else is timm's.
+    For images without metadata phi is zero. `forward_features` takes the image alone, `forward_head` the metadata.
+    Everything else is timm's VisionTransformer, arguments included.
 
     Args:
         *args: As timm's VisionTransformer.
@@ -63,11 +62,11 @@ class LocationVisionTransformer(VisionTransformer):
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
-        """Pools, adds where the images were taken, and classifies.
+        """Pools, concatenates the location encoding, and classifies.
 
         Args:
             x: (B, N, D) what `forward_features` returned.
-            pre_logits: Return what the classifier reads.
+            pre_logits: Return the classifier's input.
             metadata: (B, ...), or None when no image has any.
 
         Returns:
@@ -79,7 +78,7 @@ class LocationVisionTransformer(VisionTransformer):
         x = self.fc_norm(self.pool(x))
         context, present = self.metadata_encoder(x, metadata)
         context = context.to(x.dtype) * present.unsqueeze(1)
-        if self.global_pool == "":  # not x.dim(): torch.fx takes one branch, and knows no values when it does
+        if self.global_pool == "":  # not x.dim(), whose value torch.fx does not know when it traces
             context = context.unsqueeze(1).expand(-1, x.shape[1], -1)
         x = self.fuse_act(self.fuse(torch.cat([self.head_drop(x), context], dim=-1)))
         return x if pre_logits else self.head(x)
@@ -96,20 +95,20 @@ class LocationVisionTransformer(VisionTransformer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """timm's; with the head goes what stands in front of it."""
-        kept: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        """Prunes as timm does; without the head, the location encoding goes too."""
+        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_head:
             self.metadata_encoder, self.fuse, self.fuse_act = NoMetadata(0), nn.Identity(), nn.Identity()
-        return kept
+        return remaining
 
 
 def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:
     loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
-    own = model.state_dict()
-    rename_final_norm(loaded, own)
+    model_state = model.state_dict()
+    rename_final_norm(loaded, model_state)
     if not any(key.startswith(_NEW) for key in loaded):
-        loaded |= {key: value for key, value in own.items() if key.startswith(_NEW)}
-    check_complete(loaded, own, model)
+        loaded |= {key: value for key, value in model_state.items() if key.startswith(_NEW)}
+    check_complete(loaded, model_state, model)
     return loaded
 
 

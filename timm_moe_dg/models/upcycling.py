@@ -1,7 +1,7 @@
-"""Upcycling in place: token-wise feed-forwards of a built timm network become mixtures that compute the same.
+"""Upcycling of a built timm network in place: its feed-forwards become mixtures that compute the same.
 
-A feed-forward is found by its module, wherever the network keeps it, and numbered by its position among those found; it
-is one if `layers.feed_forwards` knows its class and it returns what a block adds to its tokens.
+A feed-forward is a module of a class in `layers.feed_forwards`, wherever the network holds it. Feed-forwards are
+numbered in the order of `named_modules`.
 """
 
 import copy
@@ -25,8 +25,8 @@ from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
 from ._metadata import MetadataRoutingOptions
 from ._moe_vit import MoeLayers, resolve_moe_layers
 
-# Modules of the same classes that are no feed-forward of a block: they mix tokens or pixels (MLP-Mixer, TNT), turn
-# relative positions into biases of attention (Swin v2, ViT), or refine one pooled token
+# Modules of the same classes with another purpose: they mix tokens or pixels (MLP-Mixer, TNT), compute attention
+# biases from relative positions (Swin v2, ViT), or refine one pooled token
 NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_pool.mlp")
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -48,9 +48,9 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
         The model itself.
 
     Raises:
-        MoeLayersError: It has no feed-forward that experts can be copies of, or not so many; or it holds mixtures.
+        MoeLayersError: The network has no feed-forward to copy, or not so many, or it has mixtures already.
         OptionError: An option that does not exist.
-        RouterError: See `MoeMlp`; or a feed-forward does not compute what its class is known to.
+        RouterError: See `MoeMlp`; or see `check_token_wise`.
     """
     options = vars(build_options(MixtureOptions, mixture, "upcycle"))
     feed_forwards = list(find_feed_forwards(model).values())
@@ -114,16 +114,16 @@ def upcycle_with_metadata(
 
 
 def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]]]:
-    """The feed-forwards of a network that can become mixtures, in the order in which it holds them.
+    """Lists the feed-forwards of a network that can become mixtures, in the order in which it holds them.
 
     Args:
         model: Any network.
 
     Returns:
-        First name -> the module and all its names; more than one where layers share it.
+        First name -> the module and all its names; several where layers share a module.
 
     Raises:
-        MoeLayersError: It holds mixtures already, so that their places would be counted otherwise.
+        MoeLayersError: The network has mixtures already, so the numbers of its feed-forwards would differ.
     """
     if any(isinstance(module, RoutedMlp) for module in model.modules()):
         remedy = "has mixtures of experts already; upcycle a dense network"
@@ -132,7 +132,7 @@ def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module) in DENSE_FORMS and not name.endswith(NOT_FEED_FORWARDS) and _refusal(module) is None:
             names.setdefault(module, []).append(name)
-    return {own[0]: (module, own) for module, own in names.items()}
+    return {module_names[0]: (module, module_names) for module, module_names in names.items()}
 
 
 def _refusal(module: nn.Module) -> str | None:
@@ -145,7 +145,7 @@ def _refusal(module: nn.Module) -> str | None:
 
 
 def refused_feed_forwards(model: nn.Module) -> dict[str, str]:
-    """What looks like a feed-forward and is left as it is: the name of the first of each kind, and why."""
+    """Names modules that look like feed-forwards and cannot become mixtures: the first of each kind -> the reason."""
     reasons: dict[str, str] = {}
     for name, module in model.named_modules():
         if type(module) in DENSE_FORMS and name.endswith(NOT_FEED_FORWARDS):
@@ -171,13 +171,12 @@ def _no_feed_forward(model: nn.Module) -> str:
 
 
 def check_token_wise(chosen: Sequence[nn.Module]) -> None:
-    """Refuses a class that a release of timm has changed so that experts would compute something else.
+    """Checks that feed-forwards compute what experts would, which another release of timm may change.
 
-    One layer of each make is drawn anew, as zeros hide a difference, and compared with a mixture of one expert: that
-    sees its tokens one by one and in another order, which shows whether tokens of the dense layer see each other.
+    One layer of each kind gets random weights and is compared with a mixture of one expert on permuted tokens.
 
     Args:
-        chosen: Feed-forwards of known classes.
+        chosen: Feed-forwards of classes in `layers.feed_forwards`.
 
     Raises:
         RouterError: The two do not agree.
@@ -186,7 +185,7 @@ def check_token_wise(chosen: Sequence[nn.Module]) -> None:
     for dense in makes.values():
         difference = _difference_to_experts(dense)
         if not difference < 1e-3:
-            remedy = "computes something else than its class is known to in this release of timm; leave it dense"
+            remedy = "computes something else in this release of timm than experts would; leave it dense"
             raise RouterError.of("mlp", type(dense).__name__, f"{remedy} (relative difference {difference:.1g})")
 
 
@@ -195,15 +194,16 @@ def _difference_to_experts(dense: nn.Module, num_tokens: int = 6) -> float:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         dense = copy.deepcopy(dense).cpu().float().eval()
+        # Random weights, because layers that start at zero would hide a difference
         for parameter in dense.parameters():
             parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.5)
         expert = MoeMlp.from_dense(dense, num_experts=1, top_k=1, router="linear")
         tokens_TD = torch.randn(num_tokens, expert.fc1.weight.shape[-1])
-        order = torch.randperm(num_tokens)
+        order = torch.randperm(num_tokens)  # shows whether tokens of the dense layer depend on each other
     if expert.channels_first:
         outputs, copied = (
-            layer(one.t()[None, :, None])[0, :, 0].t()
-            for layer, one in ((dense, tokens_TD), (expert, tokens_TD[order]))
+            layer(tokens.t()[None, :, None])[0, :, 0].t()
+            for layer, tokens in ((dense, tokens_TD), (expert, tokens_TD[order]))
         )
     else:
         outputs, copied = dense(tokens_TD[None])[0], expert(tokens_TD[None, order])[0]
@@ -221,15 +221,15 @@ def _warn_if_changed(mixture: MoeMlp) -> None:
 
 
 def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
-    """Lets the network name its parameters without weight decay, and be saved as what it now is.
+    """Gives an upcycled network its `no_weight_decay`, and records the options to save with it.
 
     Args:
-        model: The network, upcycled.
-        name: Of the registered model that builds it again.
-        options: Which that takes besides `backbone`.
+        model: The network.
+        name: Registered model that builds the network again.
+        options: Options of that model besides `backbone`.
     """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
-    model.__jit_ignored_attributes__ = ["no_weight_decay"]  # handed on as it is to a scripted model, not lost
+    model.__jit_ignored_attributes__ = ["no_weight_decay"]  # TorchScript passes it on to the scripted model
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
         return
@@ -241,28 +241,24 @@ def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
 
 
 def _record_resolved(model: Any, prefix: str, keep_vars: bool) -> None:
-    """Writes resolved options again, over which `create_model` has written its caller's; saving begins here."""
+    """Records the resolved options again at saving, since `create_model` has overwritten them with its caller's."""
     update_model_args(model, **model.mixture_args)
 
 
 def _no_weight_decay(model: Any) -> set[str]:
-    """What the network's class exempts, by names that it still has, and what experts and routers do."""
-    own = type(model).no_weight_decay(model) if hasattr(type(model), "no_weight_decay") else ()
-    return set(own) | undecayed_parameters(model)
+    """Names parameters without weight decay: those of the network's class, and those of experts and routers."""
+    of_class = type(model).no_weight_decay(model) if hasattr(type(model), "no_weight_decay") else ()
+    return set(of_class) | undecayed_parameters(model)
 
 
 def name_of(model: nn.Module) -> str:
-    """Timm's name of a network, or that of its class."""
+    """Returns timm's name of a network, or the name of its class."""
     cfg = getattr(model, "pretrained_cfg", None) or {}
     return cfg.get("architecture", type(model).__name__)
 
 
 def _checked(model: nn.Module) -> nn.Module:
-    """Refuses a network whose forward is another than the one that will be put in its place.
-
-    Raises:
-        MoeLayersError: It is.
-    """
+    """Refuses a network whose forward is not exactly the one that `GeoMoeVisionTransformer` replaces."""
     if type(model) is VisionTransformer:
         others = {type(block).__name__ for block in model.blocks if type(block) is not Block}
         if not others:
