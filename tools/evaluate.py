@@ -26,7 +26,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.evaluated import Evaluated
@@ -51,7 +50,7 @@ from timm_moe_dg.data import (
     get_benchmark,
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
-from timm_moe_dg.export.engines import Engine, add_engine_option
+from timm_moe_dg.export.engine import add_engine_option, make_engine
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
 from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
@@ -180,12 +179,11 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
     images = EvaluationImages(domains, restrict(splits, args.split), view, with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=args.batch_size, workers=args.workers, pin_memory=not on_cpu)
-    looks = bool(args.output or args.save_features)
-    engine = Engine(args.engine, network.to(accelerator.device), features=looks)
+    features = bool(args.output or args.save_features)
+    engine = make_engine(args, network.to(accelerator.device), config["input_size"], features)
     answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
-    engines = " and ".join(sorted(set(gather_object([engine.name]))))  # each process chooses for itself
     name = run_arguments(args.model).get("model", args.model)  # of a run, what was trained
-    return Evaluated(name, images, answers, args.test_domains, args.domains, engines)
+    return Evaluated(name, images, answers, args.test_domains, args.domains, "onnxruntime" if args.engine else "torch")
 
 
 @contextmanager

@@ -1,15 +1,15 @@
-"""Writes a model as ONNX, torch.export and TorchScript programs, after checking that they answer as the model does.
+"""Exports a model to ONNX, torch.export and TorchScript programs, after comparing each with the model.
 
     python tools/export.py --model local-dir:output/RUN/best --output exported
     python tools/export.py --model hf-hub:ORGANIZATION/NAME --formats onnx --images photographs/ --output exported
 
-The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which says what an image has to go
-through, what the inputs are, and the names of the classes. Batches may have any size. A MoGE model takes metadata as
-its second input, NaN (or a negative location id) where unknown. Each program is compared with the model on images, by
-default eight views of the two photographs that come with scikit-learn; beyond `--tolerance` nothing is written.
+The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which describes an image's
+preprocessing, the inputs and the classes. Batches may have any size. A MoGE model takes metadata as its second input,
+NaN (or a negative location id) where unknown. Each program is compared with the model on images, by default eight views
+of the two photographs that come with scikit-learn. If logits differ by more than `--tolerance`, nothing is written.
 
-The table that is printed has the size of each file, the largest difference of logits, and the time of a forward pass on
-CPU, by batch size, with its ratio to the model in PyTorch: medians over rounds that take the programs in turn.
+The printed table has the size of each file, the largest difference of logits, and the time of a forward pass on CPU by
+batch size, with its ratio to PyTorch's: medians over rounds that run the programs in turns.
 """
 
 import argparse
@@ -40,12 +40,14 @@ from timm_moe_dg.export.programs import (
     Exported,
     Inputs,
     Program,
+    as_tuple,
     export_model,
     preprocessing,
     sample_metadata,
 )
 from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import build_network, data_config
+from timm_moe_dg.networks.features import WithFeatures
 from timm_moe_dg.networks.trained import label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.outcome import verify_model
@@ -61,34 +63,42 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
     add_model_options(parser)
-    random = "export random weights, to look at sizes and times"
+    random = "export random weights, to compare sizes and times"
     parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
     add = parser.add_argument_group("programs").add_argument
-    formats = f"which (default: all; ONNX has opset {OPSET})"
+    formats = f"formats to write: {', '.join(FORMATS)} (default: all; ONNX has opset {OPSET})"
     add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
     images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
     add("--images", nargs="+", metavar="IMAGES", help=images)
+    features = "return the classifier's inputs as a second output, for evaluate.py --engine; not in TorchScript"
+    add("--features", action=argparse.BooleanOptionalAction, default=False, help=features)
     tolerance = "largest absolute difference of logits (default: %(default)s)"
     add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
     add = parser.add_argument_group("report").add_argument
-    add("--rounds", type=positive_int, default=20, metavar="N", help="of timing (default: %(default)s)")
+    add("--rounds", type=positive_int, default=20, metavar="N", help="timed rounds (default: %(default)s)")
     sizes = "images per timed forward pass (default: 1 8)"
     add("--batch-size", type=positive_int, nargs="+", default=[1, 8], metavar="N", help=sizes)
-    add("--threads", type=positive_int, default=torch.get_num_threads(), metavar="N", help="CPU threads (%(default)s)")
+    add(
+        "--threads",
+        type=positive_int,
+        default=torch.get_num_threads(),
+        metavar="N",
+        help="CPU threads (default: %(default)s)",
+    )
     add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="DIR", help="folder of the programs (default: none is kept, the table alone)")
+    add("--output", metavar="DIR", help="folder of the programs (default: print the table alone)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
     return parser
 
 
 def load(args: argparse.Namespace) -> Any:
-    """Loads the model, or makes it up if that is asked for."""
+    """Loads the model, or builds it with random weights."""
     options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
     if not args.untrained:
         if args.verify:
             verify_model(args.model)
         weights = {"pretrained": args.pretrained, "initial_checkpoint": args.initial_checkpoint}
-        return load_trained(args.model, **weights, **options)
+        return load_trained(args.model, **weights, **options, coverage_radius=args.coverage_radius)
     torch.manual_seed(0)
     return build_network(args.model, None, **options).eval()
 
@@ -109,12 +119,13 @@ def photographs() -> list[Image.Image]:
 
 
 def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
-    """The images to compare on, as tensors, with made-up metadata for a model that reads any."""
+    """The images to compare on, with random metadata for a model that reads any."""
     bands = config["input_size"][0]
     if not sources and bands != RGB:
         raise ArgumentError.of("images", None, f"the model takes {bands} bands; give files that have as many")
     images = [read_pixels(path, bands) for path in find_images(sources)] if sources else photographs()
-    images = (images * SAMPLES)[: max(len(images), SAMPLES)]  # a recorded batch and an odd one need several
+    # Batches of several sizes are compared, so that a few images are repeated
+    images = (images * SAMPLES)[: max(len(images), SAMPLES)]
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     metadata = sample_metadata(model, len(images))
     return (torch.stack([view(image) for image in images]), *([] if metadata is None else [metadata]))
@@ -122,7 +133,7 @@ def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[s
 
 @contextmanager
 def output_folder(args: argparse.Namespace) -> Iterator[Path]:
-    """Where the files are written: they stay if all goes well and a folder was asked for."""
+    """Yields the folder to write to; without --output it is temporary."""
     names = [*(FORMATS[name].file for name in args.formats), PREPROCESSING]
     if args.output is None:
         with TemporaryDirectory() as folder:
@@ -134,11 +145,11 @@ def output_folder(args: argparse.Namespace) -> Iterator[Path]:
 
 def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Exported], inputs: Inputs) -> None:
     """Prints the table in Markdown, one row for the model and one for each program."""
-    callables = {"eager": model} | {name: one.program for name, one in programs.items()}
-    repeated = [tuple(torch.cat([one] * -(-size // len(one)))[:size] for one in inputs) for size in args.batch_size]
-    seconds = [time_programs(callables, batch, args.rounds) for batch in repeated]
+    callables = {"eager": model} | {name: exported.program for name, exported in programs.items()}
+    batches = [tuple(torch.cat([part] * -(-size // len(part)))[:size] for part in inputs) for size in args.batch_size]
+    seconds = [time_programs(callables, batch, args.rounds) for batch in batches]
     with torch.inference_mode():
-        largest = model(*inputs).abs().max().item()
+        largest = as_tuple(model(*inputs))[0].abs().max().item()
     heads = [f"ms, batch {size}" for size in args.batch_size]
     print(
         f"| model | format | MiB | largest difference | {' | '.join(heads)} |\n|---|---|---|---|{'---|' * len(heads)}"
@@ -146,7 +157,7 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     for name in callables:
         bytes_ = programs[name].path.stat().st_size if name in programs else parameter_bytes(model)
         difference = f"{programs[name].difference:.1e}" if name in programs else f"(largest logit {largest:.2f})"
-        times = [f"{median(one[name]) * 1e3:.1f} ({median(ratios(one[name], one['eager'])):.2f})" for one in seconds]
+        times = [f"{median(of[name]) * 1e3:.1f} ({median(ratios(of[name], of['eager'])):.2f})" for of in seconds]
         print(f"| {args.model} | {name} | {bytes_ / 2**20:.1f} | {difference} | {' | '.join(times)} |", flush=True)
 
 
@@ -163,19 +174,23 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Runs the whole of it."""
+    """Loads the model, exports it and prints the table."""
+    if args.features and "torchscript" in args.formats:
+        raise ArgumentError.of("features", True, "TorchScript programs cannot return them; give --formats onnx pt2")
     torch.set_num_threads(args.threads)
     with output_folder(args) as folder:
         model = load(args)
         config = data_config(model, args.img_size)
         inputs = make_inputs(model, config, args.images)
-        programs = {name: export_model(model, inputs, folder, name, args.tolerance) for name in args.formats}
+        exported = WithFeatures(model).eval() if args.features else model
+        programs = {name: export_model(exported, inputs, folder, name, args.tolerance) for name in args.formats}
         classes = label_names(model) or tuple(map(str, range(model.num_classes)))
         described = {"model": args.model, **preprocessing(model, config, classes)}
         (folder / PREPROCESSING).write_text(json.dumps(described, indent=2) + "\n")
-        report(args, model, programs, inputs)
+        report(args, exported, programs, inputs)
     if args.output:
-        print(f"written to {args.output}: {', '.join([*(one.path.name for one in programs.values()), PREPROCESSING])}")
+        names = [*(program.path.name for program in programs.values()), PREPROCESSING]
+        print(f"written to {args.output}: {', '.join(names)}")
 
 
 @tool

@@ -9,8 +9,7 @@ numbers if it holds none. A MoGE model answers with its shared expert unless `--
 a csv file with columns path, lon and lat in degrees, and those of the model's --metadata-columns if it was trained with
 any; or path and location for models that know locations by number.
 
-`--engine onnxruntime` (or auto) computes with a program that is made of the model once and kept, and adds the column
-engine, which says what has answered.
+`--engine FILE.onnx` computes with onnxruntime and a program of the model that tools/export.py wrote.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from timm_moe_dg.cli.escape import csv_path
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
-from timm_moe_dg.export.engines import TORCH, Engine, add_engine_option
+from timm_moe_dg.export.engine import Engine, add_engine_option, make_engine
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
@@ -108,13 +107,13 @@ def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Nam
         for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
             pairs = zip(classes, values, strict=True)
             cells = (cell for index, value in pairs for cell in (names[index], f"{value:.6f}"))
-            yield [images.path(position), *cells, *([engine.name] if args.engine != TORCH else ())]
+            yield [images.path(position), *cells]
 
 
 def write(rows: Sequence[Sequence[Any]], args: argparse.Namespace, file: Any) -> None:
     """Writes the table; paths that are not UTF-8 have the bytes that the file system has."""
     others = [f"{name}_{rank}" for rank in range(2, args.top_k + 1) for name in ("class", "probability")]
-    columns = ["path", "class", "probability", *others, *(["engine"] if args.engine != TORCH else ())]
+    columns = ["path", "class", "probability", *others]
     write_rows(file, [columns, *([csv_path(path), *cells] for path, *cells in rows)])
 
 
@@ -133,8 +132,8 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
     ).to(args.device)
     if args.top_k > network.num_classes:
         raise ArgumentError.of("top_k", args.top_k, f"the model has {network.num_classes} classes")
-    engine = Engine(args.engine, network)
     config = data_config(network, args.img_size)
+    engine = make_engine(args, network, config["input_size"])
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     metadata = metadata_of(network, args, paths)
     images = ImageFiles(paths, view, metadata, args.skip_unreadable, in_chans_of(network))

@@ -1,14 +1,15 @@
-"""Whole programs over one folder of photographs: predict.py by its engines, and ours beside timm's.
+"""Times whole programs on a folder of photographs: predict.py with and without --engine, and timm's programs.
 
     python -m tests.scale.engines
     python -m tests.scale.engines --timm SOURCES    # a folder with timm's inference.py and validate.py
 
-Programs are run in turns, each over all images and over few: what the others cost beyond these is the time of an image
-after start-up. The onnxruntime program is made before. Weights are random, and so are the images.
+Programs run in turns, each on all images and on a few. The difference gives the time of an image without start-up. The
+ONNX program is exported before. Weights and images are random.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from timm_moe_dg.export.program_cache import ENVIRONMENT
 from timm_moe_dg.measure.timing import quartiles, ratios
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 
@@ -27,8 +27,9 @@ TOOLS = Path(__file__).parents[2] / "tools"
 CLASSES = tuple(f"class{number}" for number in range(4))
 DOMAINS = ("left", "right")
 FEW = 16
+Key = tuple[str, int]  # a program and its number of images
 ENGINE, OURS, THEIRS, SCORES, THEIR_SCORES = (
-    "predict.py --engine onnxruntime",
+    "predict.py --engine model.onnx",
     "predict.py",
     "timm's inference.py",
     "evaluate.py",
@@ -49,55 +50,36 @@ def write_images(folder: Path, number: int, side: int = 256) -> Path:
     return folder
 
 
-def programs(model: str, images: Path, batch_size: int, timm: Path | None) -> dict[str, list[str]]:
-    """The command line of each program over a folder of images."""
+def programs(model: str, onnx: Path, images: Path, batch_size: int, timm: Path | None) -> dict[str, list[str]]:
+    """The command line of each program on a folder of images."""
     common = ["--model", model, "--batch-size", str(batch_size), "--workers", "2"]
     predict = [sys.executable, str(TOOLS / "predict.py"), *common, "--device", "cpu", str(images)]
-    found = {OURS: predict, ENGINE: [*predict, "--engine", "onnxruntime"]}
+    commands = {OURS: predict, ENGINE: [*predict, "--engine", str(onnx)]}
     if timm is not None:
         data = ["--dataset", "folder", "--data-dir", str(images)]
         theirs = ["--data-dir", str(images), *common, "--device", "cpu"]
-        found[SCORES] = [sys.executable, str(TOOLS / "evaluate.py"), *common, *data]
-        found[THEIRS] = [sys.executable, "-c", _REGISTERED, str(timm / "inference.py"), *theirs]
-        found[THEIR_SCORES] = [sys.executable, "-c", _REGISTERED, str(timm / "validate.py"), *theirs]
-    return found
+        commands[SCORES] = [sys.executable, str(TOOLS / "evaluate.py"), *common, *data]
+        commands[THEIRS] = [sys.executable, "-c", _REGISTERED, str(timm / "inference.py"), *theirs]
+        commands[THEIR_SCORES] = [sys.executable, "-c", _REGISTERED, str(timm / "validate.py"), *theirs]
+    return commands
 
 
-def measure(
-    model: str, folders: Mapping[int, Path], rounds: int, batch_size: int, timm: Path | None, env: Mapping[str, str]
-) -> dict[tuple[str, int], list[Cost]]:
-    """Runs all programs over each folder, in turns.
-
-    Args:
-        model: A `local-dir:` source.
-        folders: Number of images -> where they are.
-        rounds: That count; one before them, which makes the onnxruntime program, does not.
-        batch_size: Images.
-        timm: Folder of timm's scripts; None leaves them, and evaluate.py, out.
-        env: Environment of the programs.
-
-    Returns:
-        Program and number of images -> one cost per round.
-    """
-    commands = {
-        (name, number): words
-        for number, folder in folders.items()
-        for name, words in programs(model, folder, batch_size, timm).items()
-    }
-    taken = [{key: cost(words, env) for key, words in commands.items()} for _ in range(1 + rounds)]
-    return {key: [one[key] for one in taken[1:]] for key in commands}
+def measure(commands: Mapping[Key, list[str]], rounds: int, env: Mapping[str, str]) -> dict[Key, list[Cost]]:
+    """Runs commands in turns; by program and number of images, one cost for each round but the first."""
+    costs = [{key: cost(words, env) for key, words in commands.items()} for _ in range(1 + rounds)]
+    return {key: [row[key] for row in costs[1:]] for key in commands}
 
 
-def report(found: Mapping[tuple[str, int], Sequence[Cost]]) -> Iterator[str]:
+def report(measured: Mapping[Key, Sequence[Cost]]) -> Iterator[str]:
     """The table in Markdown: whole programs, an image after start-up, and the ratio of both within rounds."""
-    few, many = sorted({number for _, number in found})
+    few, many = sorted({number for _, number in measured})
     yield f"| program, {many} images | seconds | of processors | ms per image after start-up | ratio | per image |"
     yield "|---|---|---|---|---|---|"
-    whole = {name: [one.seconds for one in costs] for (name, number), costs in found.items() if number == many}
+    whole = {name: [run.seconds for run in runs] for (name, number), runs in measured.items() if number == many}
     per_image = {
         name: [
             1e3 * (most - least.seconds) / (many - few)
-            for most, least in zip(whole[name], found[name, few], strict=True)
+            for most, least in zip(whole[name], measured[name, few], strict=True)
         ]
         for name in whole
     }
@@ -107,7 +89,7 @@ def report(found: Mapping[tuple[str, int], Sequence[Cost]]) -> Iterator[str]:
             f"{_shown(ratios(values[name], values[other]), 2)} of {other}" if other in values else ""
             for values in (whole, per_image)
         ]
-        processors = _shown([one.processor for one in found[name, many]], 1)
+        processors = _shown([run.processor for run in measured[name, many]], 1)
         cells = [name, _shown(seconds, 1), processors, _shown(per_image[name], 1), *compared]
         yield f"| {' | '.join(cells)} |"
 
@@ -138,10 +120,17 @@ def main() -> None:
         network = build_network(args.model, len(CLASSES), img_size=args.img_size)
         save_network(network, root / "model", CLASSES, data_config(network, args.img_size))
         folders = {number: write_images(root / str(number), number) for number in (FEW, args.images)}
-        env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}  # each program has its own
-        env |= {"OMP_NUM_THREADS": str(args.threads), ENVIRONMENT: str(root / "cache"), "HF_HUB_OFFLINE": "1"}
-        found = measure(f"local-dir:{root / 'model'}", folders, args.rounds, args.batch_size, args.timm, env)
-    sys.stdout.write("\n".join(report(found)) + "\n")
+        env = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
+        model = f"local-dir:{root / 'model'}"
+        export = [sys.executable, str(TOOLS / "export.py"), "--model", model, "--formats", "onnx", "--rounds", "1"]
+        subprocess.run([*export, "--output", str(root)], env=env, check=True)
+        commands = {
+            (name, number): words
+            for number, folder in folders.items()
+            for name, words in programs(model, root / "model.onnx", folder, args.batch_size, args.timm).items()
+        }
+        costs = measure(commands, args.rounds, env)
+    sys.stdout.write("\n".join(report(costs)) + "\n")
 
 
 if __name__ == "__main__":

@@ -92,13 +92,13 @@ def test_what_is_read_is_what_one_image_visits() -> None:
 def test_engines_are_compared_with_the_programs_that_users_run(tmp_path: Path) -> None:
     folder = engines.write_images(tmp_path / "images", 9)
     assert len(list(folder.glob("*/*/*.jpg"))) == 9
-    found = engines.programs("local-dir:best", folder, 32, tmp_path)
-    for name, words in found.items():
+    commands = engines.programs("local-dir:best", tmp_path / "model.onnx", folder, 32, tmp_path)
+    for name, words in commands.items():
         if ".py" in words[1]:
             options = load_tool(Path(words[1]).stem).build_parser().parse_args(words[2:])
-            assert options.engine == ("onnxruntime" if name == engines.ENGINE else "torch")
+            assert options.engine == (str(tmp_path / "model.onnx") if name == engines.ENGINE else None)
             assert (options.batch_size, options.workers) == (32, 2)
-    assert {name for pair in engines.AGAINST.items() for name in pair} == found.keys()
+    assert {name for pair in engines.AGAINST.items() for name in pair} == commands.keys()
 
 
 def test_the_ratio_of_engines_is_taken_within_rounds() -> None:

@@ -1,7 +1,6 @@
 """tools/predict.py: rows are those of logits computed by hand, for image files of every kind."""
 
 import csv
-import sys
 
 import numpy as np
 import pytest
@@ -149,35 +148,22 @@ def test_metadata_for_a_model_that_reads_none_is_refused(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_onnxruntime_the_rows_are_those_of_pytorch_and_say_so(moge, images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TIMM_MOE_DG_CACHE", str(tmp_path / "cache"))
+def test_with_an_exported_program_the_rows_are_those_of_pytorch(moge, images, tmp_path):
+    names = ["a.png", "below/alpha.png", "gray.jpeg"]  # a last batch of one, without metadata
     table = images / "own_places.csv"
     table.write_text("path,lon,lat\nbelow/alpha.png,-58.4,-34.6\na.png,139.7,35.7\n")
-    names = ["a.png", "below/alpha.png", "gray.jpeg"]  # a last batch of one, without metadata
-    words = ["--model", moge, *(images / name for name in names), "--metadata", table, "--top-k", 3]
-    predict(*words, "--engine", "onnxruntime", "--output", tmp_path / "out.csv")
+    export = load_tool("export")
+    export.main(["--model", moge, "--formats", "onnx", "--rounds", "1", "--output", str(tmp_path)])
+    predict("--model", moge, *(images / name for name in names), "--metadata", table, "--top-k", 3,
+            "--engine", tmp_path / "model.onnx", "--output", tmp_path / "out.csv")  # fmt: skip
     unknown = float("nan")
     places = torch.tensor([[139.7, 35.7], [-58.4, -34.6], [unknown, unknown]])
-    rows = read(tmp_path / "out.csv")
-    assert_rows(rows, [images / name for name in names], probabilities(moge, [images / name for name in names], places))
-    assert [row["engine"] for row in rows] == ["onnxruntime"] * 3
-    (program,) = (tmp_path / "cache" / "programs").glob("*/model.onnx")
-    made = program.stat().st_mtime_ns
-    predict(*words, "--engine", "onnxruntime", "--output", tmp_path / "again.csv")
-    assert read(tmp_path / "again.csv") == rows
-    assert program.stat().st_mtime_ns == made
+    paths = [images / name for name in names]
+    assert_rows(read(tmp_path / "out.csv"), paths, probabilities(moge, paths, places))
 
 
-def test_with_auto_and_without_onnxruntime_the_rows_are_pytorch_s_and_say_so(
-    moge, images, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    words = ["--model", moge, images / "a.png", images / "ink.png"]
-    predict(*words, "--output", tmp_path / "torch.csv")
-    predict(*words, "--engine", "auto", "--output", tmp_path / "auto.csv")
-    rows, expected = (read(tmp_path / name) for name in ("auto.csv", "torch.csv"))
-    assert rows == [{**row, "engine": "torch"} for row in expected]
-    assert "needs onnxruntime" in caplog.text
-    with pytest.raises(SystemExit, match=r"predict.py: MissingDependencyError: .* needs onnxruntime, .*\[export\]"):
-        predict(*words, "--engine", "onnxruntime", "--output", tmp_path / "none.csv")
-    assert not (tmp_path / "none.csv").exists()
+def test_a_program_that_is_not_there_leaves_no_table(moge, images, tmp_path):
+    words = ["--engine", tmp_path / "model.onnx", "--output", tmp_path / "out.csv"]
+    with pytest.raises(SystemExit, match=r"predict.py: ArgumentError: engine='.*model.onnx': no such file"):
+        predict("--model", moge, images / "a.png", *words)
+    assert not (tmp_path / "out.csv").exists()

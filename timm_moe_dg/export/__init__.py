@@ -1,1 +1,1 @@
-"""Networks as programs for other runtimes, checked against the network and timed beside it."""
+"""Models as programs for other runtimes."""

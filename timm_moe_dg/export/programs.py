@@ -1,14 +1,15 @@
-"""Models as programs that run without this package: ONNX, torch.export and TorchScript, with a batch of any size.
+"""Exports models to ONNX, torch.export and TorchScript programs, which run without this package.
 
-Every program is loaded back from its file and has to give the eager model's logits. Inputs are images (B, 3, H, W),
-normalized, and the metadata of a model that reads any; NaN, or a negative location id, stands for unknown.
+A program takes batches of any size: normalized images (B, C, H, W) and, for a model that reads any, metadata. NaN, or a
+negative location id, stands for unknown. Every program is read back from its file and compared with the model.
 """
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +17,26 @@ from torch import Tensor, nn
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
-from .sessions import open_session, required
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
 OUTPUTS = ("logits", "features")
-TO_ONNX = "export to ONNX"
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
+TO_ONNX = "export to ONNX"
+CPU = torch.device("cpu")
+CUDA_PROVIDER = "CUDAExecutionProvider"
 
 Inputs: TypeAlias = tuple[Tensor, ...]
-Program: TypeAlias = Callable[..., Tensor]
+Outputs: TypeAlias = tuple[Tensor, ...]
+Program: TypeAlias = Callable[..., Tensor | Outputs]
 
 
 class Format(NamedTuple):
-    """How a program is written and read.
+    """How programs of a format are written and read.
 
     Attributes:
         file: Name of the file.
-        write: Writes the program of a model, recorded with some inputs.
+        write: Writes the program of a model; the inputs are samples to record it with.
         load: Reads it back as a function of the inputs.
     """
 
@@ -47,8 +50,8 @@ class Exported(NamedTuple):
 
     Attributes:
         path: The file.
-        program: As it was read back.
-        difference: Largest absolute difference of its logits to the eager model's.
+        program: The program, read back from the file.
+        difference: Largest absolute difference of its logits from the model's.
     """
 
     path: Path
@@ -56,8 +59,55 @@ class Exported(NamedTuple):
     difference: float
 
 
+def open_session(path: Path, device: torch.device = CPU) -> Any:
+    """Opens an ONNX file as a session of onnxruntime, with as many threads as torch has.
+
+    Raises:
+        ExportError: onnxruntime cannot read the file, or has no provider for the device.
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    (runtime,) = _required("running ONNX programs", "onnxruntime")
+    available = runtime.get_available_providers()
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type != "cpu":
+        if device.type != "cuda" or CUDA_PROVIDER not in available:
+            remedy = (
+                f"onnxruntime has {', '.join(available)}; run on a CPU, install onnxruntime-gpu, or leave --engine out"
+            )
+            raise ExportError.of("device", str(device), remedy)
+        # Without TF32, which is not float32
+        providers = [(CUDA_PROVIDER, {"device_id": device.index or 0, "use_tf32": 0}), *providers]
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Waiting threads would keep cores from the loader's processes
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return runtime.InferenceSession(path, options, providers=providers)
+    except Exception as error:  # onnxruntime's errors have no common class
+        remedy = f"onnxruntime cannot read it ({first_line(error)}); give a model.onnx of tools/export.py"
+        raise ExportError.of("engine", str(path), remedy) from error
+
+
+def run_session(session: Any, inputs: Inputs) -> Outputs:
+    """Runs a session of onnxruntime; inputs go by their order, and outputs are on CPU."""
+    names = [node.name for node in session.get_inputs()]
+    arrays = {name: value.cpu().numpy() for name, value in zip(names, inputs, strict=True)}
+    return tuple(map(torch.from_numpy, session.run(None, arrays)))
+
+
+def load_onnx(path: Path) -> Program:
+    """Reads an ONNX file as a function from inputs to logits, on CPU.
+
+    Raises:
+        ExportError: onnxruntime cannot read the file.
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    session = open_session(path)
+    return lambda *inputs: run_session(session, inputs)[0]
+
+
 def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
-    """Records a model in evaluation mode with torch.export; the batch may be of any size.
+    """Records a model in evaluation mode with torch.export, for batches of any size.
 
     Args:
         model: In evaluation mode.
@@ -68,12 +118,12 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Translates a recorded program, which is used up by it, to ONNX, opset 20, with inputs `INPUTS` and `OUTPUTS`.
+    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`; the program is used up.
 
     Raises:
         MissingDependencyError: onnx or onnxscript is not installed.
     """
-    required(TO_ONNX, "onnx", "onnxscript")
+    _required(TO_ONNX, "onnx", "onnxscript")
     translated = torch.onnx.export(
         program,
         input_names=INPUTS[: len(program.graph_signature.user_inputs)],
@@ -86,18 +136,9 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
     translated.save(path)
 
 
-def load_onnx(path: Path) -> Program:
-    """Reads an ONNX file into onnxruntime, on CPU with as many threads as torch has.
-
-    Raises:
-        MissingDependencyError: onnxruntime is not installed.
-    """
-    session = open_session(path)
-    return lambda *inputs: session(*inputs)[0]
-
-
 def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    required(TO_ONNX, "onnx", "onnxscript", "onnxruntime")  # before the work
+    # onnxruntime too, which the comparison needs, before the work
+    _required(TO_ONNX, "onnx", "onnxscript", "onnxruntime")
     save_onnx(record_program(model, inputs), path)
 
 
@@ -126,28 +167,30 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
     """Writes a model in one format, reads the file back, and compares both on batches of several sizes.
 
     Args:
-        model: In evaluation mode, on CPU.
+        model: In evaluation mode, on CPU. It returns logits, or logits and features.
         inputs: Samples to compare on, three or more.
-        folder: Where the file goes.
-        name: In `FORMATS`.
-        tolerance: Largest absolute difference of logits that is taken for rounding.
+        folder: Folder of the file.
+        name: A key of `FORMATS`.
+        tolerance: Largest absolute difference of logits that counts as rounding.
 
     Raises:
-        ExportError: The model cannot be written in the format, or the program answers differently.
+        ExportError: The model cannot be written in the format, or the program's logits differ.
         MissingDependencyError: The format needs a package that is not installed.
     """
     form = FORMATS[name]
     path = folder / form.file
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about TorchScript's age, and about tracing what is meant to be traced
+        # TorchScript is deprecated, and tracing warns of branches on shapes, which are meant
+        warnings.simplefilter("ignore")
         try:
-            form.write(model, tuple(one[:RECORDED_BATCH] for one in inputs), path)
+            form.write(model, tuple(part[:RECORDED_BATCH] for part in inputs), path)
             program = form.load(path)
         except MissingDependencyError:
             raise
-        except Exception as error:  # the three exporters raise whatever their compilers raise
+        except Exception as error:  # the three exporters' errors have no common class
             raise ExportError.of("format", name, f"cannot be made of this model ({first_line(error)})") from error
         difference = largest_difference(model, program, inputs)
+    # Negated, so that NaN is an error
     if not difference <= tolerance:
         remedy = (
             f"its logits differ from the model's by {difference:.1e}, more than {tolerance:.1e}; a token between two "
@@ -158,21 +201,22 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
 
 
 @torch.inference_mode()
-def largest_difference(model: nn.Module, program: Program, inputs: Inputs) -> float:
+def largest_difference(model: Program, program: Program, inputs: Inputs) -> float:
     """Largest absolute difference of logits over one sample, all, and all but one; NaN if any is NaN."""
     sizes = sorted({1, len(inputs[0]), max(1, len(inputs[0]) - 1)})
-    batches = [tuple(one[:size] for one in inputs) for size in sizes]
-    return torch.stack([(program(*batch) - model(*batch)).abs().max() for batch in batches]).max().item()
+    batches = [tuple(part[:size] for part in inputs) for size in sizes]
+    differences = [as_tuple(program(*batch))[0] - as_tuple(model(*batch))[0] for batch in batches]
+    return torch.stack([difference.abs().max() for difference in differences]).max().item()
 
 
 def metadata_encoder(model: nn.Module) -> nn.Module | None:
     """The encoder of the metadata that a model reads; None for a model that reads none."""
-    found = getattr(model, "metadata_encoder", None)
-    return None if found is None else found.encoder
+    module = getattr(model, "metadata_encoder", None)
+    return None if module is None else module.encoder
 
 
 def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
-    """Metadata that a model takes, an unknown place among them: (number, ...); None for a model that reads none."""
+    """Random metadata for a model, of which row `number // 2` is unknown: (number, ...); None if it reads none."""
     encoder = metadata_encoder(model)
     if encoder is None:
         return None
@@ -182,25 +226,23 @@ def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
         return places
     random = torch.Generator().manual_seed(0)
     places = (torch.rand(number, 2, generator=random) - 0.5) * torch.tensor([360.0, 180.0])
-    numbers = [torch.randn(number, 1, generator=random) * one.std + one.mean for one in getattr(encoder, "numbers", ())]
+    columns = getattr(encoder, "numbers", ())
+    numbers = [torch.randn(number, 1, generator=random) * column.std + column.mean for column in columns]
     metadata = torch.cat([places, *numbers], dim=1)
     metadata[number // 2] = float("nan")
     return metadata
 
 
 def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
-    """Everything that a program's user needs to know about its input and output, ready for JSON.
+    """Describes a program's inputs, preprocessing and classes, ready for JSON.
 
     Args:
         model: The model.
         config: timm's data configuration.
         classes: Names of the classes in the order of the logits.
-
-    Returns:
-        The inputs by name, with shape and meaning; what to do to an image; the classes.
     """
-    _, height, width = config["input_size"]
-    inputs = {"images": f"float32 (batch, 3, {height}, {width}), RGB"}
+    channels, height, width = config["input_size"]
+    inputs = {"images": f"float32 (batch, {channels}, {height}, {width})" + (", RGB" if channels == 3 else "")}
     encoder = metadata_encoder(model)
     if isinstance(encoder, LocationIdEmbedding):
         inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
@@ -222,6 +264,19 @@ def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) 
     }
 
 
+def as_tuple(outputs: Tensor | Outputs) -> Outputs:
+    """A model's output in the form of a program's."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
 def first_line(error: Exception) -> str:
-    """Kind and beginning of what a compiler had to say."""
+    """Class and first line of another library's error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+
+
+def _required(feature: str, *packages: str) -> list[ModuleType]:
+    """Imports the packages that a feature needs."""
+    try:
+        return [importlib.import_module(package) for package in packages]
+    except ImportError as error:
+        raise MissingDependencyError.of(feature, str(error.name), "export") from error

@@ -1,0 +1,226 @@
+"""A program's answers are the model's; anything that is not the model's program is refused with one line."""
+
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.models.backbones import BACKBONES
+from tests.models.cases import BY_NAME, randomize
+from timm_moe_dg.errors import ArgumentError, ExportError, MetadataError, MissingDependencyError
+from timm_moe_dg.export import engine, programs
+from timm_moe_dg.export.engine import make_engine
+from timm_moe_dg.export.programs import CUDA_PROVIDER, export_model, open_session
+from timm_moe_dg.networks.features import WithFeatures
+
+TOKYO = torch.tensor([[139.7, 35.7]])
+PLACES = torch.tensor([[139.0, 36.0], [float("nan"), 20.0], [-120.0, -33.0], [140.5, 35.0], [0.0, 0.0]])
+
+
+def small(name, **options):
+    torch.manual_seed(0)
+    return randomize(BY_NAME[name].small(depth=1, moe_layers=[0], num_experts=3, **options), std=0.15).eval()
+
+
+def near_tokyo():
+    """A model that routes images taken within 500 km of Tokyo."""
+    network = small("moge_tiny")
+    network.set_coverage(TOKYO)
+    network.set_coverage_radius(500.0)
+    return network
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return randomize(BACKBONES["Mlp, channels last"].mixture(moe_layers="last_two"), std=0.15).eval()
+
+
+def images(number=5, side=32):
+    return torch.randn(number, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+# A model, its metadata, which images these change, and the side of the images
+KINDS = {
+    "convolutions": (convolutions, None, None, 64),
+    "coordinates and coverage": (near_tokyo, PLACES, [True, False, False, True, False], 32),
+    "location ids": (
+        lambda: small("moge_small_patch32_384"),
+        torch.tensor([3, -1, 322, 0, 3]),
+        [True, False, True, True, True],
+        64,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_program_gives_the_logits_and_features_of_pytorch_for_batches_of_any_size(kind, tmp_path):
+    make, metadata, changed, side = KINDS[kind]
+    network, inputs = make(), (images(side=side), *([] if metadata is None else [metadata]))
+    export_model(WithFeatures(network).eval(), inputs, tmp_path, "onnx")
+    by_torch, by_program = (
+        make_engine(Namespace(engine=path), network, (3, side, side), features=True)
+        for path in (None, str(tmp_path / "model.onnx"))
+    )
+    expected = by_torch(*inputs)
+    for size in (1, 5, 2):
+        for output, reference in zip(by_program(*(part[:size] for part in inputs)), expected, strict=True):
+            torch.testing.assert_close(output, reference[:size], rtol=0, atol=1e-4)
+    if metadata is not None:
+        shared = network(inputs[0])
+        assert ((expected[0] - shared).abs().amax(1) > 1e-2).tolist() == changed
+        torch.testing.assert_close(by_program(inputs[0])[0], shared, rtol=0, atol=1e-4)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Returns a function that makes an engine whose program is a Python function."""
+
+    def make(network, function, shapes=None, features=False, **options):
+        shapes = {"images": (3, 32, 32), "logits": (10,), **(shapes or {})}
+        nodes = [SimpleNamespace(name=name, shape=["batch", *shape]) for name, shape in shapes.items()]
+        session = SimpleNamespace(
+            get_inputs=lambda: [node for node in nodes if node.name not in ("logits", "features")],
+            get_outputs=lambda: [node for node in nodes if node.name in ("logits", "features")],
+        )
+        monkeypatch.setattr(engine, "open_session", lambda path, device: session)
+        monkeypatch.setattr(engine, "run_session", lambda session, inputs: function(*inputs))
+        (tmp_path / "model.onnx").touch()
+        args = Namespace(engine=str(tmp_path / "model.onnx"), **options)
+        return make_engine(args, network, (3, 32, 32), features)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"logits": (7,)},
+            r"'logits': \(7,\)\}, the model's \{.*'logits': \(10,\)\}; export it again",
+        ),
+        ({"images": (3, 64, 64)}, r"'images': \(3, 64, 64\)"),
+        ({"metadata": (2,)}, r"'metadata': \(2,\)"),
+    ],
+)
+def test_a_program_of_another_shape_or_number_of_classes_is_refused(program, shapes, message):
+    with pytest.raises(ArgumentError, match=r"engine='.*model.onnx': is not a program of this model: .*" + message):
+        program(small("gmoe_tiny_patch16"), None, shapes)
+
+
+@torch.no_grad()
+def test_a_program_of_other_weights_is_refused_and_one_near_tie_is_not(program):
+    network = small("gmoe_tiny_patch16")
+    size = network(images()).abs().max()
+
+    def moved(rows):
+        def function(x):
+            logits = network(x)
+            logits[rows] += size
+            return (logits,)
+
+        return program(network, function)
+
+    with pytest.raises(ExportError, match=r"model.onnx': its logits differ from those of --model by up to .*; export"):
+        moved([0, 2, 4])(images())
+    with pytest.raises(ExportError, match="up to nan"):
+        program(network, lambda x: (torch.full((len(x), 10), torch.nan),))(images())
+    run = moved([3])
+    run(images())
+    assert ((run(images())[0] - network(images())).abs().amax(1) > 0).tolist() == [False, False, False, True, False]
+
+
+def test_features_have_to_be_in_the_program_if_they_are_requested(program):
+    network = small("gmoe_tiny_patch16")
+    with pytest.raises(ArgumentError, match=r"does not return the features .* export it again with --features"):
+        program(network, None, features=True)
+    both = program(network, WithFeatures(network), {"features": (32,)}, features=True)
+    assert len(both(images())) == 2
+
+
+def test_metadata_are_checked_as_by_the_model_and_unknown_if_left_out(program):
+    network, inputs = small("moge_tiny"), []
+
+    def function(x, metadata):
+        inputs.append(metadata)
+        return (network(x, metadata),)
+
+    run = program(network, function, {"metadata": (2,)})
+    with pytest.raises(MetadataError, match="swapped"):
+        run(images(), torch.tensor([[35.7, 139.7]]).repeat(5, 1))
+    torch.testing.assert_close(run(images())[0], network(images()))
+    assert inputs[0].isnan().all()
+
+
+@pytest.mark.parametrize("option", ["coverage_radius", "expert_mode"])
+def test_an_option_that_a_program_cannot_follow_is_refused(program, option):
+    with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change an exported program; leave out this option"):
+        program(small("moge_tiny"), None, **{option: "shared" if option == "expert_mode" else 500.0})
+
+
+def test_an_error_of_onnxruntime_is_one_line(program):
+    def fail(x):
+        raise RuntimeError("NOT_IMPLEMENTED\nand much more")
+
+    with pytest.raises(ExportError, match=r"cannot run it \(RuntimeError: NOT_IMPLEMENTED\); leave --engine out$"):
+        program(small("gmoe_tiny_patch16"), fail)(images())
+
+
+def test_a_file_that_is_missing_or_no_program(tmp_path):
+    network = small("gmoe_tiny_patch16")
+    with pytest.raises(ArgumentError, match=r"engine='auto': no such file; write it with tools/export\.py"):
+        make_engine(Namespace(engine="auto"), network, (3, 32, 32))
+    (tmp_path / "model.onnx").write_text("no program")
+    with pytest.raises(ExportError, match=r"model.onnx': onnxruntime cannot read it \(.*\); give a model.onnx"):
+        make_engine(Namespace(engine=str(tmp_path / "model.onnx")), network, (3, 32, 32))
+
+
+def test_onnxruntime_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if it were missing
+    (tmp_path / "model.onnx").touch()
+    network = small("gmoe_tiny_patch16")
+    with pytest.raises(MissingDependencyError, match=r"needs onnxruntime, .*timm_moe_dg\[export\]"):
+        make_engine(Namespace(engine=str(tmp_path / "model.onnx")), network, (3, 32, 32))
+    assert torch.equal(make_engine(Namespace(engine=None), network, (3, 32, 32))(images())[0], network(images()))
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """How a session was opened, by a stand-in for onnxruntime."""
+    record = {"available": ["CPUExecutionProvider"]}
+
+    class Options:
+        def add_session_config_entry(self, name, value):
+            record[name] = value
+
+    def session(path, options, providers):
+        record.update(threads=options.intra_op_num_threads, providers=providers)
+
+    runtime = SimpleNamespace(
+        InferenceSession=session, SessionOptions=Options, get_available_providers=lambda: record["available"]
+    )
+    monkeypatch.setattr(programs, "_required", lambda feature, *packages: [runtime])
+    return record
+
+
+def test_a_session_has_the_threads_of_torch_and_the_device_s_provider(opened, tmp_path):
+    before, cuda = torch.get_num_threads(), torch.device("cuda", 1)
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            open_session(tmp_path)
+            assert opened["threads"] == threads
+            assert opened["session.intra_op.allow_spinning"] == "0"
+    finally:
+        torch.set_num_threads(before)
+    assert opened["providers"] == ["CPUExecutionProvider"]
+    with pytest.raises(ExportError, match=r"device='cuda:1': onnxruntime has CPUExecutionProvider; "):
+        open_session(tmp_path, cuda)
+    opened["available"] = [CUDA_PROVIDER, "CPUExecutionProvider"]
+    open_session(tmp_path, cuda)
+    assert opened["providers"][0] == (CUDA_PROVIDER, {"device_id": 1, "use_tf32": 0})
+    with pytest.raises(ExportError, match="device='mps'"):
+        open_session(tmp_path, torch.device("mps"))

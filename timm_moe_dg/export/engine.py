@@ -1,0 +1,122 @@
+"""Predictions by PyTorch, or by an ONNX program of the model that tools/export.py wrote."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ExportError
+from ..networks.features import WithFeatures
+from .programs import INPUTS, OUTPUTS, as_tuple, first_line, open_session, run_session, sample_metadata
+
+Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
+Engine: TypeAlias = Callable[..., tuple[Tensor, ...]]
+IMAGES, METADATA = INPUTS
+LOGITS, FEATURES = OUTPUTS
+EXPORTED_OPTIONS = ("coverage_radius", "expert_mode")
+COMPARED_IMAGES = 8
+# Share of the largest logit: far above rounding, which is about 1e-6, and far below the effect of other weights
+TOLERANCE = 0.1
+
+
+def add_engine_option(group: argparse._ArgumentGroup) -> None:
+    """Adds --engine."""
+    program = "compute with onnxruntime and this ONNX program of the model, written by tools/export.py "
+    group.add_argument("--engine", metavar="FILE", help=program + "(default: compute with PyTorch)")
+
+
+def make_engine(
+    args: argparse.Namespace, network: Network, input_size: Sequence[int], features: bool = False
+) -> Engine:
+    """Returns a function from images (B, C, H, W), and metadata where the model reads any, to logits.
+
+    It returns a tuple on the network's device: logits (B, num_classes) and, if requested, the classifier's inputs
+    (B, D).
+
+    Args:
+        args: The command line: `engine`, and the options that cannot be changed in a program.
+        network: The model of `--model`, in evaluation mode.
+        input_size: (C, H, W) of the images.
+        features: Return the classifier's inputs as well, see `WithFeatures`.
+
+    Raises:
+        ArgumentError: There is no such file, it is another model's program, or another option contradicts it.
+        ExportError: onnxruntime cannot read the file or has no provider for the network's device.
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    if args.engine is None:
+        forward = WithFeatures(network) if features else network
+        return lambda *inputs: as_tuple(forward(*inputs))
+    for option in EXPORTED_OPTIONS:
+        value = getattr(args, option, None)
+        if value is not None:
+            remedy = "cannot change an exported program; leave out this option or --engine"
+            raise ArgumentError.of(option, value, remedy)
+    return ProgramEngine(args.engine, network, input_size, features)
+
+
+class ProgramEngine:
+    """An ONNX program in place of a network; the arguments are those of `make_engine`.
+
+    The first batch is also given to the network, to recognize a program that was exported from other weights.
+    """
+
+    def __init__(self, path: str, network: Network, input_size: Sequence[int], features: bool) -> None:
+        if not Path(path).is_file():
+            raise ArgumentError.of("engine", path, "no such file; write it with tools/export.py --formats onnx")
+        self._path, self._network, self._compared = path, network, False
+        self._device = next(network.parameters()).device
+        self._session = open_session(Path(path), self._device)
+        self._unknown = sample_metadata(network, 1)
+        nodes = [*self._session.get_inputs(), *self._session.get_outputs()]
+        shapes = {node.name: tuple(node.shape[1:]) for node in nodes}
+        has_features = shapes.pop(FEATURES, None) is not None
+        expected = {IMAGES: tuple(input_size), LOGITS: (network.num_classes,)}
+        if self._unknown is not None:
+            expected[METADATA] = tuple(self._unknown.shape[1:])
+        if shapes != expected:
+            remedy = f"is not a program of this model: its shapes are {shapes}, the model's {expected}"
+            raise ArgumentError.of("engine", path, f"{remedy}; export it again with tools/export.py")
+        if features and not has_features:
+            remedy = "does not return the features that this command saves; export it again with --features"
+            raise ArgumentError.of("engine", path, remedy)
+
+    def __call__(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Runs the program on a batch.
+
+        Raises:
+            ExportError: onnxruntime cannot run it, or it was exported from other weights.
+            MetadataError: The network refuses the metadata.
+        """
+        inputs: tuple[Tensor, ...] = (images,)
+        if self._unknown is not None:
+            if metadata is None:
+                metadata = self._unknown.expand(len(images), *self._unknown.shape[1:])
+            else:
+                # Raises for metadata out of range, which a program does not check
+                self._network.metadata_encoder(images, metadata)
+            inputs += (metadata,)
+        try:
+            outputs = run_session(self._session, inputs)
+        except Exception as error:  # onnxruntime's errors have no common class
+            remedy = f"onnxruntime cannot run it ({first_line(error)}); leave --engine out"
+            raise ExportError.of("engine", self._path, remedy) from error
+        outputs = tuple(output.to(self._device) for output in outputs)
+        if not self._compared:
+            self._compare(outputs[0][:COMPARED_IMAGES], [part[:COMPARED_IMAGES] for part in inputs])
+            self._compared = True
+        return outputs
+
+    @torch.no_grad()
+    def _compare(self, logits: Tensor, inputs: Sequence[Tensor]) -> None:
+        expected = self._network(*inputs)
+        differences = (logits - expected).abs().amax(1)
+        # Negated, so that NaN differs
+        differing = ~(differences <= TOLERANCE * expected.abs().max())
+        # A near tie between two experts moves single images, other weights move all of them
+        if 2 * differing.sum() > len(expected):
+            remedy = f"its logits differ from those of --model by up to {differences.max():.1e}"
+            raise ExportError.of("engine", self._path, f"{remedy}; export the model again, or leave --engine out")
