@@ -34,7 +34,7 @@ def invented_run(number: int) -> list[Record]:
     rest, row = divmod(number // 2, 10)
     rest, domain = divmod(rest, len(DOMAINS))
     draw, trial = divmod(rest, 5)
-    own = {"algorithm": ALGORITHMS[row % 2], "model": MODELS[row // 2], "domains": DOMAINS, "format": 1}
+    own = {"algorithm": ALGORITHMS[row % 2], "model": MODELS[row // 2], "domains": DOMAINS}
     theirs = {"algorithm": DOMAINBED[row], "output_dir": f"sweep/{number:032x}", "task": "domain_generalization"}
     words = {**DEFAULTS, **stamp(), **own, "experiment": str(number)} if number % 2 else theirs
     common = {"dataset": "PACS", "holdout_fraction": 0.2, "steps": 5001, "seed": number}
