@@ -34,8 +34,8 @@ class Repository:
     def __post_init__(self) -> None:
         files = {}
         if self.folder:
-            found = [path for path in self.folder.rglob("*") if path.is_file()]
-            files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in found}
+            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+            files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in paths}
         self.branches["main"] = [Commit(COMMIT, files)]
 
     def at(self, revision: str) -> Commit | None:

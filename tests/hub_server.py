@@ -70,9 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"{self.command} {self.path}")
         path = unquote(urlsplit(self.path).path).strip("/")
         for method, pattern, handle in _ROUTES:
-            found = re.fullmatch(pattern, path)
-            if found and self.command in method:
-                return handle(self, *found.groups())
+            match = re.fullmatch(pattern, path)
+            if match and self.command in method:
+                return handle(self, *match.groups())
         return self._send(404, {"X-Error-Code": "EntryNotFound"})
 
     def _read(self) -> bytes:
@@ -188,9 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._may_write():
             return
         actions = {"verify": {"href": f"{self.hub.endpoint}/{name}.git/info/lfs/verify"}}
-        for each in objects:
-            if each["oid"] not in self.hub.objects:
-                each["actions"] = {"upload": {"href": f"{self.hub.storage}/objects/{each['oid']}"}, **actions}
+        for item in objects:
+            if item["oid"] not in self.hub.objects:
+                item["actions"] = {"upload": {"href": f"{self.hub.storage}/objects/{item['oid']}"}, **actions}
         self._json({"transfer": "basic", "objects": objects})
 
     def receive(self, oid: str) -> None:
@@ -205,8 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, {})
 
     def verify(self, name: str) -> None:
-        known = json.loads(self._read())["oid"] in self.hub.objects
-        self._send(200 if known else 404, {})
+        received = json.loads(self._read())["oid"] in self.hub.objects
+        self._send(200 if received else 404, {})
 
     def commit(self, name: str, revision: str) -> None:
         lines = [json.loads(line) for line in self._read().splitlines()]

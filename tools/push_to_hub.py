@@ -1,18 +1,18 @@
-"""Publishes a trained model on the Hugging Face Hub, with a card whose numbers come from its records.
+"""Publishes a model on the Hugging Face Hub, with a card whose numbers come from the records of its run.
 
-What a run left behind (best/, results.jsonl and figures); look at it first, then send it:
+Publish the best/, results.jsonl and figures of a run. Look at the folder first, then send it:
 
     python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME --dry-run
     python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME
 
-A plain upcycled model, as a starting point for others, and weights that lie in a file:
+Publish an upcycled model without training, or weights from a file:
 
     python tools/push_to_hub.py --upcycled gmoe_small_patch16 --repo-id OWNER/NAME
     python tools/push_to_hub.py --model gmoe_small_patch16 --initial-checkpoint FILE --repo-id OWNER/NAME
 
-The token is the one in HF_TOKEN, or that of `hf auth login`; there is no option for it, since others can read a command
-line. Everything goes in one commit, so a repository never holds half a model; a command that broke off can be repeated,
-and changes nothing if all is there. The folder that is sent stays in output/hub/OWNER--NAME.
+The token comes from HF_TOKEN or `hf auth login`. There is no option for it, because other users can read command lines.
+All files go into one commit, so a repository never holds half a model. An interrupted command can be repeated. The
+folder that is sent stays in output/hub/OWNER--NAME.
 """
 
 import argparse
@@ -45,48 +45,48 @@ CARDS = Path(__file__).parent.parent / "hub_cards"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser, in groups."""
+    """Builds the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     group = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)")
     add = group.add_argument
-    add("run", nargs="?", metavar="RUN", help="output folder of a finished run; its best/ is published")
+    add("run", nargs="?", metavar="RUN", help="output folder of a finished run, whose best/ is published")
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
     add("--model", metavar="NAME", help=source)
-    add("--initial-checkpoint", metavar="FILE", help="weights of --model, classifier included; dense ones are upcycled")
-    add("--upcycled", metavar="NAME", help="a registered model with its dense source's weights, not trained further")
-    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
-    pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
+    add("--initial-checkpoint", metavar="FILE", help="weights of --model with classifier; dense weights are upcycled")
+    add("--upcycled", metavar="NAME", help="registered model to publish with the weights of its dense source")
+    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: that of the model)")
+    pairs = "model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
     add(
         "--seed",
         type=seed_number,
         default=0,
-        help="of whatever --upcycled draws, such as routers (default: %(default)s)",
+        help="random seed of --upcycled, such as for routers (default: %(default)s)",
     )
     add(
         "--license",
         metavar="ID",
-        help="of the weights, as the Hub abbreviates it (default: of the published weights they began as, or unknown)",
+        help="license of the weights, as a Hub identifier (default: that of the weights they started from, or unknown)",
     )
-    add = parser.add_argument_group("where to").add_argument
-    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository; created if there is none")
-    add("--private", action="store_true", help="create it as a private one")
-    add("--revision", metavar="BRANCH", help="branch; created if there is none (default: main)")
+    add = parser.add_argument_group("destination").add_argument
+    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
+    add("--private", action="store_true", help="create a private repository")
+    add("--revision", metavar="BRANCH", help="branch, created if needed (default: main)")
     add("--create-pr", action="store_true", help="open a pull request instead of changing the main branch")
-    add("--replace-model", action="store_true", help="even if it holds another architecture or other classes")
-    add("--dry-run", action="store_true", help="write the folder, say what would go where, and send nothing")
-    add("--output", default="output", metavar="DIR", help="the folder is written to DIR/hub (default: %(default)s)")
+    add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
+    add("--dry-run", action="store_true", help="write and list the folder, and send nothing")
+    add("--output", default="output", metavar="DIR", help="write the folder to DIR/hub (default: %(default)s)")
     return parser
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuses contradictions before anything is loaded."""
+    """Refuses contradictory arguments before anything is loaded."""
     if sum(value is not None for value in (args.run, args.model, args.upcycled)) != 1:
-        raise ArgumentError.of("run", args.run, "give one of the output folder of a run, --model and --upcycled")
+        raise ArgumentError.of("run", args.run, "give exactly one of RUN, --model and --upcycled")
     if args.initial_checkpoint and not args.model:
-        raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "goes with --model NAME")
+        raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "needs --model NAME")
     if args.create_pr and args.revision:
-        raise ArgumentError.of("revision", args.revision, "a pull request changes main; leave --revision out")
+        raise ArgumentError.of("revision", args.revision, "--create-pr goes to main; leave out one of the two")
     try:
         validate_repo_id(args.repo_id)
     except HFValidationError as error:
@@ -96,7 +96,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def fill(folder: Path, args: argparse.Namespace) -> Origin:
-    """Writes weights, configuration and records, and returns where they come from."""
+    """Writes weights, configuration and records, and returns the origin of the weights."""
     if args.run:
         return fill_from_run(folder, Path(args.run))
     torch.manual_seed(args.seed)
@@ -110,7 +110,7 @@ def fill(folder: Path, args: argparse.Namespace) -> Origin:
 
 
 def prepare(args: argparse.Namespace) -> Path:
-    """Writes the folder that is sent, in the place of an earlier one, and returns it."""
+    """Writes the folder to send, in place of an earlier one, and returns its path."""
     target = Path(args.output, "hub", args.repo_id.replace("/", "--"))
     with replaced(target) as folder:
         origin = fill(folder, args)
@@ -120,17 +120,17 @@ def prepare(args: argparse.Namespace) -> Path:
 
 
 def describe(folder: Path, args: argparse.Namespace) -> str:
-    """Lists the files with their sizes in bytes, and where they go."""
+    """Lists the files with their sizes in bytes, and the destination."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"  {path.stat().st_size:>13,}  {path.relative_to(folder)}" for path in files]
-    place = f"{constants.ENDPOINT}/{args.repo_id}, branch {args.revision or 'main'}"
-    way = ["as a pull request"] if args.create_pr else []
-    way += ["private, if it is new"] if args.private else []
-    return "\n".join([f"{folder} -> {', '.join([place, *way])}", *lines])
+    target = f"{constants.ENDPOINT}/{args.repo_id}, branch {args.revision or 'main'}"
+    notes = ["as a pull request"] if args.create_pr else []
+    notes += ["private, if it is new"] if args.private else []
+    return "\n".join([f"{folder} -> {', '.join([target, *notes])}", *lines])
 
 
 def push(args: argparse.Namespace) -> None:
-    """Prepares the folder and, unless this is a dry run, sends it."""
+    """Prepares the folder, and sends it unless this is a dry run."""
     check_arguments(args)
     folder = prepare(args)
     print(describe(folder, args))

@@ -133,7 +133,7 @@ def test_what_a_link_leads_to_is_not_published(tmp_path, place):
         secret.write_text("secret")
     linked.symlink_to(secret)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ArgumentError, match=rf"{re.escape(place)}: is a link, whose target would be published"):
+    with pytest.raises(ArgumentError, match=rf"{re.escape(place)} is a link, and its target would be published"):
         fill_from_run(tmp_path / "folder", run)
     assert not list((tmp_path / "folder").iterdir())
 

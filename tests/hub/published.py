@@ -1,4 +1,4 @@
-"""Small networks, and finished runs with invented records, to be published."""
+"""Small networks, and finished runs with invented records, for tests of publishing."""
 
 import json
 from pathlib import Path
@@ -33,8 +33,9 @@ def fine_tuned(name: str = "gmoe_tiny_patch16", num_classes: int = len(CLASSES),
 
 def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[Record]:
     """Three evaluations of a run on three domains, the first held out; validation picks the one at step 20."""
-    known = {"dataset": "folder", "algorithm": "ERM", "test_envs": [0], "trial_seed": 1, "hparams_seed": 0, "seed": 7}
-    known |= {"model": "gmoe_tiny_patch16", "holdout_fraction": 0.2, "pretrained": True, "initial_checkpoint": None}
+    options = {"dataset": "folder", "algorithm": "ERM", "test_envs": [0], "trial_seed": 1, "hparams_seed": 0, "seed": 7}
+    options |= {"model": "gmoe_tiny_patch16", "holdout_fraction": 0.2, "pretrained": True, "initial_checkpoint": None}
+    options |= {"domain_facts": [["train", f"domain {number}", "random"] for number in range(3)]}
     return [
         Record(
             step=step,
@@ -44,7 +45,7 @@ def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[R
             mem_gb=0.0,
             in_acc=tuple(inside + MARGIN * domain for domain in range(3)),
             out_acc=tuple(outside + MARGIN * domain for domain in range(3)),
-            args={**known, **args},
+            args={**options, **args},
             hparams={"lr": 3e-5, "weight_decay": 0.0, "batch_size": 32},
             roles=roles or {},
         )
@@ -53,7 +54,7 @@ def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[R
 
 
 def write_run(folder: Path, network: nn.Module | None = None, classes: tuple[str, ...] = CLASSES, **args: Any) -> Path:
-    """Writes what a finished run leaves behind, as far as publishing looks at it."""
+    """Writes the files of a finished run that publishing reads."""
     network = fine_tuned() if network is None else network
     save_network(network, folder / "best", classes=classes, config=data_config(network))
     lines = [record.to_json() for record in invented_records(**args)]

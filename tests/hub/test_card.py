@@ -1,5 +1,6 @@
-"""Cards: valid metadata, numbers from records alone, and a page on which everything that is shown works."""
+"""Cards: valid metadata, numbers from the records, and usage examples that run."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -54,10 +55,10 @@ def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
 
 
 @pytest.mark.parametrize("name", [*NAMES, "test_vit"])
-def test_cards_of_every_family_are_valid_and_say_that_nothing_was_measured(name, tmp_path):
+def test_cards_of_every_family_are_valid_and_state_that_nothing_was_evaluated(name, tmp_path):
     card = card_of_network(tmp_path, name)
     assert card_mistakes(card.content) == []
-    assert "Nothing has been measured for these weights." in card.text
+    assert "These weights have not been evaluated." in card.text
     assert card.data.eval_results is None
     assert not re.search(r"\d%|accuracy", card.text, re.IGNORECASE)
     assert (tmp_path / "README.md").read_text() == card.content
@@ -73,10 +74,10 @@ def test_metadata_of_a_run_survives_reading_and_holds_what_the_selected_record_m
     assert (data.base_model, data.base_model_relation) == ("timm/deit_tiny_patch16_224.fb_in1k", "finetune")
     assert {"domain-generalization", "mixture-of-experts", "timm"} <= set(data.tags)
     assert data.model_name == "network"
-    found = {(result.dataset_config, result.dataset_split): result.metric_value for result in data.eval_results}
+    results = {(result.dataset_config, result.dataset_split): result.metric_value for result in data.eval_results}
     expected = {("domain 0", "in"): INSIDE}
     expected |= {(f"domain {domain}", "out"): OUTSIDE + MARGIN * domain for domain in (1, 2)}
-    assert found == {key: round(value, 4) for key, value in expected.items()}
+    assert results == {key: round(value, 4) for key, value in expected.items()}
 
 
 def test_the_table_holds_the_selected_record_of_every_domain(tmp_path):
@@ -103,12 +104,12 @@ def test_an_average_of_weights_is_named_and_is_no_choice_between_evaluations(tmp
     fill_from_network(tmp_path, fine_tuned())
     records = invented_records(averaging="swad")
     averaged = [*records, replace(records[-1], averaged=True)]
-    for evaluations, rule in ((records, "training-domain validation"), (averaged, "none between")):
+    for evaluations, rule in ((records, "training-domain validation"), (averaged, "none.")):
         origin = Origin("random initialization", records=evaluations)
         card = write_card(tmp_path, load_folder(tmp_path), REPOSITORY, origin, CARDS)
         assert "- Method: ERM, weights averaged (`swad`); lr" in card.text
         assert re.findall("- Selection rule: (.*)", card.text)[0].startswith(rule)
-        assert ("of the averaged weights" in card.text) == (rule == "none between")
+        assert ("of the averaged weights" in card.text) == (rule == "none.")
 
 
 def test_other_records_give_other_numbers(tmp_path, monkeypatch):
@@ -161,7 +162,7 @@ def test_the_snippet_asks_the_experts_that_were_measured(mode, call, tmp_path):
     card = card_of_run(tmp_path, network)
     assert f"probabilities = {call}.softmax" in card.text
     assert ("metadata = torch.tensor" in card.text) == (mode == "routed")
-    assert ("shared expert alone was trained: give no metadata" in card.text) == (mode == "shared")
+    assert ("Only the shared expert was trained. Pass no metadata" in card.text) == (mode == "shared")
 
 
 @pytest.mark.parametrize("name", ["moge_tiny", "erm_le_tiny_patch16"])
@@ -174,7 +175,7 @@ def test_the_snippet_gives_the_kind_of_metadata_that_the_model_reads(name, encod
 def test_the_snippet_of_a_model_with_columns_names_them_and_gives_a_number_for_each(tmp_path):
     network = fine_tuned("moge_tiny", metadata_columns={"month": (6.5, 3.0), "elevation": (500.0, 250.0)})
     text = card_of_run(tmp_path, network).text
-    assert "# longitude, latitude in degrees, month, elevation; NaN where unknown" in text
+    assert "# longitude, latitude in degrees, month, elevation, NaN if unknown" in text
     (row,) = re.findall(r"metadata = torch\.tensor\((.*)\)", text)
     assert network(torch.zeros(1, 3, *network.patch_embed.img_size), torch.tensor(eval(row))).shape == (1, len(CLASSES))
 
@@ -187,11 +188,22 @@ def test_a_mixture_on_another_backbone_names_it_and_its_weights(tmp_path):
     assert card.data.base_model == "timm/test_vit.r160_in1k"
 
 
-def test_the_upcycled_starting_point_says_what_it_is(tmp_path):
+def test_an_upcycled_starting_point_is_described(tmp_path):
     source = "timm/deit_tiny_patch16_224.fb_in1k"
     card = card_of_network(tmp_path, "gmoe_tiny_patch16", Origin(source, source, upcycled=True))
-    assert "plain upcycled model" in card.text
-    assert "computes in evaluation what its dense source computes" in card.text
+    assert "an upcycled model without training" in card.text
+    assert "its outputs equal those of the dense source up to rounding" in card.text
     assert (card.data.base_model, card.data.base_model_relation) == (source, "finetune")
     assert "touvron2021deit" in card.text
     assert "}\n\n@" in card.text
+
+
+def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine(tmp_path):
+    card_of_run(tmp_path, data_dir="/home/me/images", output="output")
+    before, after = (
+        [json.loads(line) for line in (tmp_path / place / "results.jsonl").read_text().splitlines()]
+        for place in ("run", "folder")
+    )
+    assert [row["args"].pop("data_dir") for row in before] == ["/home/me/images"] * 3
+    assert [row["args"].pop("data_dir") for row in after] == ["images"] * 3
+    assert after == before

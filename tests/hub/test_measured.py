@@ -1,4 +1,4 @@
-"""The card of each kind of benchmark, sentence by sentence: its numbers and names are found in the records."""
+"""Cards of each kind of benchmark: their numbers, names and sentences match the records."""
 
 import html
 import json
@@ -133,7 +133,7 @@ def test_the_table_has_every_domain_with_its_role_and_numbers(published):
 
 def test_the_headline_is_taken_over_what_is_out_of_distribution(published):
     record = published.record()
-    (meaning, value) = re.findall(r"judged by is ([^:]*): \*\*([\d.]+)\*\*", published.text)[0]
+    (meaning, value) = re.findall(r"reported number is ([^:]*): \*\*([\d.]+)\*\*", published.text)[0]
     held_out = [record.in_acc[index] for index in record.test_domains]
     if record.roles:
         assert value == percent(record.roles["ood"]["accuracy"])
@@ -150,7 +150,7 @@ def test_what_is_said_about_the_splits_is_what_was_done(published):
     assert ("the data's own" in sentences[0]) == official
     assert ("% (out)" in sentences[0]) == (not official and not published.plan.options.split_by_photograph)
     assert ("by photograph" in sentences[0]) == published.plan.options.split_by_photograph
-    assert ("(decides the splits)" in published.text) == ("at random" in sentences[0])
+    assert ("(determines the splits)" in published.text) == ("at random" in sentences[0])
     if "at random" in sentences[0]:
         inside, outside = map(float, re.findall(r"([\d.]+)% \((?:in|out)\)", sentences[0]))
         for split in published.plan.splits:
@@ -186,7 +186,7 @@ def test_a_model_that_was_trained_from_scratch_claims_no_origin(published):
     config = config_of(published.folder)["pretrained_cfg"]
     assert config["license"] == "unknown"
     assert {"tag", "paper_ids", "origin_url"}.isdisjoint(config)
-    assert "| Started as | random initialization |" in published.text
+    assert "| Starting point | random initialization |" in published.text
 
 
 def test_the_package_is_to_be_had_where_the_citation_says(published):

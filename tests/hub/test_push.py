@@ -1,4 +1,4 @@
-"""Uploads: all or nothing, repeatable, and refused before anything is changed where something is wrong."""
+"""Uploads: in one commit, repeatable, and refused before anything is changed."""
 
 import os
 import signal
@@ -71,10 +71,10 @@ def test_a_connection_that_breaks_once_is_tried_again(hub, folder):
 
 def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(hub, folder):
     hub.drop = lambda request: request.startswith(STORAGE)
-    with pytest.raises(HubError, match=r"nothing was committed.*someone/network exists now and is empty\. Repeat"):
+    with pytest.raises(HubError, match=r"nothing was committed.*someone/network is new and empty\. Repeat"):
         push_folder(folder, REPOSITORY)
     assert hub.repositories[REPOSITORY].at("main").files == {}
-    with pytest.raises(HubError, match=r"someone/network is as it was"):
+    with pytest.raises(HubError, match=r"someone/network is unchanged"):
         push_folder(folder, REPOSITORY)
     hub.drop = lambda request: False
     push_folder(folder, REPOSITORY)
@@ -127,7 +127,7 @@ def test_a_private_repository_is_private_and_a_public_one_is_not_mistaken_for_it
     assert hub.repositories[REPOSITORY].private
     push_folder(folder, REPOSITORY, private=True)
     push_folder(folder, "someone/public")
-    with pytest.raises(ArgumentError, match=r"repo_id='someone/public': exists and is public"):
+    with pytest.raises(ArgumentError, match=r"repo_id='someone/public': is public"):
         push_folder(folder, "someone/public", private=True)
 
 
@@ -165,7 +165,7 @@ def test_a_branch_that_cannot_be_made_leaves_an_empty_repository_and_the_error_s
         raise OSError("the connection broke")
 
     monkeypatch.setattr(HfApi, "create_branch", broken)
-    with pytest.raises(HubError, match=f"nothing was committed.*{REPOSITORY} exists now and is empty"):
+    with pytest.raises(HubError, match=f"nothing was committed.*{REPOSITORY} is new and empty"):
         push_folder(folder, REPOSITORY, revision="next")
     assert hub.commits(REPOSITORY) == []
 
@@ -183,7 +183,7 @@ def test_a_card_that_the_hub_refuses_stops_everything(hub, folder, tmp_path):
     ("token", "complaint"),
     [
         (None, "token=None: set HF_TOKEN to a token with write access, or log in .*nothing was sent"),
-        ("hf_a_wrong_one", r"the Hub does not know this token \(401\).*nothing was sent"),
+        ("hf_a_wrong_one", r"the Hub does not accept this token \(401\).*nothing was sent"),
     ],
 )
 def test_without_a_token_that_works_nothing_is_sent(token, complaint, hub, folder, monkeypatch):

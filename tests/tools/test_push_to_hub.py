@@ -1,4 +1,4 @@
-"""The publishing tool: what it prepares, what it says, and what it refuses."""
+"""The publishing tool: folders, printed lines and refused arguments."""
 
 import re
 import shutil
@@ -59,7 +59,7 @@ def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
     card = (folder / "README.md").read_text()
     assert "base_model: timm/deit_tiny_patch16_224.fb_in1k" in card
     assert "base_model_relation: finetune" in card
-    assert "plain upcycled model" in card
+    assert "an upcycled model without training" in card
     assert config_of(folder)["pretrained_cfg"]["interpolation"] == "bicubic"
     first = load_file(folder / "model.safetensors")
     dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
@@ -76,7 +76,7 @@ def test_weights_of_a_file_keep_their_classifier(tool, tmp_path):
     assert all(torch.equal(saved[name], value) for name, value in network.state_dict().items())
     card = (folder / "README.md").read_text()
     assert "license: cc-by-nc-4.0" in card
-    assert "| Started as | the file `weights.safetensors` |" in card
+    assert "| Starting point | the file `weights.safetensors` |" in card
 
 
 def shortened_names(run):
@@ -108,11 +108,11 @@ def local_encoder(run):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (shortened_names, "CheckpointError: label_names=4 names in config.json, but the classifier has 5 classes"),
+        (shortened_names, "CheckpointError: label_names=4 names in config.json: the classifier has 5 classes"),
         (other_head, "CheckpointError: .*head"),
         (cut_off, "CheckpointError: .*run/best cannot be had .SafetensorError"),
-        (unfinished, "ArgumentError: run=.*: is no finished run: it lacks done; give the folder"),
-        (local_encoder, "CheckpointError: metadata_encoder=.*is a file of this machine"),
+        (unfinished, "ArgumentError: run=.*: is not a finished run, done missing; give an output folder"),
+        (local_encoder, "CheckpointError: metadata_encoder=.*is a local file"),
     ],
 )
 def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complaint, tool, tmp_path):
@@ -125,14 +125,14 @@ def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complai
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "ArgumentError: run=None: give one of"),
-        (["run", "--upcycled", "gmoe_tiny_patch16"], "ArgumentError: run='run': give one of"),
-        (["run"], "ArgumentError: run='run': is no finished run"),
+        ([], "ArgumentError: run=None: give exactly one of"),
+        (["run", "--upcycled", "gmoe_tiny_patch16"], "ArgumentError: run='run': give exactly one of"),
+        (["run"], "ArgumentError: run='run': is not a finished run"),
         (["--model", "gmoe_tiny_patch16"], "ArgumentError: model='gmoe_tiny_patch16': comes without weights"),
         (["--upcycled", "gmoe_tny_patch16"], "ArgumentError: model='gmoe_tny_patch16': .*gmoe_tiny_patch16"),
         (["--upcycled", "gmoe_tiny_patch16"], "CheckpointError: .*cannot be had"),
-        (["run", "--initial-checkpoint", "x"], "ArgumentError: initial_checkpoint='x': goes with --model"),
-        (["run", "--create-pr", "--revision", "x"], "ArgumentError: revision='x': a pull request changes main"),
+        (["run", "--initial-checkpoint", "x"], "ArgumentError: initial_checkpoint='x': needs --model"),
+        (["run", "--create-pr", "--revision", "x"], "ArgumentError: revision='x': --create-pr goes to main"),
         (["run", "--repo-id", "network"], "ArgumentError: repo_id='network': give OWNER/NAME"),
         (["run", "--repo-id", "some one/x"], "ArgumentError: repo_id='some one/x': "),
     ],

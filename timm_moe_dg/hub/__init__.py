@@ -1,4 +1,4 @@
-"""The Hub: folders to publish, their cards, and the upload."""
+"""Model cards and uploads to the Hugging Face Hub."""
 
 from .card import write_card
 from .folder import fill_from_network, fill_from_run, load_folder

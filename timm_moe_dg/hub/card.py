@@ -1,4 +1,4 @@
-"""Model cards: templates of hub_cards/, facts that nobody can measure, and numbers that come from records alone."""
+"""Model cards, from the templates and facts in hub_cards/ and the numbers in a run's records."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -16,14 +16,14 @@ from ..data import BENCHMARKS
 from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
 from .folder import read_config, write_config
-from .measured import RANDOM, DomainResult, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
+from .measured import RANDOM, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
 
 
 class Family(TypedDict):
-    """A family of models; `paper` is the name of its entry among the papers."""
+    """A family of models. `paper` is a key of the papers in facts.yaml."""
 
     name: str
     paper: str
@@ -31,21 +31,21 @@ class Family(TypedDict):
 
 
 class Paper(TypedDict):
-    """A paper; the citation is BibTeX."""
+    """A paper. The citation is BibTeX."""
 
     reference: str
     citation: str
 
 
 class DenseSource(TypedDict):
-    """Published weights that models start from, and the BibTeX of their paper."""
+    """License of published weights that models start from, and the BibTeX of their paper."""
 
     license: str
     citation: str
 
 
 class Facts(TypedDict):
-    """What facts.yaml says about a model."""
+    """Entries of facts.yaml for one model, and the name of its template."""
 
     template: str
     family: Family
@@ -56,23 +56,24 @@ class Facts(TypedDict):
 def write_card(
     folder: Path, network: nn.Module, repo_id: str, origin: Origin, cards: Path, license: str | None = None
 ) -> ModelCard:
-    """Writes README.md into a folder that holds a model, and the license into its config.json.
+    """Writes the README.md of a model folder, and the license into its config.json.
 
     Args:
-        folder: With config.json, model.safetensors, and PNG figures at will.
-        network: The model, as it comes out of that folder.
-        repo_id: OWNER/NAME of the repository that it will lie in.
-        origin: Where the weights come from.
-        cards: The folder of templates and facts.
-        license: Of the weights, as the Hub abbreviates it; None for that of the published weights they began as, or
-            "unknown" where they began as anything else.
+        folder: Folder with config.json, model.safetensors and any number of PNG figures.
+        network: The model, as loaded from that folder.
+        repo_id: OWNER/NAME of the repository to upload to.
+        origin: Origin of the weights.
+        cards: Folder of templates and facts.
+        license: The Hub's identifier of the weights' license. None for the license of the published weights that
+            training started from, or "unknown" if it started from anything else.
     """
     config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
     license = license or _inherited_license(config, origin)
-    if not (origin.base_model or origin.upcycled):  # timm's row of the architecture speaks of weights that had no part
+    if not (origin.base_model or origin.upcycled):
+        # timm's entry of the architecture describes published weights, which were not used here.
         config["pretrained_cfg"] = without_origin(config["pretrained_cfg"])
-    config["pretrained_cfg"]["license"] = license  # for the cards of those who go on from these weights
+    config["pretrained_cfg"]["license"] = license  # inherited by the cards of models that start from these weights
     write_config(folder, config)
     data = card_data(repo_id, origin, license, facts["family"]["tags"])
     model = {**_model_facts(folder, config, network), "repo_id": repo_id, "license": license}
@@ -83,13 +84,13 @@ def write_card(
 
 
 def _inherited_license(config: Config, origin: Origin) -> str:
-    """The license that a model's registered weights have, if the run's own began as published ones."""
-    known = config["pretrained_cfg"].get("license") if origin.base_model else None
-    return known or "unknown"
+    """The license of the model's registered weights, if training started from published weights."""
+    registered = config["pretrained_cfg"].get("license") if origin.base_model else None
+    return registered or "unknown"
 
 
 def read_facts(cards: Path, architecture: str) -> Facts:
-    """Looks up what facts.yaml says about a model: its family, that family's paper, and all dense sources."""
+    """Reads the entries of facts.yaml for a model: its family, the family's paper, and all dense sources."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
     family = facts["families"][name]
@@ -102,7 +103,7 @@ def read_facts(cards: Path, architecture: str) -> Facts:
 
 
 def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> ModelCardData:
-    """Builds a card's metadata, as the Hub defines it."""
+    """Builds a card's metadata in the Hub's format."""
     dataset = origin.args["dataset"] if origin.records else ""
     return ModelCardData(
         license=license,
@@ -118,10 +119,10 @@ def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> Mo
 
 
 def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
-    """One result a domain: what is reported on held-out domains, what chose the step on training domains."""
+    """One result per domain, on the reported split of held-out domains and on the validation split of the others."""
     results = []
     for row in domain_results(origin.selected) if origin.records else []:
-        split, value = _relevant(row)
+        split, value = ("out", row.outside) if row.trained else ("in", row.inside)
         name = escape.one_line(row.domain)
         if isfinite(value):
             results.append(
@@ -138,10 +139,6 @@ def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
                 )
             )
     return results
-
-
-def _relevant(row: DomainResult) -> tuple[str, float]:
-    return ("out", row.outside) if row.trained else ("in", row.inside)
 
 
 def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, object]:
@@ -171,15 +168,15 @@ def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, objec
     source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
     name = str(model["repo_id"]).partition("/")[2]
-    known = {"name": name, "repository": _repository(cards), "paper": facts["paper"]}
-    page = {**model, **known, "origin": origin, "citations": citations, "source": source}
+    page = {**model, "name": name, "repository": _repository(cards), "paper": facts["paper"]}
+    page |= {"origin": origin, "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin)
     return environment.get_template(facts["template"]).render(page)
 
 
 def _repository(cards: Path) -> str | None:
-    """Where the package is to be had, as CITATION.cff says; None while it does not."""
+    """URL of the package's repository from CITATION.cff, None if the file has none."""
     citation = cards.parent / "CITATION.cff"
     return yaml.safe_load(citation.read_text()).get("repository-code") if citation.is_file() else None
 
@@ -194,7 +191,7 @@ def _run_facts(origin: Origin) -> dict[str, object]:
         "headline": headline(record),
         "losses": losses_in_effect(record),
         "splits": splits_in_words(record),
-        "drawn": any(fact.split == RANDOM for fact in domain_facts(record)),
+        "random_split": any(fact.split == RANDOM for fact in domain_facts(record)),
         "benchmark": BENCHMARKS.get(record.args["dataset"]),
         "versions": record.args.get("versions"),
         "command": training_command(record.args),

@@ -1,4 +1,4 @@
-"""What a run's selected record says about each domain, and in words that hold for its kind of benchmark."""
+"""Results and splits of a run's domains from its selected record, in words for its kind of benchmark."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from ..protocols import Record, reported_accuracy
 from ..protocols.options import DEFAULTS
 from ..results.runs import domain_names
 
-OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # ways in which a domain is split
+OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # kinds of splits
 _LOSSES = {
     "aux_loss": ("aux_coef", "the routers' auxiliary loss"),
     "cka_loss": ("cka_coef", "MoGE's diversity loss (CKA)"),
@@ -19,11 +19,11 @@ class DomainResult(NamedTuple):
     """Accuracy of the published weights on one domain.
 
     Attributes:
-        domain: Its name, or its position where the records do not know it.
-        role: What it was to the run, in words.
-        trained: Whether it was trained on.
-        inside: Share of right answers on the in-split; NaN where that is empty.
-        outside: Likewise on the out-split.
+        domain: Name of the domain, or "domain N" if the records have no names.
+        role: Its part in the run, in words.
+        trained: Whether the network was trained on it.
+        inside: Accuracy on the in-split, NaN if that is empty.
+        outside: Accuracy on the out-split, NaN if that is empty.
     """
 
     domain: str
@@ -34,7 +34,7 @@ class DomainResult(NamedTuple):
 
 
 class DomainFact(NamedTuple):
-    """What a run wrote down about a domain: its role and group (see `data.Domain`), and how it was split."""
+    """A domain as recorded by a run: its role and group (see `data.Domain`), and the kind of its split."""
 
     role: str
     group: str
@@ -42,32 +42,22 @@ class DomainFact(NamedTuple):
 
 
 def domain_facts(record: Record) -> list[DomainFact]:
-    """Reads what a run wrote down about its domains; of older runs, what their names say.
-
-    Domains of benchmarks that set some apart for testing are named by role and group, such as "id Europe".
-    """
-    known = record.args.get("domain_facts")
-    if known:
-        return [DomainFact(*fact) for fact in known]
-    names = domain_names([record])
-    if not record.roles:
-        return [DomainFact("train", name, RANDOM) for name in names]
-    pairs = [name.partition(" ") for name in names]
-    return [DomainFact(role, group or POOLED, OFFICIAL) for role, _, group in pairs]
+    """Reads the recorded role, group and split of each domain."""
+    return [DomainFact(*fact) for fact in record.args["domain_facts"]]
 
 
 def domain_results(record: Record) -> list[DomainResult]:
-    """Returns what an evaluation measured, one row a domain."""
+    """Returns the accuracies of an evaluation by domain."""
     facts = domain_facts(record)
     trained = [position not in record.test_domains for position in range(len(facts))]
-    groups = {fact.group for fact, seen in zip(facts, trained, strict=True) if seen}
-    roles = ["training" if seen else _tested(fact, groups) for fact, seen in zip(facts, trained, strict=True)]
+    groups = {fact.group for fact, used in zip(facts, trained, strict=True) if used}
+    roles = ["training" if used else _test_role(fact, groups) for fact, used in zip(facts, trained, strict=True)]
     rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, strict=True)
     return [DomainResult(*row) for row in rows]
 
 
-def _tested(fact: DomainFact, trained: set[str]) -> str:
-    """What a domain is called that took no part in training, though other images of its group may have."""
+def _test_role(fact: DomainFact, trained: set[str]) -> str:
+    """Describes a domain that was not trained on, and whether other images of its group were."""
     if fact.role == "train":
         return "held out"
     words = {"id": "in-distribution test", "ood": "out-of-distribution test"}.get(fact.role, "test")
@@ -77,10 +67,10 @@ def _tested(fact: DomainFact, trained: set[str]) -> str:
 
 
 class Headline(NamedTuple):
-    """The number that a run is judged by.
+    """The reported number of a run.
 
     Attributes:
-        meaning: What it is, in words.
+        meaning: Description in words.
         value: A share.
     """
 
@@ -89,7 +79,7 @@ class Headline(NamedTuple):
 
 
 def headline(record: Record) -> Headline:
-    """Picks the number: over out-of-distribution images where the data set some apart, else over held-out domains."""
+    """Returns the accuracy over the data's own out-of-distribution test images, or else over held-out domains."""
     if "ood" in record.roles:
         return Headline("accuracy over all out-of-distribution test images", record.roles["ood"]["accuracy"])
     if "id" in record.roles:
@@ -101,26 +91,24 @@ def headline(record: Record) -> Headline:
 
 
 def losses_in_effect(record: Record) -> list[str]:
-    """Names the losses that were added to the method's own, with their coefficients; those of weight or value 0 not."""
-    found = []
+    """Describes the auxiliary losses with their coefficients. Losses without effect are left out."""
+    losses = []
     for loss, (option, words) in _LOSSES.items():
         coefficient = record.args.get(option, DEFAULTS[option])
         if coefficient and record.losses.get(loss):
-            found.append(f"{words} x {coefficient:g}")
-    return found
+            losses.append(f"{words} x {coefficient:g}")
+    return losses
 
 
 def splits_in_words(record: Record) -> list[str]:
-    """Says how the images of the domains were divided, one sentence for each way that occurs."""
-    return [_SPLITS[way](record) for way in dict.fromkeys(fact.split for fact in domain_facts(record))]
+    """Describes the splits of the domains, one sentence for each kind of split."""
+    return [_SPLITS[kind](record) for kind in dict.fromkeys(fact.split for fact in domain_facts(record))]
 
 
 def _random(record: Record) -> str:
     out = 100 * record.args.get("holdout_fraction", 0.2)
     seed = record.args["trial_seed"]
-    return (
-        f"each domain is split at random, as trial seed {seed} decides, into {100 - out:.1f}% (in) and {out:.1f}% (out)"
-    )
+    return f"each domain is split at random, by trial seed {seed}, into {100 - out:.1f}% (in) and {out:.1f}% (out)"
 
 
 def _official(record: Record) -> str:
@@ -128,13 +116,13 @@ def _official(record: Record) -> str:
     parts = {
         "train": "training domains: training images (in), validation images (out)",
         "id": "in-distribution test domains: test images (in)",
-        "ood": "out-of-distribution test domains: test images (in), validation images under shift, if any (out)",
+        "ood": "out-of-distribution test domains: test images (in), validation images of that kind, if any (out)",
     }
     return f"the data's own; {'; '.join(words for role, words in parts.items() if role in roles)}"
 
 
 def _photograph(record: Record) -> str:
-    return "by photograph, the same in all domains: 60% to train on, 20% to validate on (out), 20% to test on"
+    return "by photograph, the same in all domains: 60% for training, 20% for validation (out), 20% for testing"
 
 
 _SPLITS = {RANDOM: _random, OFFICIAL: _official, PHOTOGRAPH: _photograph}

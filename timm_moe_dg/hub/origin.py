@@ -1,4 +1,4 @@
-"""Where published weights come from: what they started as, and what training them measured."""
+"""Origin of published weights: their starting point, and the records of their training."""
 
 import os
 import shlex
@@ -19,13 +19,13 @@ from ..protocols.run_identity import changed_options
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights come from.
+    """Origin of weights.
 
     Attributes:
-        start: What they began as, or are, in words.
-        base_model: The Hub repository that they began as; None without one.
-        upcycled: Whether they are a plain upcycled model, not trained since.
-        records: The evaluations of the run that trained them; empty without a run.
+        start: Their starting point in words.
+        base_model: Hub repository of the starting point, None without one.
+        upcycled: Whether they are an upcycled model without any training.
+        records: The evaluations of the run that trained them, empty without a run.
     """
 
     start: str
@@ -35,7 +35,7 @@ class Origin:
 
     @property
     def selected(self) -> Record:
-        """The evaluation of these weights: the one that training-domain validation picks."""
+        """The evaluation of these weights: the record that training-domain validation selects."""
         return training_domain_validation(self.records)
 
     @property
@@ -45,7 +45,7 @@ class Origin:
 
 
 def origin_of_run(records: Sequence[Record]) -> Origin:
-    """Reads from a run's options what its network began as."""
+    """Determines the starting point of a run from its options."""
     args = training_domain_validation(records).args
     if args.get("initial_checkpoint"):
         return Origin(f"the file {code(os.path.basename(args['initial_checkpoint']))}", records=records)
@@ -57,11 +57,11 @@ def origin_of_run(records: Sequence[Record]) -> Origin:
 
 
 def published_source(model: str, model_kwargs: Arguments | None = None) -> str | None:
-    """Returns the Hub repository whose weights `pretrained=True` starts a model from; None for a local folder.
+    """Returns the Hub repository of the weights that `pretrained=True` loads, None for a local folder.
 
     Args:
-        model: As timm names it.
-        model_kwargs: Its arguments; a `backbone` among them brings the weights.
+        model: timm's name of the model.
+        model_kwargs: Model arguments. The weights are those of the `backbone`, if there is one.
     """
     source, name = parse_model_name((model_kwargs or {}).get("backbone", model))
     if source == "hf-hub":
@@ -76,12 +76,13 @@ def hub_link(repository: str) -> str:
 
 
 def training_command(args: Arguments, width: int = 100) -> str:
-    """Writes the command that repeats a run, broken into lines that a shell joins.
+    """Writes the command that repeats a run, with a backslash at the end of each line but the last.
+
+    Options with their default or a filled-in value are left out. DATA stands for the image folder.
 
     Args:
-        args: The run's options; those that have their defaults, or were filled in, are left out, and a folder of images
-            is given as DATA.
-        width: Length at which a line ends.
+        args: The run's options.
+        width: Length of a line, in characters.
     """
     options = without_local_paths(changed_options(args))
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}
@@ -97,7 +98,7 @@ def training_command(args: Arguments, width: int = 100) -> str:
 
 
 def without_local_paths(args: Arguments) -> dict[str, object]:
-    """Shortens absolute paths among a run's options to their last part: nobody else has these folders."""
+    """Shortens absolute paths among a run's options to their last part."""
     return {name: _shortened(value) if isinstance(value, str) else value for name, value in args.items()}
 
 

@@ -1,7 +1,7 @@
-"""Uploading a folder to a repository of the Hub in one commit: all of it arrives, or nothing.
+"""Uploads a folder to a Hub repository in one commit.
 
-huggingface_hub does the work, its progress bars and its retries included. Files whose content the Hub has already are
-not sent again, and where nothing differs there is no commit.
+huggingface_hub retries failed requests. It skips files that the repository has already, and makes no commit if nothing
+changed.
 """
 
 from collections.abc import Iterator
@@ -34,22 +34,23 @@ def push_folder(
     create_pr: bool = False,
     replace_model: bool = False,
 ) -> CommitInfo:
-    """Uploads every file of a folder, creating the repository, and the branch, where there is none.
+    """Uploads every file of a folder. The repository and the branch are created if needed.
 
     Args:
-        folder: With config.json and README.md.
+        folder: Folder with config.json and README.md.
         repo_id: OWNER/NAME.
-        private: Create the repository as a private one.
-        revision: Branch; None for main.
+        private: Create a private repository.
+        revision: Branch, None for main.
         create_pr: Open a pull request instead of changing the branch.
-        replace_model: Allow that the repository holds another architecture or other classes.
+        replace_model: Allow a repository with another architecture or other classes.
 
     Returns:
-        The commit; the one that was there already if nothing had to be changed.
+        The new commit, or the latest commit if nothing changed.
 
     Raises:
-        ArgumentError: The repository holds another model, or is public although `private` was asked for.
-        HubError: No token, a wrong one, no connection, or the Hub refuses; the message says what is there now.
+        ArgumentError: The repository holds another model, or is public although `private` is True.
+        HubError: The token is missing or wrong, the Hub cannot be reached, or it refuses. The message describes the
+            state of the repository.
     """
     api = HfApi(library_name="timm_moe_dg")
     with _explained(repo_id, "nothing was sent"):
@@ -80,14 +81,14 @@ def _existing(api: HfApi, repo_id: str) -> ModelInfo | None:
 
 def _check_visibility(info: ModelInfo, repo_id: str, private: bool) -> None:
     if private and not info.private:
-        remedy = "exists and is public; make it private in its settings first, or leave out --private"
+        remedy = "is public; make it private in its settings first, or leave out --private"
         raise ArgumentError.of("repo_id", repo_id, remedy)
 
 
 def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
     try:
         theirs = _read_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)).parent)
-    except LocalEntryNotFoundError:  # the connection broke: nobody knows what is there
+    except LocalEntryNotFoundError:  # a subclass of EntryNotFoundError, but raised for a broken connection
         raise
     except (EntryNotFoundError, RevisionNotFoundError):
         return
@@ -104,16 +105,16 @@ def _read_model(folder: Path) -> dict[str, object]:
 
 
 def _unfinished(repo_id: str, is_new: bool) -> str:
-    state = "exists now and is empty" if is_new else "is as it was"
+    state = "is new and empty" if is_new else "is unchanged"
     return (
-        f"nothing was committed, for all files arrive in one commit or none does: {repo_id} {state}. Repeat the same "
-        "command: what the Hub has received is not sent again, and if only its last answer was lost nothing will change"
+        f"nothing was committed: {repo_id} {state}. Repeat the same command: files that the Hub has received are not "
+        "sent again, and a commit that did arrive is not repeated"
     )
 
 
 @contextmanager
 def _explained(repo_id: str, state: str) -> Iterator[None]:
-    """Turns what huggingface_hub raises into one error that ends with what is on the Hub now."""
+    """Turns huggingface_hub's exceptions into a `HubError` whose message ends with the state of the repository."""
     try:
         yield
     except MoeDgError:
@@ -122,7 +123,7 @@ def _explained(repo_id: str, state: str) -> Iterator[None]:
         raise HubError(f"token=None: {_TOKEN}; {state}") from error
     except HfHubHTTPError as error:
         raise HubError(f"repo_id={repo_id!r}: {_reason(error)}; {state}") from error
-    except Exception as error:  # the HTTP library's own exceptions share no base with others
+    except Exception as error:  # the exceptions of the HTTP library have no base class of their own
         cause = error.__cause__ or error
         advice = f"check the connection to {constants.ENDPOINT}"
         raise HubError(f"repo_id={repo_id!r}: {type(cause).__name__}: {cause}; {advice}; {state}") from error
@@ -131,7 +132,7 @@ def _explained(repo_id: str, state: str) -> Iterator[None]:
 def _reason(error: HfHubHTTPError) -> str:
     status = error.response.status_code
     if status == 401:
-        return f"the Hub does not know this token (401); {_TOKEN}"
+        return f"the Hub does not accept this token (401); {_TOKEN}"
     if status == 403:
-        return f"this token may not write there (403: {error.server_message or 'forbidden'}); {_TOKEN}"
+        return f"this token has no write access (403: {error.server_message or 'forbidden'}); {_TOKEN}"
     return f"the Hub answered {status}: {error.server_message or str(error).splitlines()[0]}"
