@@ -364,7 +364,8 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # which have an option of their own
         remedy = f"{name} reads none; leave it out, or train a model that does, such as moge_tiny"
         return ArgumentError.of("metadata_columns", list(columns), remedy)
-    if isinstance(error, OptionError):
+    # Options that the user did not type are of the model's config.json, so the message has to name the model.
+    if isinstance(error, OptionError) and str(error).partition("=")[0] in kwargs:
         return error
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
 
