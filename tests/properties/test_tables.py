@@ -1,6 +1,6 @@
-"""The cells of a table, against means that are taken by hand."""
+"""Cells of tables, against means by hand."""
 
-from itertools import product
+from itertools import combinations, product
 from math import sqrt
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.invented import invented_records
 from timm_moe_dg.results.runs import FinishedRun
 from timm_moe_dg.results.tables import make_tables
 
-pytestmark = pytest.mark.slow  # some of them take two seconds
+pytestmark = pytest.mark.slow  # up to two seconds each
 
 
 def mean(numbers):
@@ -22,15 +22,15 @@ def mean(numbers):
 
 @st.composite
 def sweeps(draw):
-    """Runs that leave out each domain and each pair, for some trial seeds and draws of hyper-parameters."""
-    domains, levels = draw(st.integers(2, 3)), draw(st.sampled_from([2, 64]))  # of two levels, most values are equal
+    """Runs that hold out each domain and each pair, for some trial seeds and draws of hyper-parameters."""
+    domains, levels = draw(st.integers(2, 3)), draw(st.sampled_from([2, 64]))  # with two levels, most values are equal
     trials = draw(st.lists(st.integers(0, 9), min_size=1, max_size=2, unique=True))
     draws = draw(st.lists(st.integers(0, 9), min_size=1, max_size=2, unique=True))
-    at, seed = draw(st.sampled_from([(0,), (0, 10), (0, 10, 20)])), draw(st.integers(0, 2**31))
-    held_out = [(one,) for one in range(domains)] + [(a, b) for b in range(domains) for a in range(b)]
+    steps, seed = draw(st.sampled_from([(0,), (0, 10), (0, 10, 20)])), draw(st.integers(0, 2**31))
+    held_out = [*combinations(range(domains), 1), *combinations(range(domains), 2)]
     runs = {}
     for test, trial, hparams in product(held_out, trials, draws):
-        same = {"num_domains": domains, "at": at, "levels": levels, "seed": seed}
+        same = {"num_domains": domains, "at": steps, "levels": levels, "seed": seed}
         made = invented_records(test, trial_seed=trial, hparams_seed=hparams, **same)
         runs[test, trial, hparams] = FinishedRun(Path(f"{test}-{trial}-{hparams}"), made)
     return domains, trials, draws, runs
@@ -41,7 +41,7 @@ def validation(record, held_out):
 
 
 def chosen(rule, runs, domains, draws, domain, trial):
-    """What a rule selects: the highest value, of equals the highest draw of hyper-parameters, then the first step."""
+    """The record with the highest value; of equals, the highest draw of hyper-parameters, then the first step."""
     candidates = []
     for draw in draws:
         records = runs[(domain,), trial, draw].records
@@ -58,7 +58,7 @@ def chosen(rule, runs, domains, draws, domain, trial):
 
 
 @given(sweeps(), st.sampled_from(["training_domain_validation", "oracle", "leave_one_domain_out_cv"]))
-def test_cells_are_means_over_seeds_of_what_the_rule_selects(sweep, rule):
+def test_cells_are_means_over_seeds_of_the_selected_records(sweep, rule):
     domains, trials, draws, runs = sweep
     (table,) = make_tables(list(runs.values()), [rule])
     ((cells),) = table.rows.values()

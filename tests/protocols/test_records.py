@@ -32,9 +32,11 @@ DOMAINBED_ROW = json.dumps(
 
 
 def test_round_trip():
-    record = make_record()
-    assert Record.from_json(record.to_json()) == record
-    assert "\n" not in record.to_json()
+    roles = {"id": {"accuracy": 0.5, "worst_group": None, "group_accuracy": {"a": 0.5}, "num_samples": {"a": 2}}}
+    for record in (make_record(), make_record(roles=roles, averaged=True)):
+        assert Record.from_json(record.to_json()) == record
+        assert "\n" not in record.to_json()
+    assert "roles" not in make_record().to_json()
 
 
 def test_out_losses_are_kept_by_domain():
