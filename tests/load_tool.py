@@ -1,4 +1,4 @@
-"""Scripts of tools/ as modules, since nobody imports them by name."""
+"""Loads scripts of tools/ as modules."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ TOOLS = Path(__file__).parent.parent / "tools"
 
 
 def load_tool(name: str) -> ModuleType:
-    """Runs tools/NAME.py as a module; nothing in it starts by itself."""
+    """Imports tools/NAME.py without running its `main`."""
     spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

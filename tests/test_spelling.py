@@ -1,16 +1,16 @@
-"""Spelling is American in everything that is read, names in code too: the commonest British forms."""
+"""Spelling is American in pages, code and names; the commonest British forms are refused."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("docs", "hub_cards", "timm_moe_dg", "tests", "tools")
+FOLDERS = ("docs", "examples", "hub_cards", "timm_moe_dg", "tests", "tools")
 FILES = [
     path
-    for path in (ROOT / "README.md", *(found for folder in FOLDERS for found in sorted((ROOT / folder).rglob("*"))))
+    for path in (ROOT / "README.md", *(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*"))))
     if path.suffix in (".md", ".py", ".yaml") and path != Path(__file__)
 ]
-# Parts of words are found as well: names join words by underscores
+# Without word boundaries, because names join words by underscores
 BRITISH = re.compile(
     r"(colour|behaviour|neighbour|favour|honour|licence|centre(?!d\b)|centred|labelled|modelled|grey|spelt|\bper cent\b"
     r"|analys(?:e[dr]?|ing)(?![a-z])|artefact|catalogue|judgement|towards|whilst)"
@@ -21,16 +21,16 @@ BRITISH = re.compile(
 
 
 def test_pages_and_code_are_spelled_as_americans_do():
-    found = [
+    british = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
         for path, text in ((path, path.read_text()) for path in FILES)
         for match in BRITISH.finditer(text)
     ]
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == {"README.md", *FOLDERS}
-    assert not found
+    assert not british
 
 
-def test_british_forms_are_noticed_and_american_ones_are_not():
+def test_the_pattern_matches_british_forms_alone():
     text = "Normalised colours, organisation; _synchronise_entry, analysed, grey_level, recentred"
     british = ["Normalised", "colour", "organisation", "synchronise", "analysed", "grey", "centred"]
     assert [match[0] for match in BRITISH.finditer(text)] == british

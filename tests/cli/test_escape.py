@@ -1,4 +1,4 @@
-"""Names with markup in them: shown as they are, in Markdown and in a card's metadata, and never obeyed."""
+"""Names with markup are escaped in Markdown, in CSV and in a card's metadata."""
 
 import html
 from html.parser import HTMLParser
@@ -45,14 +45,14 @@ class Elements(HTMLParser):
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("write", [markdown, code])
-def test_a_renderer_shows_the_name_and_makes_nothing_of_it(name, write):
+def test_a_renderer_shows_the_name_without_markup(name, write):
     page = f"| name | other |\n|---|---|\n| {write(name)} | x |\n"
-    found = Elements(rendered(page, extensions=["tables"]))
-    assert found.cells == [name, "x"]
-    assert set(found.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
+    elements = Elements(rendered(page, extensions=["tables"]))
+    assert elements.cells == [name, "x"]
+    assert set(elements.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
 
 
-def test_ordinary_names_stay_readable_and_every_name_has_one_line():
+def test_ordinary_names_are_kept_and_every_name_has_one_line():
     assert markdown("rot_15, Real World 100% (x) a-b.c") == "rot_15, Real World 100% (x) a-b.c"
     assert code("dense_a.safetensors") == "`dense_a.safetensors`"
     assert one_line("a\r\n---\nb\u2028c\x00d") == "a --- b c d"
@@ -60,13 +60,13 @@ def test_ordinary_names_stay_readable_and_every_name_has_one_line():
 
 
 @pytest.mark.parametrize("name", ["=1+2", "+x", "-x", "@SUM(A1)", "\tx", "-2+3", "=cmd|' /C calc'!A0"])
-def test_a_spreadsheet_makes_no_formula_of_a_name(name):
+def test_formulas_are_escaped(name):
     assert csv_cell(name) == f"'{name}"
     assert csv_path(name) == f"./{name}"
 
 
 @pytest.mark.parametrize("name", ["+90%", "-90%", "-1", "+0.5", "a=b", "cat", "", "/x/=1.png"])
-def test_numbers_and_ordinary_names_stay_as_they_are(name):
+def test_numbers_and_ordinary_names_are_not_escaped(name):
     assert (csv_cell(name), csv_path(name)) == (name, name)
 
 
@@ -79,12 +79,12 @@ def test_a_card_whose_names_are_hostile_has_no_markup_of_theirs(tmp_path):
     again = ModelCard.load(tmp_path / "folder" / "README.md")
     assert again.data.license == "apache-2.0"
     assert [result.dataset_config for result in again.data.eval_results] == [one_line(name) for name in domains]
-    found = Elements(rendered(again.text, extensions=["tables", "fenced_code"]))
-    assert {"script"}.isdisjoint(found.tags)
-    assert found.tags.count("img") == 1  # the learning curves
-    assert found.cells[found.cells.index("Classes") + 1] == f"{len(HOSTILE)}: {', '.join(HOSTILE)}"
-    assert {one_line(name) for name in domains} <= set(found.cells)
-    assert "25.0 (![g](x))" in found.cells
+    elements = Elements(rendered(again.text, extensions=["tables", "fenced_code"]))
+    assert {"script"}.isdisjoint(elements.tags)
+    assert elements.tags.count("img") == 1  # the learning curves
+    assert elements.cells[elements.cells.index("Classes") + 1] == f"{len(HOSTILE)}: {', '.join(HOSTILE)}"
+    assert {one_line(name) for name in domains} <= set(elements.cells)
+    assert "25.0 (![g](x))" in elements.cells
 
 
 def test_figures_of_a_folder_of_their_own_are_sent_and_shown(tmp_path):

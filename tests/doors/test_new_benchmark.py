@@ -1,4 +1,4 @@
-"""The door "a new benchmark": a reader and a row in a module of one's own, and the tools find it by name."""
+"""A new benchmark is a reader and a row in a module outside the package, and the tools find it by name."""
 
 import importlib
 import json
@@ -30,8 +30,8 @@ def read_shades(data_dir):
     targets = parsed(table, columns, "label", CLASSES.index, "dark or light")
     members = {lamp: [index for index, name in enumerate(columns["lamp"]) if name == lamp] for lamp in LAMPS}
     return [
-        FolderDomain(lamp, CLASSES, [targets[index] for index in own], [files[index] for index in own])
-        for lamp, own in members.items()
+        FolderDomain(lamp, CLASSES, [targets[index] for index in indices], [files[index] for index in indices])
+        for lamp, indices in members.items()
     ]
 
 
@@ -55,7 +55,7 @@ MODEL = ["gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=2", "num_
 
 @pytest.fixture
 def shades(tmp_path, monkeypatch):
-    """The images of the benchmark; its module can be imported, and is forgotten afterwards."""
+    """Writes the images of the benchmark, and its module, which is unloaded after the test."""
     lines = ["file,label,lamp"]
     for number in range(36):
         lamp, light = number % 3, number // 3 % 2
@@ -71,7 +71,7 @@ def shades(tmp_path, monkeypatch):
     sys.modules.pop("shades", None)
 
 
-def test_the_row_is_found_by_its_name_and_reads_what_the_module_says(shades):
+def test_the_row_is_found_by_its_name_and_reads_the_data(shades):
     assert "shades" not in BENCHMARKS
     importlib.import_module("shades")
     domains = get_benchmark("shades").read(shades)
@@ -94,8 +94,8 @@ def test_finetune_trains_on_it(shades):
     start = f"import runpy, shades; runpy.run_path({str(TOOLS / 'finetune.py')!r}, run_name='__main__')"
     words = ["--dataset", "shades", "--data-dir", ".", "--experiment", "run", "--workers", "0", "--batch-size", "4"]
     command = [sys.executable, "-c", start, *words, "--model", *MODEL]
-    done = subprocess.run(command, cwd=shades, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=shades, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
     records = [json.loads(line) for line in (shades / "output" / "run" / "results.jsonl").read_text().splitlines()]
     assert records[-1]["args"]["domains"] == ["blue", "green", "red"]
     assert records[-1]["args"]["img_size"] == 16

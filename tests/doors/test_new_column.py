@@ -1,4 +1,4 @@
-"""The door "a new column": a line in `OPTIONAL_COLUMNS` shows in text, Markdown, LaTeX, the comparison and the plot."""
+"""A new column is one line in `OPTIONAL_COLUMNS`: text, Markdown, LaTeX, comparison and plot show it."""
 
 import re
 from types import MappingProxyType
@@ -25,42 +25,42 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def shown(folder, capsys, monkeypatch):
-    """What the tool prints with the toy column, by rule oracle: its lines."""
+def printed(folder, capsys, monkeypatch):
+    """Returns a function that runs the tool with the toy column and returns the lines that it prints."""
     tool = load_tool("collect_results")
     monkeypatch.setattr(tool, "OPTIONAL_COLUMNS", MappingProxyType({**table_columns.OPTIONAL_COLUMNS, "gap": GAP}))
 
-    def show(*words):
+    def run(*words):
         tool.main([str(folder), "--rules", "oracle", "--columns", "gap", *map(str, words)])
         return capsys.readouterr().out.splitlines()
 
-    return show
+    return run
 
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """Percent of row b, by hand: the runs' last records, averaged over the held-out domains, then over the seeds."""
+    """Percent of row b: the runs' last records, averaged over the held-out domains, then over the seeds."""
     runs = [run for run in find_runs([folder / "b"])[0] if len(run.test_domains) == 1]
     gaps = [run.records[-1].in_acc[0] - run.records[-1].out_acc[0] for run in runs]
     assert len(gaps) == 9  # three domains, three seeds
     return f"{100 * sum(gaps) / 9:.1f} ± "
 
 
-def test_text(shown, expected):
-    header, row = (next(line for line in shown() if re.match(start, line)) for start in ("algorithm", "ERM +b"))
+def test_text(printed, expected):
+    header, row = (next(line for line in printed() if re.match(start, line)) for start in ("algorithm", "ERM +b"))
     assert header.split()[-4:] == ["average", "gap", "of", "splits"]
     assert row.index(expected) == header.index("gap of splits")
 
 
-def test_markdown(shown, expected):
-    lines = [re.sub(" +", " ", line) for line in shown("--format", "markdown") if line.startswith("|")]
+def test_markdown(printed, expected):
+    lines = [re.sub(" +", " ", line) for line in printed("--format", "markdown") if line.startswith("|")]
     assert lines[0].endswith("| average | gap of splits |")
     assert lines[1].count("-|") == lines[0].count("|") - 1
     assert lines[3].split(" | ")[-1].startswith(expected)
 
 
-def test_latex(shown, expected):
-    lines = shown("--format", "latex")
+def test_latex(printed, expected):
+    lines = printed("--format", "latex")
     assert r"\begin{tabular}{llccccc}" in lines
     lines = [re.sub(" +", " ", line).strip() for line in lines]
     assert any(line.endswith(r"& gap of splits \\") for line in lines)
@@ -68,12 +68,12 @@ def test_latex(shown, expected):
     assert row.split(" & ")[-1].startswith(expected.replace("±", r"$\pm$"))
 
 
-def test_comparison(shown, expected):
-    (row,) = [line for line in shown("--compare", "b", "a", "--format", "markdown") if line.startswith("| gap of")]
+def test_comparison(printed, expected):
+    (row,) = [line for line in printed("--compare", "b", "a", "--format", "markdown") if line.startswith("| gap of")]
     assert row.split(" | ")[1].startswith(expected)
 
 
-def test_the_plot_and_its_data(shown, folder, expected, tmp_path):
+def test_the_plot_and_its_data(printed, folder, expected, tmp_path):
     (table,) = make_tables(find_runs([folder])[0], ["oracle"], further=[GAP])
     plain, *_ = make_tables(find_runs([folder])[0], ["oracle"])
     assert table.columns == [*plain.columns, "gap of splits"]
@@ -83,16 +83,15 @@ def test_the_plot_and_its_data(shown, folder, expected, tmp_path):
         if row.model == "b":
             assert expected.startswith(f"{bars.heights[-1]:.1f} ")
     pytest.importorskip("matplotlib")
-    shown("--plot", tmp_path / "bars.png")
+    printed("--plot", tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_kind_of_table_takes_every_column_that_there_is(folder):
-    """Held-out domains, cross-validation and single sources; averages of data sets do without."""
+def test_every_kind_of_table_takes_every_column(folder):
     runs, _ = find_runs([folder])
-    every = list(table_columns.OPTIONAL_COLUMNS.values())
-    tables = make_tables(runs, further=every)
+    columns = list(table_columns.OPTIONAL_COLUMNS.values())
+    tables = make_tables(runs, further=columns)
     assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
     for table in tables:
-        assert table.columns[-len(every) :] == [column.title for column in every]
+        assert table.columns[-len(columns) :] == [column.title for column in columns]
         assert all(len(cells) == len(table.columns) for cells in table.rows.values())

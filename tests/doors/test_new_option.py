@@ -1,4 +1,4 @@
-"""A new option is one line in protocols/options.py, and runs from before it resume as if it had its default."""
+"""A new option is one line in protocols/options.py, and earlier runs resume as if it had its default."""
 
 import os
 import shutil
@@ -12,32 +12,32 @@ import timm_moe_dg
 from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step, outcome
 
-pytestmark = pytest.mark.slow  # whole runs, programs and processes
+pytestmark = pytest.mark.slow  # runs in processes of their own
 
 PACKAGE = TOOLS.parent / "timm_moe_dg"
-DOOR = "    cpu_threads: int | None = option("
+NEXT_OPTION = "    cpu_threads: int | None = option("
 TOY = '    toy_decay: float = option(0.0, type=non_negative, help="a toy (default: %(default)s)")\n'
 SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "patch_size=8"]
 RUN = ["--model", "deit_tiny_patch16_224", *SIZE, "--steps", "4", "--eval-freq", "3", "-b", "2", "--workers", "0"]
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
-    """A copy of the package in which somebody has declared one more option."""
-    root = tmp_path_factory.mktemp("walked")
+def extended(tmp_path_factory):
+    """A copy of the package with one more option."""
+    root = tmp_path_factory.mktemp("extended")
     shutil.copytree(PACKAGE, root / "timm_moe_dg", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(TOOLS, root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     options = root / "timm_moe_dg" / "protocols" / "options.py"
     text = options.read_text()
-    assert text.count(DOOR) == 1
-    options.write_text(text.replace(DOOR, TOY + DOOR))
+    assert text.count(NEXT_OPTION) == 1
+    options.write_text(text.replace(NEXT_OPTION, TOY + NEXT_OPTION))
     return root
 
 
 @pytest.fixture(scope="module")
-def older(tmp_path_factory):
-    """Two runs of today's package, which does not know the option: one left alone, one stopped."""
-    output = tmp_path_factory.mktemp("older")
+def earlier(tmp_path_factory):
+    """Two runs without the option: a finished one and a stopped one."""
+    output = tmp_path_factory.mktemp("earlier")
     words = [*RUN, "--cpu-threads", "1", "--output", str(output), "--experiment"]
     load_tool("finetune").main([*words, "whole"])
     tool = load_tool("finetune")
@@ -53,12 +53,12 @@ def finetune(root, *words):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
 
 
-def test_the_tool_knows_the_option_and_an_older_run_does_not_miss_it(walked, older):
+def test_the_tool_has_the_option_and_an_earlier_run_resumes_with_its_default(extended, earlier):
     assert not hasattr(timm_moe_dg.protocols.options.RunOptions(), "toy_decay")
-    refused = finetune(walked, "--resume", older / "stopped", "--toy-decay", "0.5")
+    refused = finetune(extended, "--resume", earlier / "stopped", "--toy-decay", "0.5")
     assert refused.returncode == 1
     assert "ArgumentError: toy_decay=0.5: the run to resume was started with 0.0; use that, or" in refused.stderr
-    resumed = finetune(walked, "--resume", older / "stopped")
+    resumed = finetune(extended, "--resume", earlier / "stopped")
     assert resumed.returncode == 0, resumed.stderr
     assert "after step 1" in resumed.stdout
-    assert outcome(older / "stopped") == outcome(older / "whole")
+    assert outcome(earlier / "stopped") == outcome(earlier / "whole")

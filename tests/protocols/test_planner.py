@@ -1,4 +1,4 @@
-"""Plans: which runs a protocol needs, counted by hand, and what tells them apart."""
+"""Plans: the runs of a protocol, counted by hand, and their names."""
 
 from collections import Counter
 from itertools import combinations
@@ -30,21 +30,20 @@ def test_each_domain_once():
 
 
 def test_cross_validation_adds_every_pair():
-    found = held_out(sweep(protocols=["leave_one_domain_out_cv"], trial_seeds=(0,)))
-    expected = [{domain} for domain in range(6)] + [set(pair) for pair in combinations(range(6), 2)]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
-    assert len(found) == 6 + 6 * 5 // 2
+    domain_sets = held_out(sweep(protocols=["leave_one_domain_out_cv"], trial_seeds=(0,)))
+    assert sorted(domain_sets) == sorted([[domain] for domain in range(6)] + list(map(list, combinations(range(6), 2))))
+    assert len(domain_sets) == 6 + 6 * 5 // 2
 
 
 def test_one_source_holds_out_all_others():
-    found = held_out(sweep(["colored_digits"], ["single_source"], trial_seeds=(0,)))
-    assert sorted(found) == [[0, 1], [0, 2], [1, 2]]
+    plan = sweep(["colored_digits"], ["single_source"], trial_seeds=(0,))
+    assert sorted(held_out(plan)) == [[0, 1], [0, 2], [1, 2]]
 
 
 def test_runs_that_two_protocols_share_are_planned_once():
-    """With three domains, training on one is what holding out a pair comes to."""
-    found = held_out(sweep(["colored_digits"], ["leave_one_domain_out_cv", "single_source"], trial_seeds=(0,)))
-    assert len(found) == 3 + 3
+    """With three domains, training on one domain means holding out a pair."""
+    plan = sweep(["colored_digits"], ["leave_one_domain_out_cv", "single_source"], trial_seeds=(0,))
+    assert len(held_out(plan)) == 3 + 3
 
 
 @pytest.mark.parametrize(
@@ -92,12 +91,12 @@ def test_options_of_an_entry_are_its_own_and_tables_are_joined():
     assert first.name.startswith("rotated_digits-small-")
 
 
-def test_the_folder_says_how_many_domains_there_are(tmp_path):
+def test_the_number_of_domains_is_read_from_the_folder(tmp_path):
     for domain in "abcd":
         (tmp_path / domain / "class").mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / domain / "class" / "image.png")
-    found = held_out(sweep([{"dataset": "folder", "data_dir": str(tmp_path)}], trial_seeds=(0,)))
-    assert found == [[0], [1], [2], [3]]
+    plan = sweep([{"dataset": "folder", "data_dir": str(tmp_path)}], trial_seeds=(0,))
+    assert held_out(plan) == [[0], [1], [2], [3]]
 
 
 def test_the_official_test_domains_are_left_to_the_data():
@@ -138,15 +137,13 @@ def test_mistakes_are_named(tmp_path):
 
 def test_each_region_alone_on_data_with_test_domains_of_its_own():
     plan = sweep(["geo_digits"], ["per_region"], trial_seeds=(0,))
-    found = held_out(plan)
     names = [domain.name for domain in get_benchmark("geo_digits").read(None)]
-    trained = [[name for at, name in enumerate(names) if at not in test] for test in found]
-    assert trained == [[name] for name in names if name.startswith("train ")]
+    trained = [set(range(len(names))) - set(test) for test in held_out(plan)]
+    assert trained == [{position} for position, name in enumerate(names) if name.startswith("train ")]
     assert len(trained) == 5
     assert "per_region 5" in describe_plan(plan)
-    assert held_out(sweep(["geo_digits"], ["per_region"], trial_seeds=(0,), domains=[0]))[0] == list(
-        range(1, len(names))
-    )
+    first = sweep(["geo_digits"], ["per_region"], trial_seeds=(0,), domains=[0])
+    assert held_out(first) == [list(range(1, len(names)))]
     with pytest.raises(ProtocolError, match="protocols='per_region': rotated_digits has 0 training regions"):
         plan_runs(sweep(["rotated_digits"], ["per_region"]))
     with pytest.raises(ProtocolError, match=r"domains=\[9\]: the regions are \[0, 1, 2, 3, 4\]"):

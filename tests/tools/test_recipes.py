@@ -1,4 +1,4 @@
-"""Every recipe: its options are finetune.py's, it plans, and its header states what the papers state, and no other."""
+"""Every recipe has options of finetune.py, can be planned, and states the papers' figures in its header."""
 
 import re
 from pathlib import Path
@@ -38,34 +38,29 @@ def finetune():
     return load_tool("finetune")
 
 
-def test_both_kinds_are_there():
-    assert len(RECIPES) >= 16
-    assert "digits" in map(names, PLANS)
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=names)
 def test_a_recipe_is_a_configuration_of_finetune(path, finetune):
     args = parse_arguments(finetune.build_parser(), ["-c", str(path), "--dataset", "PACS"])
-    assert args.pretrained or args.freeze  # a new classifier stands on a network that was trained before
+    assert args.pretrained or args.freeze  # frozen parts come from a network that was trained before
     assert vars(args)["model"] == yaml.safe_load(path.read_text())["model"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=names)
 def test_a_file_dry_runs_as_its_header_says(path, sweep, monkeypatch, tmp_path, capsys):
-    """The very command of the header, from the folder that it is written for."""
+    """Runs the command of the header from the root of the repository."""
     command = re.search(
         r"python tools/sweep\.py (.*?)(?= python tools/collect_results\.py)", header(path).replace("\\ ", "")
     )
     words = command[1].split()
     assert str(path.relative_to(TOOLS.parent)) in words
     monkeypatch.chdir(TOOLS.parent)
-    own, passed = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
-    sweep.main([*own, "--dry-run", "--output", str(tmp_path), *passed])
+    end = words.index("--") if "--" in words else len(words)
+    sweep.main([*words[:end], "--dry-run", "--output", str(tmp_path), *words[end:]])
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if not line.startswith("#")]
     total = int(re.search(r"# (\d+) runs in all", "\n".join(lines))[1])
     assert len(commands) == total
-    seeds = (0,) if "--initial-checkpoint" in words else (0, 1, 2)  # every seed goes on from its own network
+    seeds = (0,) if "--initial-checkpoint" in words else (0, 1, 2)  # a checkpoint belongs to one seed
     assert all(f"--trial-seed {seed} " in "\n".join(commands) for seed in seeds)
     assert not list(tmp_path.iterdir())
 
@@ -78,19 +73,19 @@ def test_a_header_states_the_papers_figures(path):
     algorithm = options["algorithm"] + (f" + {options['averaging']}" if "averaging" in options else "")
     single = "single_source" in path.stem
     stated = header(path)
-    found = 0
+    count = 0
     for figure in FIGURES:
         if (figure.trained_on is not None) != single or figure.dataset not in {options.get("dataset"), *FIVE}:
             continue
-        of = (figure.dataset, figure.rule, options, algorithm, figure.column, figure.trained_on)
-        if figure in figures_for(*of) and options.get("dataset", figure.dataset) == figure.dataset:
+        row = (figure.dataset, figure.rule, options, algorithm, figure.column, figure.trained_on)
+        if figure in figures_for(*row) and options.get("dataset", figure.dataset) == figure.dataset:
             by_domain = figure.column if single else f"{figure.dataset} {figure.column}"
             where = figure.dataset if figure.column == "average" else by_domain
             error = "" if figure.error is None else f" ± {figure.error}"
             assert f"{where} {figure.value}{error}" in stated
             assert figure.source.partition(",")[2].strip() in stated
-            found += 1
-    assert found >= (36 if single else 1 if "dataset" in options else 5)
+            count += 1
+    assert count >= (36 if single else 1 if "dataset" in options else 5)
 
 
 PLANS_WITH_FIGURES = {"fmow_regions": 12, "fmow_lao_regions": 2, "iwildcam_locations": 6, "resnet50_v2": 10}
@@ -100,19 +95,19 @@ PLANS_WITH_FIGURES = {"fmow_regions": 12, "fmow_lao_regions": 2, "iwildcam_locat
 def test_a_plan_s_header_states_the_papers_figures_method_by_method(name):
     path = TOOLS / "recipes" / f"{name}.yaml"
     plan = yaml.safe_load(path.read_text())
-    methods = [one["algorithm"] if isinstance(one, dict) else one for one in plan["algorithms"]]
+    methods = [entry["algorithm"] if isinstance(entry, dict) else entry for entry in plan["algorithms"]]
     stated = header(path).partition("Stated in the paper")[2].partition("python")[0]
     (model,) = plan["models"]
-    found = 0
+    count = 0
     for method in methods:
         for figure in FIGURES:
             of = (with_tag(figure.model), figure.algorithm, figure.dataset in plan["datasets"])
             if of == (model, method, True) and figure.rule != "per_region":
-                own = re.search(rf"\b{method} (.*?)(?=[,;] (?:{'|'.join(methods)}) |$)", stated)[1]
+                figures_of_method = re.search(rf"\b{method} (.*?)(?=[,;] (?:{'|'.join(methods)}) |$)", stated)[1]
                 error = "" if figure.error is None else f" ± {figure.error}"
-                assert f"{figure.value}{error}" in own
-                found += 1
-    assert found == PLANS_WITH_FIGURES[name]
+                assert f"{figure.value}{error}" in figures_of_method
+                count += 1
+    assert count == PLANS_WITH_FIGURES[name]
 
 
 RESNETS = [path for path in FILES if path.stem.startswith("resnet")]
