@@ -67,7 +67,7 @@ def test_the_outline_surrounds_held_out_images_and_crosses_the_date_line(drawn):
     assert 10.0 < np.abs(outline[:, 1]).max() < 16.0
 
 
-def test_a_name_faces_the_pole_of_its_group_and_groups_without_places_have_none(drawn):
+def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_without_places_have_none(drawn):
     places = {
         "north": torch.tensor([[0.0, 10.0], [10.0, 20.0]]),
         "south": torch.tensor([[0.0, -10.0], [10.0, -20.0]]),

@@ -123,14 +123,14 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
 
 
 def _write_name(axes: "Axes", name: str, lonlat: np.ndarray, margin: float = 0.0) -> None:
-    """Writes a group's name on its side that faces the nearer pole, where other groups are rare."""
+    """Writes a group's name below it, or above it if the group lies north of the equator."""
     from matplotlib.patheffects import withStroke
     from scipy.stats import circmean
 
     # A mean on the circle: a group on both sides of the date line is not at longitude 0
     longitude = np.clip(circmean(lonlat[:, 0], high=180.0, low=-180.0), -145.0, 145.0)
     south, north = np.percentile(lonlat[:, 1], (2, 98))  # without a few outliers
-    is_north = south + north > 0
+    is_north = south > 0
     axes.annotate(
         name,
         (longitude, north + margin if is_north else south - margin),

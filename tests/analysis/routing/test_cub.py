@@ -28,19 +28,19 @@ def cub(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("below", ["", "CUB_200_2011"])
 def test_everything_is_read(cub, below):
-    found = read_cub(cub / below)
-    assert found.parts == ("back", "left eye", "right eye")
-    assert found.points[0].tolist() == [[5.5, 6.5], [0, 0], [7, 8]]
-    assert found.visible.tolist() == [[True, False, True], [True, True, False]]
-    assert found.boxes.tolist() == [[10, 20, 30, 40], [1, 2, 3, 4]]
-    assert found.attribute_names == ("has_bill_shape::curved (up or down)", "has_size::small")
-    assert found.attributes.tolist() == [[True, False], [False, True]]  # fields too many do no harm
+    annotations = read_cub(cub / below)
+    assert annotations.parts == ("back", "left eye", "right eye")
+    assert annotations.points[0].tolist() == [[5.5, 6.5], [0, 0], [7, 8]]
+    assert annotations.visible.tolist() == [[True, False, True], [True, True, False]]
+    assert annotations.boxes.tolist() == [[10, 20, 30, 40], [1, 2, 3, 4]]
+    assert annotations.attribute_names == ("has_bill_shape::curved (up or down)", "has_size::small")
+    assert annotations.attributes.tolist() == [[True, False], [False, True]]  # fields too many do no harm
 
 
 def test_photographs_are_found_in_other_styles(cub):
-    found = read_cub(cub)
+    annotations = read_cub(cub)
     paths = ["/data/Candy/002.Owl/Owl_7.png", "Natural/001.Crow/Crow_1.jpg", "001.Crow/Owl_7.jpg"]
-    assert found.rows_of(paths) == [1, 0, -1]
+    assert annotations.rows_of(paths) == [1, 0, -1]
 
 
 def test_a_copy_without_attributes_has_none(cub):
@@ -61,7 +61,7 @@ def test_a_folder_without_parts_is_one_line(cub):
     [
         ("parts/part_locs.txt", "1 1 five 6.5 1\n", "part_locs.txt', line 1: .*five"),
         ("parts/part_locs.txt", "1 1\n", "part_locs.txt', line 1: '1 1' has fewer than 5 fields"),
-        ("bounding_boxes.txt", "9 1 1 1 1\n", "bounding_boxes.txt', line 1: '9' is no known number"),
+        ("bounding_boxes.txt", "9 1 1 1 1\n", "bounding_boxes.txt', line 1: no image or part has the number '9'"),
     ],
 )
 def test_a_wrong_line_is_named(cub, name, line, message):

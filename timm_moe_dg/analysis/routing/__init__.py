@@ -1,1 +1,1 @@
-"""What experts do with patches: where they are chosen, what for, and whether that holds in another domain."""
+"""Routing of patches: expert maps, attention maps, association with parts and attributes, invariance to domains."""

@@ -1,7 +1,7 @@
-"""Where the class token looks: its attention in the last block, head by head, and how much the heads repeat each other.
+"""The class token's attention in the last block, and the similarity of its heads.
 
-Sparse Fusion Mixture-of-Experts are Domain Generalizable Learners (Li et al., 2022), figure 3. Axes: B images, M heads,
-N tokens, H x W patches.
+See Sparse Fusion Mixture-of-Experts are Domain Generalizable Learners (Li et al., 2022), figure 3. Axes: B images, M
+heads, N tokens, H x W patches.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from ...networks.build import Network
+from ..run_view import evaluation_mode
 
 
 @contextmanager
 def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
-    """Lets an attention layer of timm compute its weights in the open, and collects them, (B, M, N, N) each.
+    """Collects the weights of a timm attention layer, (B, M, N, N) for each forward pass.
 
-    The fused kernel, which never forms the weights, is off meanwhile and restored afterwards.
+    The fused kernel does not compute these weights. It is off within the context.
     """
     weights: list[Tensor] = []
     fused = attention.fused_attn
@@ -33,29 +34,22 @@ def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-@torch.no_grad()
 def class_attention(model: Network, images: Tensor, metadata: Tensor | None = None) -> Tensor:
     """The last block's attention from the class token to the patches.
 
     Args:
-        model: A timm vision transformer, dense or a mixture, not wrapped; it is left in its mode.
+        model: A timm vision transformer, dense or a mixture, not wrapped. Its training mode is restored.
         images: (B, 3, height, width), normalized.
         metadata: (B, ...) for models that take it.
 
     Returns:
-        (B, M, H, W) on CPU; a head's weights add up to 1 less what it gives to the class token and other prefix tokens.
+        (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
 
     Raises:
-        ArgumentError: The model has no class token, or no attention that can be read.
+        ArgumentError: The model has no class token, or an unknown kind of attention.
     """
-    attention = _last_attention(model)
-    training = model.training
-    model.eval()
-    try:
-        with plain_attention(attention) as weights:
-            model(images) if metadata is None else model(images, metadata)
-    finally:
-        model.train(training)
+    with evaluation_mode(model), plain_attention(_last_attention(model)) as weights:
+        model(images) if metadata is None else model(images, metadata)
     grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
     return weights[-1][:, :, 0, model.num_prefix_tokens :].unflatten(-1, grid).float().cpu()
 
@@ -63,21 +57,22 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
 def _last_attention(model: Network) -> Any:
     name = type(model).__name__
     if getattr(model, "cls_token", None) is None:
-        raise ArgumentError.of("model", name, "has no class token, whose attention could be drawn; give a ViT with one")
+        raise ArgumentError.of("model", name, "has no class token; give a vision transformer with one")
     attention = getattr(model.blocks[-1], "attn", None)
     if not hasattr(attention, "fused_attn") or not hasattr(attention, "attn_drop"):
-        raise ArgumentError.of("model", name, "has no attention of timm's kind in its last block")
+        remedy = "has no attention of timm's kind in its last block; give a timm vision transformer"
+        raise ArgumentError.of("model", name, remedy)
     return attention
 
 
 def head_similarity(maps: Tensor) -> Tensor:
-    """Mean cosine between the maps of two different heads: 1 where all heads look alike.
+    """Mean cosine similarity between the maps of two different heads: 1 if all heads are alike.
 
     Args:
         maps: (B, M, H, W), not negative.
 
     Returns:
-        (B,); NaN with a single head.
+        (B,); NaN for a single head.
     """
     rows = F.normalize(maps.flatten(2).double(), dim=-1)
     cosines = rows @ rows.transpose(1, 2)
@@ -87,7 +82,7 @@ def head_similarity(maps: Tensor) -> Tensor:
 
 
 def mass_mask(maps: Tensor, share: float) -> Tensor:
-    """The fewest cells of each map that hold a share of its mass.
+    """Selects the fewest cells of each map that hold a share of its sum.
 
     Args:
         maps: (B, M, H, W), not negative.
@@ -102,6 +97,7 @@ def mass_mask(maps: Tensor, share: float) -> Tensor:
     if not 0 < share <= 1:
         raise ArgumentError.of("mass", share, "give a share above 0, at most 1, such as 0.6")
     values, order = maps.flatten(2).double().sort(dim=-1, descending=True)
-    before = values.cumsum(-1) - values
-    kept = before < (share - 1e-6) * values.sum(-1, keepdim=True)  # sums of shares are rounded
-    return torch.zeros_like(kept).scatter(-1, order, kept).view(maps.shape)
+    mass_before = values.cumsum(-1) - values
+    # The tolerance is for rounding: 0.6 of a sum is reached by cells that hold 0.6 of it
+    selected = mass_before < (share - 1e-6) * values.sum(-1, keepdim=True)
+    return torch.zeros_like(selected).scatter(-1, order, selected).view(maps.shape)

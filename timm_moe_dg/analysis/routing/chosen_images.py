@@ -1,7 +1,7 @@
-"""Which images of a run are drawn, and what the network makes of them."""
+"""The images of a run that are drawn: their choice, their batches for the network, and their pixels."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,19 +13,19 @@ from ...data import Domain, FolderDomain
 from ...data.bands import Pixels, as_picture
 from ...data.readers import find_images, read_pixels
 from ...errors import ArgumentError, DataError
-from ..run_view import RunView
+from ..run_view import Batch, RunView
 from .map_plots import Photograph, Rows
 
-SIDE = 224  # pixels; larger photographs are reduced to it, so that the files stay small
+MAX_SIDE = 224  # pixels; larger photographs are reduced, so that files stay small
 
 
-class Shown(NamedTuple):
+class ChosenImage(NamedTuple):
     """One image to draw.
 
     Attributes:
-        name: What is written beside it.
-        image: As the network takes it.
-        metadata: (...) what the network takes besides; None for nothing.
+        name: Label of the image.
+        image: The image as read.
+        metadata: (...) the network's metadata input; None if it takes none.
     """
 
     name: str
@@ -33,20 +33,20 @@ class Shown(NamedTuple):
     metadata: Tensor | None
 
 
-ShownRows = list[tuple[str, list[Shown | None]]]
+ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
 
 
-def shown_images(
+def choose_images(
     view: RunView, data_dir: str | None, images: Sequence[str] | None, target: str | None, columns: int
-) -> ShownRows:
-    """Images of one class, a row for each domain and the same picture in one column; or files, in rows.
+) -> ImageRows:
+    """Chooses images of one class, a row for each domain with the same picture in one column; or lists files.
 
     Args:
         view: The run.
-        data_dir: Where its data lies now; None for where it lay.
+        data_dir: Folder of the data; None for the run's.
         images: Files, folders or patterns, instead of the run's data.
-        target: Name of the class; None for the first.
-        columns: Images side by side.
+        target: Name of the class; None for the first class.
+        columns: Images in a row.
 
     Raises:
         ArgumentError: The network needs metadata, which files lack.
@@ -57,112 +57,109 @@ def shown_images(
         return _files(view, images, columns)
     domains = view.domains(data_dir)
     chosen = choose_pictures(domains, class_index(domains, target), columns)
-    return [(each.name, [_shown(view, each, at) for at in row]) for each, row in zip(domains, chosen, strict=True)]
-
-
-def _files(view: RunView, images: Sequence[str], columns: int) -> ShownRows:
-    if hasattr(view.model, "metadata_encoder"):
-        remedy = "the model routes by where an image was taken, which files do not say; leave it out for the run's data"
-        raise ArgumentError.of("images", list(images), remedy)
-    paths = find_images(images)
-    shown: list[Shown | None] = [Shown(_stem(path), read_pixels(path, view.in_chans), None) for path in paths]
-    shown += [None] * (-len(shown) % min(columns, len(shown)))
-    width = min(columns, len(shown))
-    return [("", shown[start : start + width]) for start in range(0, len(shown), width)]
-
-
-def _shown(view: RunView, domain: Domain, position: int | None) -> Shown | None:
-    if position is None:
-        return None
-    names = picture_names(domain)
-    name = _stem(names[position]) if names else f"image {position}"
-    return Shown(name, domain.pixels(position), view.metadata(domain, position))
-
-
-def seen(view: RunView, rows: ShownRows, ask: Callable[..., Tensor]) -> Iterator[Tensor]:
-    """Asks a function of (model, images, metadata) about all images, and yields the answers in order.
-
-    Args:
-        view: The run.
-        rows: From `shown_images`.
-        ask: Gives (B, ...) for a batch.
-    """
-    shown = [each for _, row in rows for each in row if each is not None]
-    for start in range(0, len(shown), view.batch_size):
-        part = shown[start : start + view.batch_size]
-        images = view.inputs([each.image for each in part])
-        metadata = [each.metadata for each in part if each.metadata is not None]
-        yield from ask(view.model, images, torch.stack(metadata).to(view.device) if metadata else None)
-
-
-def photographs(rows: ShownRows, values: Sequence[Tensor]) -> Rows:
-    """Puts values in the order of `seen` onto the images that they belong to."""
-    rest = iter(values)
     return [
-        (name, [each and Photograph(each.name, pixels(each.image), next(rest)) for each in row]) for name, row in rows
+        (domain.name, [None if position is None else _read(view, domain, position) for position in row])
+        for domain, row in zip(domains, chosen, strict=True)
     ]
 
 
-def pixels(image: Pixels) -> np.ndarray:
-    """uint8 (height, width, 3), reduced if it is large."""
-    small = as_picture(image) if isinstance(image, Tensor) else image.copy()
-    small.thumbnail((SIDE, SIDE))
-    return np.asarray(small)
+def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
+    if hasattr(view.model, "metadata_encoder"):
+        remedy = "the model routes by where an image was taken, and files do not say; leave out --images"
+        raise ArgumentError.of("images", list(images), remedy)
+    chosen: list[ChosenImage | None] = [
+        ChosenImage(Path(path).name, read_pixels(path, view.in_chans), None) for path in find_images(images)
+    ]
+    width = min(columns, len(chosen))
+    chosen += [None] * (-len(chosen) % width)
+    return [("", chosen[start : start + width]) for start in range(0, len(chosen), width)]
 
 
-def _stem(path: str) -> str:
-    return path.replace("\\", "/").rpartition("/")[2]
+def _read(view: RunView, domain: Domain, position: int) -> ChosenImage:
+    names = picture_names(domain)
+    name = names[position].rpartition("/")[2] if names else f"image {position}"
+    return ChosenImage(name, domain.pixels(position), view.metadata(domain, position))
 
 
 def picture_key(path: str) -> str:
-    """CLASS/IMAGE of a file, without its extension: what copies of a picture in several domains have in common."""
+    """CLASS/IMAGE of a file without its extension, which copies of a picture in several domains share."""
     return f"{Path(path).parent.name}/{Path(path).stem}"
 
 
 def picture_names(domain: Domain) -> list[str] | None:
-    """A name for each image, by which other domains may hold the same picture: its own, or a file's; None without."""
+    """Names of a domain's images, under which other domains may have the same picture; None if it has no names."""
     if domain.pictures is not None:
         return list(domain.pictures)
     return [picture_key(path) for path in domain.paths] if isinstance(domain, FolderDomain) else None
 
 
 def class_index(domains: Sequence[Domain], name: str | None) -> int:
-    """The index of a class by its name; of the first class for None.
+    """The index of a class; 0 for None.
 
     Raises:
         DataError: There is no such class.
     """
     classes = domains[0].classes
     if name is not None and name not in classes:
-        shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-        raise DataError(f"class={name!r}: no such class; choose from {shown}")
+        listing = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+        raise DataError(f"class={name!r}: no such class; choose from {listing}")
     return 0 if name is None else classes.index(name)
 
 
 def choose_pictures(domains: Sequence[Domain], target: int, number: int) -> list[list[int | None]]:
-    """Positions of a class's images, a row for each domain; the same picture is in the same column.
+    """Chooses images of a class, a row for each domain, the same picture in the same column.
 
-    Pictures that more domains share come first. Where domains share none, each row has images of its own.
+    Pictures that more domains share come first. If domains share no picture, each row has images of its own.
 
     Args:
-        domains: All rows.
+        domains: The rows.
         target: Index of the class.
-        number: Columns, at most.
+        number: Maximum number of columns.
 
     Returns:
-        For each domain a list of positions; None where it lacks the picture.
+        For each domain, positions of its images; None if it lacks the picture.
 
     Raises:
         DataError: No domain has an image of the class.
     """
-    own = [[position for position, label in enumerate(domain.targets) if label == target] for domain in domains]
-    if not any(own):
+    candidates = [[index for index, label in enumerate(domain.targets) if label == target] for domain in domains]
+    if not any(candidates):
         raise DataError(f"class={domains[0].classes[target]!r}: no domain has an image of it; name another class")
     names = [picture_names(domain) for domain in domains]
-    at = [{each[p]: p for p in rows} for each, rows in zip(names, own, strict=True) if each is not None]
-    held = Counter(name for positions in at for name in positions)
-    if len(at) < len(domains) or max(held.values()) < 2:
-        width = min(number, max(map(len, own)))
-        return [[*rows[:width], *([None] * (width - len(rows)))] for rows in own]
-    columns = [name for name, _ in held.most_common(number)]
-    return [[positions.get(name) for name in columns] for positions in at]
+    by_name = [
+        {domain_names[index]: index for index in rows}
+        for domain_names, rows in zip(names, candidates, strict=True)
+        if domain_names is not None
+    ]
+    counts = Counter(name for index_of in by_name for name in index_of)
+    if len(by_name) < len(domains) or max(counts.values()) < 2:
+        width = min(number, max(map(len, candidates)))
+        return [[*rows[:width], *([None] * (width - len(rows)))] for rows in candidates]
+    columns = [name for name, _ in counts.most_common(number)]
+    return [[index_of.get(name) for name in columns] for index_of in by_name]
+
+
+def batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
+    """Yields the network's inputs for all images of the rows, in order."""
+    images = [image for _, row in rows for image in row if image is not None]
+    for start in range(0, len(images), view.batch_size):
+        batch = images[start : start + view.batch_size]
+        inputs = view.inputs([image.image for image in batch])
+        metadata = [image.metadata for image in batch if image.metadata is not None]
+        yield (inputs, torch.stack(metadata).to(view.device)) if metadata else (inputs,)
+
+
+def photographs(rows: ImageRows, values: Tensor) -> Rows:
+    """Pairs images with values (B, ...) in the order of `batches`."""
+    remaining = iter(values)
+    return [
+        (name, [image and Photograph(image.name, small_pixels(image.image), next(remaining)) for image in row])
+        for name, row in rows
+    ]
+
+
+def small_pixels(image: Pixels) -> np.ndarray:
+    """uint8 (height, width, 3), reduced to `MAX_SIDE` if larger."""
+    small = as_picture(image) if isinstance(image, Tensor) else image.copy()
+    small.thumbnail((MAX_SIDE, MAX_SIDE))
+    return np.asarray(small)

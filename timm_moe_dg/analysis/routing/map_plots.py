@@ -1,4 +1,4 @@
-"""Pictures of images with what the network does to their patches: first experts, entropy, attention."""
+"""Pictures of routing: expert, entropy and attention maps of images, tables of counts, statistics with their nulls."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from ..style import (
     fitted,
     image_grid,
     styled,
+    swatch,
     text_size,
     write_figure,
 )
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPACITY = 0.55
-ACROSS = 6  # attention heads side by side; labels of more are too small to be read
-LARGEST_LIFT = 8.0  # where the color scale ends
-ROWS_WITH_NUMBERS = 40
-CELL, NUMBER = 0.36, 8.0  # inches of a column, and points of the numbers that fit into it
-SMALLEST_CELL = 0.1  # inches; in smaller ones a number cannot be read
+MAX_HEADS = 6  # attention heads in a row; labels of more are too small to read
+MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
+MAX_LIFT = 8.0  # end of the color scale
+MAX_ROWS, MAX_COLUMNS = 40, 16  # of tables with numbers
+COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fits into them
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """One panel.
+    """One panel: an image with values of its patches.
 
     Attributes:
-        name: What is written above it.
+        name: Title of the panel.
         pixels: uint8 (height, width, 3).
-        values: (H, W) of the patches: experts, entropies or attention.
+        values: (H, W) experts, entropies or attention of the patches.
     """
 
     name: str
@@ -50,36 +51,37 @@ class Photograph:
     values: Tensor
 
 
-Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None for a missing one
+Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
 
 
 def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws each image under the colors and numbers of the experts that its patches go to first.
+    """Draws each image under the colors and numbers of its patches' first experts.
 
     Args:
-        rows: Such as domains; `values` are indices of experts, -1 where only the shared expert answers.
-        num_experts: E; those that are nowhere first are left out of the legend.
+        rows: For example domains. `values` are indices of experts, -1 for the shared expert alone.
+        num_experts: E. Experts that are nowhere first are left out of the legend.
         path: Picture to write.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    found = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
-    unused = num_experts - len([index for index in found if index >= 0])
-    title = f"first expert of each {'image' if _whole(rows) else 'patch'}" + (f"; {unused} nowhere" if unused else "")
-    handles = [_patch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in found]
+    experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
+    unused = num_experts - len([index for index in experts if index >= 0])
+    one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
+    title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
+    handles = [_legend_entry(index) for index in experts]
     across = max(2, len(rows[0][1]))
-    lines = math.ceil(len(found) / across)
+    lines = math.ceil(len(experts) / across)
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
         for axes, photo in _filled(panels, rows):
-            _image(axes, photo.pixels)
-            _cells(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
+            _draw(axes, photo, photo.pixels)
+            _draw(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
             _numbers(axes, photo)
         figure.legend(handles=handles, title=title, **{**LEGEND_BELOW, "ncols": across})
 
 
 def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws how undecided the router is about each patch: the entropy of its noiseless probabilities over log(E).
+    """Draws the entropy of each patch's noiseless routing probabilities, divided by log(E).
 
     Args:
         rows: `values` are entropies in nats.
@@ -99,50 +101,46 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
 
 
 def plot_attention_maps(rows: Rows, path: Path) -> None:
-    """Draws a map for each head beside the original, which stands at the right; each map has its own scale.
+    """Draws a map for each head, with the image at the right. Each map has its own scale.
 
     Args:
-        rows: One for each image and network; `values` are (M, H, W), the same M within a row.
+        rows: One for each image and network. `values` are (M, H, W).
         path: Picture to write.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
     heads = max(len(photo.values) for photo in _present(rows))
-    across = min(heads, ACROSS)
+    across = min(heads, MAX_HEADS)
     lines = -(-heads // across)
     above = [f"head {head}" if lines == 1 else "" for head in range(across)]
     names = [name if line == 0 else "" for name, _ in rows for line in range(lines)]
     with image_grid(path, names, [*above, "image"]) as (_, panels):
-        for at, (_, (photo, *_)) in enumerate(rows):
-            mine = panels[at * lines : (at + 1) * lines]
+        for index, (_, (photo, *_)) in enumerate(rows):
+            row_panels = panels[index * lines : (index + 1) * lines]
             if photo is not None:
-                for head, (axes, values) in enumerate(zip(mine[:, :across].flat, photo.values, strict=False)):
+                for head, (axes, values) in enumerate(zip(row_panels[:, :across].flat, photo.values, strict=False)):
                     axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
                     if lines > 1:
                         axes.set_title(f"head {head}")
-                _image(mine[0, -1], photo.pixels)
+                _draw(row_panels[0, -1], photo, photo.pixels)
 
 
 def _present(rows: Rows) -> list[Photograph]:
     return [photo for _, photos in rows for photo in photos if photo is not None]
 
 
-def _whole(rows: Rows) -> bool:
-    return all(photo.values.numel() == 1 for photo in _present(rows))
-
-
 def _column_names(rows: Rows) -> list[str]:
-    """Names of the columns: those of the photographs, where all of a column have the same; otherwise numbers."""
-    names = []
+    """Titles of the columns: the photographs' name if all of a column share one, else a number."""
+    titles = []
     for number, column in enumerate(zip(*(photos for _, photos in rows), strict=True), 1):
-        found = {photo.name for photo in column if photo is not None}
-        names.append(found.pop() if len(found) == 1 else f"image {number}")
-    return names
+        names = {photo.name for photo in column if photo is not None}
+        titles.append(names.pop() if len(names) == 1 else f"image {number}")
+    return titles
 
 
 def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
-    """Pairs of axes and photographs; panels without a photograph say so."""
+    """Pairs of axes and photographs; writes a note into panels without a photograph."""
     pairs = []
     for line, (_, photos) in zip(panels, rows, strict=True):
         for axes, photo in zip(line, photos, strict=True):
@@ -153,82 +151,76 @@ def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
     return pairs
 
 
-def _image(axes: "Axes", pixels: np.ndarray) -> None:
-    axes.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0), interpolation="nearest")
-
-
-def _cells(axes: "Axes", photo: Photograph, colors: np.ndarray) -> None:
+def _draw(axes: "Axes", photo: Photograph, colors: np.ndarray) -> None:
+    """Stretches pixels or patches over the photograph's panel."""
     height, width = photo.pixels.shape[:2]
     axes.imshow(colors, extent=(0, width, height, 0), interpolation="nearest")
 
 
 def _numbers(axes: "Axes", photo: Photograph) -> None:
-    """Writes the experts' numbers into cells that are large enough, outlined for dark photographs."""
+    """Writes the experts' numbers into cells that are large enough."""
     from matplotlib.patheffects import withStroke
 
-    outline = [withStroke(linewidth=1.5, foreground="white")]
+    outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
     (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
     longest = max(height, width)
     cell = GRID_SIDE * min(height / down, width / across) / longest
-    if cell < SMALLEST_CELL:
+    if cell < MIN_CELL:
         return
     for (row, column), index in np.ndenumerate(photo.values.numpy()):
-        place = (column + 0.5) * width / across, (row + 0.5) * height / down
-        size = min(36 * cell, 20)
-        text = str(index) if index >= 0 else "shared"
-        axes.text(
-            *place, text, ha="center", va="center", size=size, color="black", in_layout=False, path_effects=outline
-        )
+        x, y = (column + 0.5) * width / across, (row + 0.5) * height / down
+        text = axes.text(x, y, str(index) if index >= 0 else "shared", ha="center", va="center", color="black")
+        text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
 
 
 def _rgba(index: int) -> tuple[float, ...]:
-    """An expert's color, translucent; no color where there is no routed expert."""
+    """An expert's color, translucent; fully transparent if there is no routed expert."""
     from matplotlib.colors import to_rgba
 
     return to_rgba(expert_color(index), OPACITY if index >= 0 else 0.0)
 
 
-def _patch(color: str, label: str) -> Any:
-    from matplotlib.patches import Patch
+def _legend_entry(index: int) -> Any:
+    entry = swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only")
+    entry.set(edgecolor="gray", linewidth=0.5)
+    return entry
 
-    return Patch(facecolor=color, edgecolor="gray", linewidth=0.5, label=label)
 
-
-def plot_association(found: Association, title: str, path: Path) -> None:
-    """Draws a table twice: shares of each row, and lift over independence; rows without counts are hatched.
+def plot_association(association: Association, title: str, path: Path) -> None:
+    """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched.
 
     Args:
-        found: Rows against experts.
-        title: What the rows are.
+        association: Rows against experts.
+        title: Title of the picture.
         path: Picture to write.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    rows, experts = found.shares.shape
-    names = [fitted(name, 30) for name in found.rows]
-    width = 3.0 + 2 * max(1.4, CELL * experts)
+    rows, experts = association.shares.shape
+    names = [fitted(name, 30) for name in association.rows]
+    width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * experts)
     height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
-    strength = "undefined" if np.isnan(found.cramers_v) else f"{found.cramers_v:.3f}"
-    numbers = f"NMI {found.nmi.value:.3f} (p {found.nmi.p:.3g}), Cramer's V {strength}"
-    bound = np.log2(LARGEST_LIFT)
-    with np.errstate(divide="ignore"):
-        doubled = np.log2(found.lift.numpy()).clip(-bound, bound)
+    strength = "undefined" if np.isnan(association.cramers_v) else f"{association.cramers_v:.3f}"
+    numbers = f"NMI {association.nmi.value:.3f} (p {association.nmi.p:.3g}), Cramer's V {strength}"
+    bound = np.log2(MAX_LIFT)
+    with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
+        log_lift = np.log2(association.lift.numpy()).clip(-bound, bound)
     with styled(width, 2.2 + height) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        _table(left, found.shares.numpy(), "share of the row", figure, cmap="cividis", vmin=0, vmax=1)
-        _table(right, doubled, "log2 of the lift", figure, cmap="PuOr_r", vmin=-bound, vmax=bound)
+        _table(left, association.shares.numpy(), "share of the row", figure, cmap="cividis", vmin=0, vmax=1)
+        _table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-bound, vmax=bound)
         left.set_yticks(range(rows), names)
         figure.suptitle(f"{fitted(title, 40)}\n{numbers}")
         write_figure(figure, path)
 
 
 def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> None:
-    """Draws statistics as points beside the whole range of their nulls.
+    """Draws statistics as points on the range of their null distributions.
 
     Args:
         tests: Name -> test.
-        label: What the statistic is.
+        label: Name of the statistic.
         path: Picture to write.
 
     Raises:
@@ -251,12 +243,12 @@ def _table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **sca
     axes.set_facecolor("white")
     axes.patch.set(hatch="///", edgecolor="silver")
     drawn = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
-    if len(values) <= ROWS_WITH_NUMBERS and values.shape[1] <= 16:
+    if len(values) <= MAX_ROWS and values.shape[1] <= MAX_COLUMNS:
         for (row, column), value in np.ndenumerate(values):
             if not np.isnan(value):
                 color = "white" if _is_dark(drawn, value) else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", size=NUMBER, color=color)
-    steps = range(0, values.shape[1], -(-values.shape[1] // 16))
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", size=NUMBER_SIZE, color=color)
+    steps = range(0, values.shape[1], -(-values.shape[1] // MAX_COLUMNS))
     axes.set_xticks(steps, map(str, steps))
     axes.set_xlabel("expert")
     bar = figure.colorbar(drawn, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)

@@ -1,27 +1,28 @@
-"""Which expert each patch of an image goes to first, and how undecided the router is about it.
+"""The first expert of each patch of an image, and the entropy of its routing.
 
-Sparse Mixture-of-Experts are Domain Generalizable Learners (Li et al., ICLR 2023), figures 3 and 8 to 17. Axes: B
+See Sparse Mixture-of-Experts are Domain Generalizable Learners (Li et al., ICLR 2023), figures 3 and 8 to 17. Axes: B
 images, H x W patches, E experts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import ArgumentError
 from ...layers import GeoMoeMlp, RoutedMlp
 from ...layers.router import RouterOutput
+from ...losses import record_routing
 from ...networks.build import Network
+from ..run_view import evaluation_mode
 
 
 class RoutingMap(NamedTuple):
-    """What the router of one mixture block decided. A MoGE model routes whole images: H = W = 1.
+    """The routing of one mixture block. A MoGE model routes whole images: H = W = 1.
 
     Attributes:
-        first: (B, H, W) int64, the expert with the largest weight; -1 where only the shared expert answers.
+        first: (B, H, W) int64, the expert with the largest weight; -1 if only the shared expert is used.
         entropy: (B, H, W) of the noiseless routing probabilities, in nats: 0 to log(E).
         num_experts: E.
     """
@@ -32,51 +33,33 @@ class RoutingMap(NamedTuple):
 
 
 def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
-    """The mixture layers of a vision transformer by the index of their block.
+    """The mixture layers of a vision transformer, by the index of their block.
 
     Raises:
         ArgumentError: It has none.
     """
-    blocks = {index: block.mlp for index, block in enumerate(getattr(model, "blocks", ())) if is_mixture(block)}
+    mlps = {index: getattr(block, "mlp", None) for index, block in enumerate(getattr(model, "blocks", ()))}
+    blocks = {index: mlp for index, mlp in mlps.items() if isinstance(mlp, RoutedMlp)}
     if not blocks:
-        remedy = "is a dense model, without experts to look at; give a mixture, such as gmoe_small_patch16"
+        remedy = "is a dense model without experts; give a mixture, such as gmoe_small_patch16"
         raise ArgumentError.of("model", type(model).__name__, remedy)
     return blocks
 
 
-def is_mixture(block: nn.Module) -> bool:
-    """Whether a block's feed-forward is a mixture of experts."""
-    return isinstance(getattr(block, "mlp", None), RoutedMlp)
-
-
 def routes_patches(model: Network) -> bool:
-    """Whether a mixture model routes patches one by one, rather than whole images by their metadata.
+    """Whether a mixture model routes patches, rather than whole images by their metadata.
 
     Raises:
-        ArgumentError: It is no mixture.
+        ArgumentError: The model has no experts.
     """
     return not any(isinstance(layer, GeoMoeMlp) for layer in mixture_blocks(model).values())
 
 
-@contextmanager
-def recording(layers: Iterable[RoutedMlp]) -> Iterator[None]:
-    """Lets mixture layers keep what they decide, for a while."""
-    kept = [(layer, layer.record_routing) for layer in layers]
-    try:
-        for layer, _ in kept:
-            layer.record_routing = True
-        yield
-    finally:
-        for layer, before in kept:
-            layer.record_routing, layer.routing = before, None
-
-
-@torch.no_grad()
 def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
-    """Routes a batch of images and returns what every mixture block decided, on CPU.
+    """Routes a batch of images and returns the routing of every mixture block, on CPU.
 
     Args:
-        model: A vision transformer of this package, not wrapped; it is left in its mode.
+        model: A vision transformer of this package, not wrapped. Its training mode is restored.
         images: (B, 3, height, width), normalized.
         metadata: (B, ...) for models that route by it.
 
@@ -84,24 +67,20 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
         ArgumentError: The model has no experts.
         MetadataError: Its encoder does not take the metadata.
     """
-    layers, training = mixture_blocks(model), model.training
-    model.eval()
-    try:
-        with recording(layers.values()):
-            model(images) if metadata is None else model(images, metadata)
-            return {index: _map(model, layer, images) for index, layer in layers.items()}
-    finally:
-        model.train(training)
+    layers = mixture_blocks(model)
+    with evaluation_mode(model), record_routing(model):
+        model(images) if metadata is None else model(images, metadata)
+        return {index: _map(model, layer, images) for index, layer in layers.items()}
 
 
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
-    """`routing_maps` of many images: batches of (images,) or (images, metadata), put together."""
+    """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
     return {index: _joined([part[index] for part in parts]) for index in parts[0]}
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
-    """The mixture block that was asked for, or the last one.
+    """The index of a mixture block; None stands for the last one.
 
     Raises:
         ArgumentError: That block is dense, or does not exist.
@@ -112,11 +91,12 @@ def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
 
 
 def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
-    routing: Any = layer.routing
+    routing = layer.routing
+    assert routing is not None, "nothing was recorded"
     first, entropy = routing.expert_indices[:, 0], torch.special.entr(routing.probabilities).sum(-1)
     if isinstance(layer, GeoMoeMlp):
         shape: tuple[int, ...] = (len(images), 1, 1)
-        first = _known(layer, routing)
+        first = _image_experts(layer, routing)
         entropy = entropy.masked_fill(first < 0, 0.0)
     else:
         grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
@@ -126,8 +106,8 @@ def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
     return RoutingMap(first.reshape(shape).cpu(), entropy.reshape(shape).float().cpu(), layer.experts.num_experts)
 
 
-def _known(layer: GeoMoeMlp, routing: RouterOutput) -> Tensor:
-    """The expert that answers for each image: none without metadata, and the forced one where one is forced."""
+def _image_experts(layer: GeoMoeMlp, routing: RouterOutput) -> Tensor:
+    """The first expert of each image, or the forced one; -1 for images without metadata."""
     first = routing.expert_indices[:, 0]
     if layer.forced_expert is not None:
         first = torch.full_like(first, layer.forced_expert)
@@ -135,5 +115,5 @@ def _known(layer: GeoMoeMlp, routing: RouterOutput) -> Tensor:
 
 
 def _joined(parts: list[RoutingMap]) -> RoutingMap:
-    first, entropy = (torch.cat(values) for values in ([part.first for part in parts], [p.entropy for p in parts]))
+    first, entropy = torch.cat([part.first for part in parts]), torch.cat([part.entropy for part in parts])
     return RoutingMap(first, entropy, parts[0].num_experts)

@@ -1,7 +1,7 @@
-"""Which patches lie on which part of an object, and how experts share out parts and attributes.
+"""Association of experts with the parts of objects and with the attributes of images.
 
-Axes: B images, N = H * W patches in rows from the top left, P parts, A attributes, E experts. Counts of parts are those
-of GMoE (Li et al., ICLR 2023), figure 3b; counts of attributes those of SF-MoE (Li et al., 2022), figure 5.
+Axes: B images, N = H * W patches in rows from the top left, P parts, A attributes, E experts. Parts are counted as in
+GMoE (Li et al., ICLR 2023), figure 3b, attributes as in SF-MoE (Li et al., 2022), figure 5.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from torch import Tensor
 from ...errors import ArgumentError
 from .association import (
     PermutationTest,
-    compared_with_null,
     cramers_v,
     jensen_shannon_distance,
     lift,
@@ -23,20 +22,20 @@ from .association import (
     row_shares,
 )
 
-NEAREST = 9  # patches counted for a part that is a point
+NUM_NEAREST = 9  # patches counted for a part that is a point
 
 
 class Association(NamedTuple):
-    """How a table of counts ties its rows to experts.
+    """A table of counts, with statistics of how its rows depend on experts.
 
     Attributes:
         rows: Names of the R rows.
         counts: (R, E).
-        shares: (R, E) of each row; NaN in an empty one.
-        lift: (R, E) counts over those of independence.
-        nmi: Normalized mutual information, with its null distribution.
+        shares: (R, E) shares of each row; NaN in an empty row.
+        lift: (R, E) counts over those expected under independence.
+        nmi: Normalized mutual information with its null distribution.
         cramers_v: Cramer's V.
-        sides: Name of a part without its side -> Jensen-Shannon distance of its left and right row.
+        sides: Name of a part without its side -> Jensen-Shannon distance between its left and its right row.
     """
 
     rows: tuple[str, ...]
@@ -49,18 +48,18 @@ class Association(NamedTuple):
 
 
 def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
-    """(N, 2) x and y of the centers of a grid (H, W) of patches over an image of size (height, width)."""
+    """Centers (N, 2), x and y, of a grid (H, W) of patches over an image of size (height, width)."""
     y, x = ((torch.arange(cells) + 0.5) * (side / cells) for cells, side in zip(grid, size, strict=True))
     return torch.cartesian_prod(y, x).flip(-1).view(-1, 2)
 
 
-def nearest_patches(points: Tensor, centers: Tensor, number: int = NEAREST) -> Tensor:
-    """The patches whose centers are nearest to each point, ties to the lower index.
+def nearest_patches(points: Tensor, centers: Tensor, number: int = NUM_NEAREST) -> Tensor:
+    """Finds the patches whose centers are nearest to each point; of equally near ones, the lower index.
 
     Args:
         points: (..., 2) x and y.
         centers: (N, 2).
-        number: How many.
+        number: Patches per point.
 
     Returns:
         int64 (..., number), nearest first.
@@ -70,26 +69,26 @@ def nearest_patches(points: Tensor, centers: Tensor, number: int = NEAREST) -> T
 
 
 def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor) -> Tensor:
-    """Which patches count for parts that are points: the nearest nine; and which are background, outside the box.
+    """Assigns patches to parts that are points, the nearest nine to each, and to the background outside of the box.
 
     Args:
         points: (B, P, 2) x and y, in pixels of the model's input.
         visible: bool (B, P).
-        box: (B, 4) left, top, width, height, likewise.
-        centers: (N, 2).
+        box: (B, 4) left, top, width and height, in pixels of the model's input.
+        centers: (N, 2), the same.
 
     Returns:
         bool (B, P + 1, N), the background last. A patch can count for several parts.
     """
-    near = nearest_patches(points, centers)
-    parts = torch.zeros(*near.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, near, True)
+    nearest = nearest_patches(points, centers)
+    parts = torch.zeros(*nearest.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, nearest, True)
     corner, size = box[:, None, :2], box[:, None, 2:]
     outside = ((centers < corner) | (centers > corner + size)).any(-1)
     return torch.cat([parts & visible[..., None], outside[:, None]], dim=1)
 
 
 def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Tensor:
-    """Which patches count for parts that are areas: each for the part that most of its pixels belong to.
+    """Assigns each patch to the part that most of its pixels belong to.
 
     Args:
         part_maps: int64 (B, height, width), the part of each pixel; the sides are multiples of the grid's.
@@ -97,7 +96,7 @@ def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Te
         grid: H and W.
 
     Returns:
-        bool (B, P, N); exactly one part for each patch, the lower index in a tie.
+        bool (B, P, N); one part for each patch, the lower index in a tie.
     """
     height, width = part_maps.shape[1:]
     pixels = F.one_hot(part_maps, num_parts).permute(0, 3, 1, 2).float()
@@ -109,7 +108,7 @@ def count_parts(members: Tensor, first: Tensor, num_experts: int) -> Tensor:
     """Counts the patches of each part by their first expert.
 
     Args:
-        members: (B, P, N) whether a patch counts for a part.
+        members: (B, P, N), whether a patch counts for a part.
         first: int64 (B, N).
         num_experts: E.
 
@@ -123,86 +122,84 @@ def count_parts(members: Tensor, first: Tensor, num_experts: int) -> Tensor:
 def associate_parts(
     members: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
 ) -> Association:
-    """Ties parts to experts; the null exchanges the experts of an image's patches among themselves.
+    """Measures how experts depend on parts; the null permutes the patches of each image.
 
     Args:
         members: (B, P, N), see `point_members` and `area_members`.
         names: P names.
         first: int64 (B, N) first expert of each patch.
         num_experts: E.
-        permutations: Draws of the null.
-        seed: Of the draws.
+        permutations: Size of the null distribution.
+        seed: Seed of the permutations.
     """
     generator = torch.Generator().manual_seed(seed)
     counts = count_parts(members, first, num_experts)
-
-    def draw() -> Tensor:
-        return normalized_mutual_information(count_parts(members, permuted_patches(first, generator), num_experts))
-
-    test = permutation_test(normalized_mutual_information(counts), draw, permutations)
-    return _association(names, counts, test)
+    null_tables = torch.stack(
+        [count_parts(members, permuted_patches(first, generator), num_experts) for _ in range(permutations)]
+    )
+    null = normalized_mutual_information(null_tables)
+    return _association(names, counts, permutation_test(normalized_mutual_information(counts), null))
 
 
 def permuted_patches(first: Tensor, generator: torch.Generator) -> Tensor:
-    """Exchanges the patches of each image among themselves: (B, N) -> (B, N)."""
+    """Permutes the patches of each image: (B, N) -> (B, N)."""
     return first.gather(1, torch.rand(first.shape, generator=generator).argsort(1))
 
 
 def associate_attributes(
     attributes: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
 ) -> dict[str, Association]:
-    """Ties the attributes of whole images to experts, group by group.
+    """Measures how experts depend on the attributes of whole images, for each group of attributes.
 
-    M = sum over images of a c^T, with attributes a and counts c of first choices. Exchanging an image's patches would
-    leave M as it is, so the null exchanges the images' attributes. The groups' p are not corrected for their number.
+    The table is M = sum over images of a c^T, with attributes a and counts c of first experts. The p-values are not
+    corrected for the number of groups.
 
     Args:
         attributes: bool (B, A).
         names: A names, GROUP::VALUE.
-        first: int64 (B, N).
+        first: int64 (B, N) first expert of each patch.
         num_experts: E.
-        permutations: Draws of the null, the same for all groups.
-        seed: Of the draws.
+        permutations: Size of the null distribution; all groups share the permutations.
+        seed: Seed of the permutations.
 
     Returns:
         Group -> its association, in the order of the names.
     """
     generator = torch.Generator().manual_seed(seed)
     counts = F.one_hot(first, num_experts).sum(1).double()
-    held = attributes.double().T
-    table = held @ counts
-    drawn = torch.stack([held @ counts[torch.randperm(len(counts), generator=generator)] for _ in range(permutations)])
-    found = {}
+    by_image = attributes.double().T
+    table = by_image @ counts
+    # The null permutes images: permuting the patches of an image would not change its counts
+    orders = [torch.randperm(len(counts), generator=generator) for _ in range(permutations)]
+    null_tables = torch.stack([by_image @ counts[order] for order in orders])
+    associations = {}
     for group, rows in grouped(names).items():
-        observed = normalized_mutual_information(table[rows])
-        test = compared_with_null(observed, normalized_mutual_information(drawn[:, rows]))
+        null = normalized_mutual_information(null_tables[:, rows])
+        test = permutation_test(normalized_mutual_information(table[rows]), null)
         values = [names[row].partition("::")[2] or names[row] for row in rows]
-        found[group] = _association(values, table[rows], test)
-    return found
+        associations[group] = _association(values, table[rows], test)
+    return associations
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[int]]:
-    """Positions of attributes by the part of their name in front of "::"."""
+    """Indices of attributes by the part of their name before "::"."""
     groups: dict[str, list[int]] = {}
-    for position, name in enumerate(names):
-        groups.setdefault(name.partition("::")[0], []).append(position)
+    for index, name in enumerate(names):
+        groups.setdefault(name.partition("::")[0], []).append(index)
     return groups
 
 
 def sides(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Positions of parts that are there twice: "left wing" and "right wing" give "wing"."""
-    at = {name: position for position, name in enumerate(names)}
-    plain = [name.removeprefix("left ") for name in names if name.startswith("left ")]
-    return {name: (at[f"left {name}"], at[f"right {name}"]) for name in plain if f"right {name}" in at}
+    """Indices of paired parts: "left wing" and "right wing" give "wing"."""
+    index_of = {name: index for index, name in enumerate(names)}
+    pairs = [(name, name.replace("left ", "right ", 1)) for name in names if name.startswith("left ")]
+    return {left.removeprefix("left "): (index_of[left], index_of[right]) for left, right in pairs if right in index_of}
 
 
 def _association(names: Sequence[str], counts: Tensor, test: PermutationTest) -> Association:
     if not counts.sum():
-        raise ArgumentError.of("parts", list(names), "no patch of the images belongs to any of them")
-    distances = {
-        name: float(jensen_shannon_distance(counts[left], counts[right]))
-        for name, (left, right) in sides(names).items()
-    }
-    return Association(
-        tuple(names), counts, row_shares(counts), lift(counts), test, float(cramers_v(counts)), distances
-    )
+        remedy = "no patch of the images belongs to any of them; give images with annotated parts"
+        raise ArgumentError.of("parts", list(names), remedy)
+    pairs = sides(names)
+    distances = {name: jensen_shannon_distance(counts[left], counts[right]) for name, (left, right) in pairs.items()}
+    return Association(tuple(names), counts, row_shares(counts), lift(counts), test, cramers_v(counts), distances)

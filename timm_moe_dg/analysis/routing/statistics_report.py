@@ -1,4 +1,4 @@
-"""Experts against parts, attributes and domains of a run: numbers, and pictures of them."""
+"""Association of a run's experts with parts and attributes, and their invariance to domains: numbers and pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from ...data import Domain
 from ...errors import ArgumentError
 from ...storage.json_text import json_text
 from ..run_view import RunView
-from .annotations import annotated
+from .annotations import annotate
 from .association import PermutationTest
 from .chosen_images import picture_names
 from .invariance import PairInvariance, check_paired, overall, routing_invariance
@@ -18,7 +18,7 @@ from .map_plots import plot_association, plot_nulls
 from .maps import RoutingMap, chosen_block, mixture_blocks, routes_patches, routing_maps_of
 from .parts import Association, associate_attributes, associate_parts
 
-PARTS = "parts"  # the row of the results that is no group of attributes
+PARTS = "parts"  # a key of the results; all other keys are groups of attributes
 
 
 def draw_attributes(
@@ -36,38 +36,40 @@ def draw_attributes(
     Args:
         view: The run.
         figures: Folder to write to.
-        data_dir: Where the data lies now; None for where it lay.
-        cub: Folder of CUB-200-2011; None for data that knows its parts itself.
-        block: The mixture block to look at; None for the last.
-        max_images: Of each domain; None for all.
-        permutations: Draws of the nulls.
+        data_dir: Folder of the data; None for the run's.
+        cub: Folder of CUB-200-2011; None for data that has part maps.
+        block: Index of the mixture block; None for the last.
+        max_images: Maximum number of images of each domain; None for all.
+        permutations: Size of the null distributions.
 
     Returns:
-        The association of parts under `PARTS`, and that of each group of attributes under its name.
+        `PARTS` or the name of a group of attributes -> its association with experts.
 
     Raises:
-        ArgumentError: The model has no experts or routes whole images; the data does not know its parts.
-        DataError: See `annotated`.
+        ArgumentError: The model has no experts or routes whole images, or the data has no part maps.
+        DataError: See `annotate`.
     """
     block = _patch_block(view, block)
-    known = annotated(view, view.domains(data_dir), _grid(view), cub, max_images)
-    maps = [_routed(view, each.domain, each.positions, block) for each in known]
-    first = torch.cat([each.first.flatten(1) for each in maps])
-    common = (first, maps[0].num_experts, permutations)
-    members = torch.cat([each.members for each in known])
-    found = {PARTS: associate_parts(members, known[0].parts, *common)}
-    if known[0].attributes is not None:
-        attributes = torch.cat([each.attributes for each in known if each.attributes is not None])
-        found |= associate_attributes(attributes, known[0].attribute_names, *common)
-    plot_association(found[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
-    if len(found) > 1:
-        strongest = max((name for name in found if name != PARTS), key=lambda name: found[name].nmi.value)
+    grid = view.model.patch_embed.dynamic_feat_size(view.size)
+    annotated = annotate(view, view.domains(data_dir), grid, cub, max_images)
+    maps = [_route(view, part.domain, part.positions, block) for part in annotated]
+    first = torch.cat([domain_map.first.flatten(1) for domain_map in maps])
+    routing = (first, maps[0].num_experts, permutations)
+    members = torch.cat([part.members for part in annotated])
+    associations = {PARTS: associate_parts(members, annotated[0].parts, *routing)}
+    if annotated[0].attributes is not None:
+        attributes = torch.cat([part.attributes for part in annotated if part.attributes is not None])
+        associations |= associate_attributes(attributes, annotated[0].attribute_names, *routing)
+    plot_association(associations[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
+    groups = {name: association for name, association in associations.items() if name != PARTS}
+    if groups:
+        strongest = max(groups, key=lambda name: groups[name].nmi.value)
         title = f"attributes of images against experts; numbers of {strongest}"
-        plot_association(_stacked(found, strongest), title, figures / "attributes.png")
+        plot_association(_stacked(groups, strongest), title, figures / "attributes.png")
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
-    tables = {name: _table(each) for name, each in found.items()}
+    tables = {name: _table(association) for name, association in associations.items()}
     (figures / "attributes.json").write_text(json_text({**numbers, "tables": tables}, indent=1))
-    return found
+    return associations
 
 
 def draw_invariance(
@@ -85,14 +87,14 @@ def draw_invariance(
     Args:
         view: The run.
         figures: Folder to write to.
-        data_dir: Where the data lies now; None for where it lay.
-        block: The mixture block to look at; None for the last.
-        max_images: Of each domain; None for all.
-        permutations: Draws of the nulls.
-        angles: Pairs of a domain and the degrees by which its pictures are turned, where the data does not say so.
+        data_dir: Folder of the data; None for the run's.
+        block: Index of the mixture block; None for the last.
+        max_images: Maximum number of images of each domain; None for all.
+        permutations: Size of the null distributions.
+        angles: Pairs of a domain and its pictures' counter-clockwise rotation in degrees; overrides the data's angles.
 
     Returns:
-        Every two domains that share pictures, and the mean of their agreements.
+        The agreement of every two domains that share pictures, and the mean of all agreements.
 
     Raises:
         ArgumentError: The model has no experts or routes whole images; an angle is no number, or of no domain.
@@ -100,38 +102,38 @@ def draw_invariance(
     """
     block = _patch_block(view, block)
     domains = view.domains(data_dir)
-    turned = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
+    rotations = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
     names = {domain.name: picture_names(domain) for domain in domains}
-    named = [domain for domain in domains if names[domain.name]]
-    pictures = {domain.name: (names[domain.name] or [])[:max_images] for domain in named}
+    pictures = {domain: domain_names[:max_images] for domain, domain_names in names.items() if domain_names}
     check_paired(pictures)
-    maps = [_routed(view, domain, range(len(pictures[domain.name])), block) for domain in named]
-    experts = {domain.name: each.first for domain, each in zip(named, maps, strict=True)}
-    found = routing_invariance(experts, pictures, turned, maps[0].num_experts, permutations)
-    everything = overall(found)
-    tests = {"all pairs": everything, **{" / ".join(pair.domains): pair.agreement for pair in found}}
+    experts = {
+        domain.name: _route(view, domain, range(len(pictures[domain.name])), block).first
+        for domain in domains
+        if domain.name in pictures
+    }
+    pairs = routing_invariance(experts, pictures, rotations, permutations)
+    all_pairs = overall(pairs)
+    tests = {"all pairs": all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
-    numbers = {"model": view.name, "block": block, "permutations": permutations, "angles": turned}
-    pairs = [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in found]
-    text = json_text({**numbers, "all_pairs": _test(everything), "pairs": pairs}, indent=1)
-    (figures / "invariance.json").write_text(text)
-    return found, everything
+    numbers = {
+        **{"model": view.name, "block": block, "permutations": permutations, "angles": rotations},
+        "all_pairs": _test(all_pairs),
+        "pairs": [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in pairs],
+    }
+    (figures / "invariance.json").write_text(json_text(numbers, indent=1))
+    return pairs, all_pairs
 
 
 def _patch_block(view: RunView, block: int | None) -> int:
-    """The block to look at, in a model that routes patches."""
+    """The index of the block to analyze, in a model that routes patches."""
     block = chosen_block(mixture_blocks(view.model), block)
     if not routes_patches(view.model):
-        remedy = "routes whole images by where they were taken, so its patches share an expert; see the command domains"
+        remedy = "routes whole images by where they were taken; use the command domains"
         raise ArgumentError.of("model", view.name, remedy)
     return block
 
 
-def _grid(view: RunView) -> tuple[int, int]:
-    return view.model.patch_embed.dynamic_feat_size(view.size)
-
-
-def _routed(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
+def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
     return routing_maps_of(view.model, view.batches(domain, positions))[block]
 
 
@@ -144,20 +146,22 @@ def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Domain]) -> dict
     return dict(pairs)
 
 
-def _stacked(found: Mapping[str, Association], strongest: str) -> Association:
-    """The tables of all groups of attributes one above the other, for drawing, with the numbers of one of them."""
-    groups = [(name, each) for name, each in found.items() if name != PARTS]
-    rows = tuple(f"{name}: {value}" for name, each in groups for value in each.rows)
-    counts, shares, lifts = (
-        torch.cat([getattr(each, field) for _, each in groups]) for field in ("counts", "shares", "lift")
-    )
-    return Association(rows, counts, shares, lifts, found[strongest].nmi, found[strongest].cramers_v, {})
+def _stacked(groups: Mapping[str, Association], strongest: str) -> Association:
+    """Concatenates the tables of all groups of attributes for drawing; the statistics are those of one group."""
+    rows = tuple(f"{name}: {value}" for name, association in groups.items() for value in association.rows)
+    fields = ("counts", "shares", "lift")
+    counts, shares, lifts = (torch.cat([getattr(table, field) for table in groups.values()]) for field in fields)
+    return groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
 
 
-def _table(found: Association) -> dict[str, object]:
-    tables = {name: getattr(found, name).tolist() for name in ("counts", "shares", "lift")}
-    scores = {"nmi": _test(found.nmi), "cramers_v": found.cramers_v, "left_right_distance": found.sides}
-    return {"rows": list(found.rows), **tables, **scores}
+def _table(association: Association) -> dict[str, object]:
+    tables = {name: getattr(association, name).tolist() for name in ("counts", "shares", "lift")}
+    scores = {
+        "nmi": _test(association.nmi),
+        "cramers_v": association.cramers_v,
+        "left_right_distance": association.sides,
+    }
+    return {"rows": list(association.rows), **tables, **scores}
 
 
 def _test(test: PermutationTest) -> dict[str, object]:
