@@ -88,7 +88,7 @@ def test_limited_images_are_the_same_ones_each_time(tmp_path):
     view = open_run(made_run(tmp_path / "run", data, DOMAINS, CLASSES))
     first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
-    assert (len(first.answers.target), first.total) == (6, 10 + 2 + 2)
+    assert (len(first.outputs.target), first.total) == (6, 10 + 2 + 2)
 
 
 def test_no_image_at_all_is_an_error_that_says_so(tmp_path):

@@ -24,7 +24,7 @@ class Evaluated:
     Attributes:
         model: Name of the network.
         images: The images, N of them.
-        answers: Predictions, in the order of the images.
+        outputs: Predictions, in the order of the images.
         test_domains: Positions of the domains that the network was not trained on; empty if unknown.
         counted: Positions of the domains that overall scores and the confusion matrix cover.
         engine: What computed the predictions, see `export.engines`.
@@ -32,7 +32,7 @@ class Evaluated:
 
     model: str
     images: EvaluationImages
-    answers: Outputs
+    outputs: Outputs
     test_domains: Sequence[int]
     counted: Sequence[int]
     engine: str = "torch"
@@ -50,7 +50,7 @@ class Evaluated:
     @property
     def is_counted(self) -> Tensor:
         """Bool (N,): whether an image lies in a counted domain."""
-        return torch.isin(self.answers.group // 2, torch.tensor(list(self.counted), dtype=torch.long))
+        return torch.isin(self.outputs.group // 2, torch.tensor(list(self.counted), dtype=torch.long))
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -59,17 +59,17 @@ class Evaluated:
         Raises:
             ArgumentError: No counted domain has an image.
         """
-        return assess(self.answers, len(self.domains), self.test_domains, self.counted)
+        return assess(self.outputs, len(self.domains), self.test_domains, self.counted)
 
     @cached_property
     def split_accuracies(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Accuracies by domain on in-splits and on out-splits, as in a run's records."""
-        return domain_accuracies(self.answers, len(self.domains))
+        return domain_accuracies(self.outputs, len(self.domains))
 
     @cached_property
     def roles(self) -> dict[str, RoleScores]:
         """Scores by role, for benchmarks with "id" and "ood" domains; see `protocols.role_scores`."""
-        return role_scores(self.answers, self.domains)
+        return role_scores(self.outputs, self.domains)
 
     @property
     def domain_roles(self) -> list[str]:
@@ -98,7 +98,7 @@ class Evaluated:
     @property
     def confusion(self) -> Tensor:
         """(C, C) counts over the counted domains, see `metrics.confusion_matrix`."""
-        predicted, target = self.answers.predicted[self.is_counted], self.answers.target[self.is_counted]
+        predicted, target = self.outputs.predicted[self.is_counted], self.outputs.target[self.is_counted]
         return confusion_matrix(predicted, target, len(self.classes))
 
     @property

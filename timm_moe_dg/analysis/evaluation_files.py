@@ -64,13 +64,13 @@ def save_features(evaluated: Evaluated, path: Path) -> None:
     The arrays: features float32 (N, D); domain, target and prediction int64 (N,), indices into domain_names and
     class_names; name (N,), the images' files.
     """
-    order, answers = evaluated.image_order, evaluated.answers
+    order, outputs = evaluated.image_order, evaluated.outputs
     np.savez_compressed(
         path,
-        features=answers.features.numpy()[order],
-        domain=(answers.group // 2).numpy()[order],
-        target=answers.target.numpy()[order],
-        prediction=answers.predicted.numpy()[order],
+        features=outputs.features.numpy()[order],
+        domain=(outputs.group // 2).numpy()[order],
+        target=outputs.target.numpy()[order],
+        prediction=outputs.predicted.numpy()[order],
         name=np.array([evaluated.file(index) for index in order]),
         domain_names=np.array([domain.name for domain in evaluated.domains]),
         class_names=np.array(evaluated.classes),
@@ -88,14 +88,14 @@ def _domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
 
 def _prediction_rows(evaluated: Evaluated) -> Iterator[list[object]]:
     """One row for each image, with the probability of each class."""
-    classes, answers = evaluated.classes, evaluated.answers
+    classes, outputs = evaluated.classes, evaluated.outputs
     yield ["file", "domain", "split", "target", "prediction", "probability", *(f"P({name})" for name in classes)]
-    target, predicted = answers.target.tolist(), answers.predicted.tolist()
+    target, predicted = outputs.target.tolist(), outputs.predicted.tolist()
     for index in evaluated.image_order.tolist():
         domain, split = divmod(int(evaluated.images.groups[index]), 2)
         names = [classes[target[index]], classes[predicted[index]]]
-        probabilities = [f"{value:.6f}" for value in answers.probabilities[index].tolist()]
-        confidence = f"{answers.confidence[index].item():.6f}"
+        probabilities = [f"{value:.6f}" for value in outputs.probabilities[index].tolist()]
+        confidence = f"{outputs.confidence[index].item():.6f}"
         place = [evaluated.file(index), evaluated.domains[domain].name, ("in", "out")[split]]
         yield [*place, *names, confidence, *probabilities]
 

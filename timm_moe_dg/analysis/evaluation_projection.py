@@ -81,10 +81,10 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    total = len(evaluated.answers.group)
+    total = len(evaluated.outputs.group)
     drawn = np.sort(np.random.default_rng(0).permutation(total)[:MAX_POINTS])
-    points = METHODS[method](evaluated.answers.features.numpy()[drawn])
-    domain, target = (evaluated.answers.group // 2).numpy()[drawn], evaluated.answers.target.numpy()[drawn]
+    points = METHODS[method](evaluated.outputs.features.numpy()[drawn])
+    domain, target = (evaluated.outputs.group // 2).numpy()[drawn], evaluated.outputs.target.numpy()[drawn]
     is_test = np.isin(domain, evaluated.test_domains)
     panels = [_by_domain(evaluated, domain)]
     if len(evaluated.classes) <= CATEGORIES:

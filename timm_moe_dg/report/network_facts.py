@@ -82,7 +82,7 @@ class NetworkFacts(Evaluated):
     @cached_property
     def assessment(self) -> Assessment:
         """The scores. The worst domain may be any domain, held out or not."""
-        return assess(self.answers, len(self.domains), self.test_domains)
+        return assess(self.outputs, len(self.domains), self.test_domains)
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
         """The most frequent confusions: class of the image, predicted class, number of images."""
@@ -93,10 +93,10 @@ class NetworkFacts(Evaluated):
 
     def calibration(self) -> dict[str, CalibrationBins]:
         """Confidence bins of held-out and of training domains. A kind without images is left out."""
-        correct, held_out = self.answers.predicted == self.answers.target, self.is_counted
+        correct, held_out = self.outputs.predicted == self.outputs.target, self.is_counted
         kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
-            name: calibration_bins(self.answers.confidence[mask], correct[mask])
+            name: calibration_bins(self.outputs.confidence[mask], correct[mask])
             for name, mask in kinds.items()
             if mask.any()
         }
@@ -107,23 +107,23 @@ class NetworkFacts(Evaluated):
         Raises:
             ImageReadError: An image cannot be decoded.
         """
-        in_worst = self.answers.group // 2 == self.assessment.worst
-        wrong = (in_worst & (self.answers.predicted != self.answers.target)).nonzero().flatten()
-        order = self.answers.confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]
+        in_worst = self.outputs.group // 2 == self.assessment.worst
+        wrong = (in_worst & (self.outputs.predicted != self.outputs.target)).nonzero().flatten()
+        order = self.outputs.confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]
         return [self._mistake(index) for index in wrong[order].tolist()]
 
     def expert_use(self) -> dict[str, Tensor]:
         """Name of a mixture layer -> (D, E) share of a domain's tokens by first expert, NaN without images."""
-        domain = self.answers.group // 2
+        domain = self.outputs.group // 2
         members = torch.nn.functional.one_hot(domain, len(self.domains)).double()
         counts = {name: members.T @ tokens.double() for name, tokens in self.first_experts.items()}
         return {name: tokens / tokens.sum(1, keepdim=True) for name, tokens in counts.items()}
 
     def _mistake(self, index: int) -> Mistake:
-        target, predicted = (self.classes[int(t[index])] for t in (self.answers.target, self.answers.predicted))
+        target, predicted = (self.classes[int(t[index])] for t in (self.outputs.target, self.outputs.predicted))
         image = self.domains[self.assessment.worst].image(int(self.images.positions[index]))
         picture = thumbnail(image.convert("RGB"), f"{target}, predicted as {predicted}")
-        return Mistake(picture, target, predicted, self.answers.confidence[index].item())
+        return Mistake(picture, target, predicted, self.outputs.confidence[index].item())
 
 
 class _FirstExperts(nn.Module):
@@ -168,9 +168,9 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
-        answers = collect_outputs(network, _batches(view, images, settings.workers), positions)
+        outputs = collect_outputs(network, _batches(view, images, settings.workers), positions)
     counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
-    return NetworkFacts(view.name, images, answers, test_domains, test_domains, total=total, first_experts=counts)
+    return NetworkFacts(view.name, images, outputs, test_domains, test_domains, total=total, first_experts=counts)
 
 
 def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
