@@ -17,11 +17,14 @@ from .bands import RGB, Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten."""
-    geometric = [v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
+    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten.
+
+    DomainBed transforms PIL images, which rounds to 256 levels after each step. Tensors draw the same and round less.
+    """
+    geometric = [_pixel_tensor, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
+    color = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
     # Jitter and gray are defined for RGB only.
-    color = [v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)] if channels == RGB else []
-    return [*geometric, *color]
+    return [*geometric, *(color if channels == RGB else ())]
 
 
 def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
@@ -142,6 +145,14 @@ def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callabl
     except (AssertionError, KeyError, ValueError) as error:
         remedy = "timm has no such policy; give one such as rand-m9-mstd0.5, augmix-m3-w3 or original"
         raise ArgumentError.of("aa", policy, remedy) from error
+
+
+def _pixel_tensor(image: Pixels) -> Tensor:
+    """An RGB image as uint8 (3, height, width)."""
+    if isinstance(image, Tensor):
+        return image
+    # The image's own memory layout, with channels last, is the one that torchvision resizes fastest.
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
