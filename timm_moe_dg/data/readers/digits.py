@@ -22,6 +22,9 @@ the most common rule but coordinates that are not in training. No digit is in tw
 placed once on each continent, so that continents differ only in their rules.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 from PIL import Image
 
@@ -35,6 +38,8 @@ COLORED_CLASSES = ("5 to 9", "0 to 4")
 LABEL_NOISE = 0.25
 COLOR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the color is not that of the label
 STORED_SIZE = 32  # pixels; digits are enlarged first, because rotating 8 pixels is mostly interpolation
+IN_SCIKIT_LEARN = "datasets/data/digits.csv.gz"
+SIDE = 8  # pixels, in scikit-learn's file
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
 SEED = 0
 
@@ -140,12 +145,12 @@ def load_digits(benchmark: str) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise MissingDependencyError.of(benchmark, "scikit-learn", "train") from error
-    digits = datasets.load_digits()
-    return digits.images, digits.target
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise MissingDependencyError.of(benchmark, "scikit-learn", "train")
+    # Importing scikit-learn takes a second, which short runs notice, so its file is read directly.
+    table = np.loadtxt(Path(package.origin).parent / IN_SCIKIT_LEARN, delimiter=",")
+    return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(int)
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:

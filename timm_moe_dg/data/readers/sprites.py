@@ -106,7 +106,7 @@ def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesD
     return list(_sprites(num_pictures, seed))
 
 
-# Evaluating a run reads its data more than once in a process, and drawing takes seconds.
+# Drawing takes a second, and a process may read the benchmark several times.
 @cache
 def _sprites(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
     targets = np.arange(num_pictures) % len(CLASSES)
