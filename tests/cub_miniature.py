@@ -15,8 +15,8 @@ def write_cub(folder: Path, classes: int = 200, images: int = 2, seed: int = 0) 
         CLASS/IMAGE of every photograph.
     """
     random = np.random.RandomState(seed)
-    names = [f"{label:03d}.Bird_{label}/Bird_{label}_{at:04d}_{label * 7 + at}.jpg"
-             for label in range(1, classes + 1) for at in range(1, images + 1)]  # fmt: skip
+    names = [f"{label:03d}.Bird_{label}/Bird_{label}_{number:04d}_{label * 7 + number}.jpg"
+             for label in range(1, classes + 1) for number in range(1, images + 1)]  # fmt: skip
     for number, name in enumerate(names):
         path = folder / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,12 +31,12 @@ def test_without_keeps_all_columns_and_the_split_in_step(gone):
     metadata = np.arange(14.0).reshape(7, 2)
     toy = Toy("x", ("a", "b"), [0, 1, 0, 1, 1, 0, 1], list(range(10, 17)), metadata=metadata, split=split, role="id")
     fewer = toy.without(gone)
-    kept = [position for position in range(7) if position not in gone]
+    remaining = [position for position in range(7) if position not in gone]
     assert type(fewer) is Toy
     assert (fewer.name, fewer.role, fewer.group) == ("x", "id", "x")
-    assert fewer.images == [10 + position for position in kept]
-    assert fewer.targets == [toy.targets[position] for position in kept]
-    np.testing.assert_array_equal(fewer.metadata, metadata[kept])
+    assert fewer.images == [10 + position for position in remaining]
+    assert fewer.targets == [toy.targets[position] for position in remaining]
+    np.testing.assert_array_equal(fewer.metadata, metadata[remaining])
     for part, before in ((fewer.split.inside, split.inside), (fewer.split.outside, split.outside)):
         assert [fewer.images[row] for row in part] == [10 + position for position in before if position not in gone]
 

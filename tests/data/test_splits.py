@@ -1,9 +1,13 @@
 """Seeds and splits against an independent derivation: the Mersenne Twister and its shuffle, written out."""
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from timm_moe_dg.data import FolderDomain, seed_hash, split_domain, split_domains, training_domains
+from timm_moe_dg.data.splits import photograph_part, split_by_photograph
 from timm_moe_dg.errors import ProtocolError
 
 # The last 31 bits of `printf TEXT | md5sum`
@@ -66,12 +70,6 @@ def test_split_is_the_written_out_shuffle(size, trial_seed, domain):
     assert list(split.inside) == expected[size // 5 :]
 
 
-def test_split_rounds_down_and_leaves_nothing_out():
-    split = split_domain(9, 0, trial_seed=0, holdout_fraction=0.25)
-    assert len(split.outside) == 2
-    assert sorted([*split.inside, *split.outside]) == list(range(9))
-
-
 def of_size(size, name="photo"):
     return FolderDomain(name, ("cat",), [0] * size, [""] * size)
 
@@ -113,3 +111,58 @@ def test_test_domains_that_do_not_exist(held_out):
 def test_holding_out_everything(names):
     with pytest.raises(ProtocolError, match="none is left to train on"):
         training_domains(names, list(range(len(names))))
+
+
+STYLES = ("Candy", "Mosaic", "Natural", "Udnie")
+
+
+@pytest.fixture
+def domains() -> list[FolderDomain]:
+    stems = [f"{label:03d}.Bird/Bird_{label}_{index}" for label in range(20) for index in range(30)]
+    # Natural is in another order and of another type: neither may matter
+    orders = {style: stems[::-1] if style == "Natural" else stems for style in STYLES}
+    endings = {style: "png" if style == "Natural" else "jpg" for style in STYLES}
+    paths = {style: [f"{style}/{stem}.{endings[style]}" for stem in orders[style]] for style in STYLES}
+    return [FolderDomain(style, ("bird",), [0] * len(stems), paths[style]) for style in STYLES]
+
+
+def stems(domain: FolderDomain, positions) -> set[str]:
+    return {Path(domain.paths[position]).stem for position in positions}
+
+
+def test_no_photograph_of_a_test_domain_is_trained_on_in_any_style(domains):
+    splits = split_by_photograph(domains, training=[0, 2, 3])
+    trained = set().union(*(stems(domains[index], splits[index].inside) for index in (0, 2, 3)))
+    validated = set().union(*(stems(domain, split.outside) for domain, split in zip(domains, splits, strict=True)))
+    tested = stems(domains[1], splits[1].inside)
+    assert tested
+    assert not trained & tested
+    assert not trained & validated
+    assert not tested & validated
+    assert len(trained | tested | validated) == 600
+
+
+def test_the_split_domain_by_domain_does_leak(domains):
+    splits = split_domains(domains, [0, 2, 3], trial_seed=0)
+    trained = set().union(*(stems(domains[index], splits[index].inside) for index in (0, 2, 3)))
+    assert len(trained & stems(domains[1], splits[1].inside)) / len(splits[1].inside) > 0.95
+
+
+def test_the_part_is_the_md5_of_the_stem_as_a_fraction(domains):
+    for path in domains[0].paths[:50]:
+        value = int(hashlib.md5(Path(path).stem.encode()).hexdigest()[:16], 16) / 16**16
+        assert photograph_part(path) == ("test" if value < 0.2 else "validation" if value < 0.4 else "train")
+
+
+def test_shares_are_three_to_one_to_one():
+    parts = [photograph_part(f"Bird_{number}.jpg") for number in range(10_000)]
+    for part, share in (("train", 0.6), ("validation", 0.2), ("test", 0.2)):
+        assert parts.count(part) / 10_000 == pytest.approx(share, abs=0.02)  # 4 to 5 standard deviations
+
+
+def test_domains_that_are_no_files_or_too_few_are_refused(domains):
+    with pytest.raises(ProtocolError, match="not made of image files"):
+        split_by_photograph([type("Digits", (), {"name": "digits"})()], [0])
+    of_training = {index for index, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
+    with pytest.raises(ProtocolError, match="no validation photographs"):
+        split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])

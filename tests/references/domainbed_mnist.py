@@ -21,9 +21,9 @@ def rotated(images: Tensor, labels: Tensor, seed: int) -> list[tuple[Tensor, Ten
     images, labels = shuffled(images, labels, seed)
     domains = []
     for position, angle in enumerate((0, 15, 30, 45, 60, 75)):
-        own = range(position, len(images), 6)
-        turned = torch.stack([turn(images[index], angle) for index in own]) if own else torch.zeros(0, 28, 28)
-        domains.append((turned[:, None], torch.stack([labels[index] for index in own])))
+        members = range(position, len(images), 6)
+        turned = torch.stack([turn(images[index], angle) for index in members]) if members else torch.zeros(0, 28, 28)
+        domains.append((turned[:, None], torch.stack([labels[index] for index in members])))
     return domains
 
 
@@ -53,11 +53,11 @@ def interpolated(pixels: list[list[float]], x: float, y: float) -> float:
     left, top = math.floor(x - 0.5), math.floor(y - 0.5)
     right_share, bottom_share = x - 0.5 - left, y - 0.5 - top
 
-    def at(row: int, column: int) -> float:
+    def pixel(row: int, column: int) -> float:
         return pixels[min(max(row, 0), size - 1)][min(max(column, 0), size - 1)]
 
-    above = at(top, left) * (1 - right_share) + at(top, left + 1) * right_share
-    below = at(top + 1, left) * (1 - right_share) + at(top + 1, left + 1) * right_share
+    above = pixel(top, left) * (1 - right_share) + pixel(top, left + 1) * right_share
+    below = pixel(top + 1, left) * (1 - right_share) + pixel(top + 1, left + 1) * right_share
     return float(int(above * (1 - bottom_share) + below * bottom_share))
 
 
@@ -66,11 +66,11 @@ def colored(images: Tensor, digits: Tensor, seed: int) -> list[tuple[Tensor, Ten
     images, digits = shuffled(images, digits, seed)
     domains = []
     for position, noise in enumerate((0.1, 0.2, 0.9)):
-        own = range(position, len(images), 3)
-        label_noise = (torch.rand(len(own)) < 0.25).tolist()
-        color_noise = (torch.rand(len(own)) < noise).tolist()
-        channels, labels = torch.zeros(len(own), 2, 28, 28), []
-        for number, index in enumerate(own):
+        members = range(position, len(images), 3)
+        label_noise = (torch.rand(len(members)) < 0.25).tolist()
+        color_noise = (torch.rand(len(members)) < noise).tolist()
+        channels, labels = torch.zeros(len(members), 2, 28, 28), []
+        for number, index in enumerate(members):
             label = int(digits[index] < 5)
             label = 1 - label if label_noise[number] else label
             color = 1 - label if color_noise[number] else label

@@ -24,7 +24,7 @@ def write_release(folder: Path, train: int = 40, test: int = 13, zipped: bool = 
     images = random.integers(0, 256, (train + test, 28, 28), dtype=np.uint8)
     labels = random.integers(0, 10, train + test, dtype=np.uint8)
     end = ".gz" if zipped else ""
-    for part, own in (("train", slice(train)), ("t10k", slice(train, None))):
-        write_idx(folder / f"{part}-images-idx3-ubyte{end}", images[own], zipped)
-        write_idx(folder / f"{part}-labels-idx1-ubyte{end}", labels[own], zipped)
+    for part, members in (("train", slice(train)), ("t10k", slice(train, None))):
+        write_idx(folder / f"{part}-images-idx3-ubyte{end}", images[members], zipped)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{end}", labels[members], zipped)
     return images, labels

@@ -9,6 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from timm_moe_dg.data.readers import digits
+from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT, RULES, geo_digits, rule_probabilities
+from timm_moe_dg.data.readers.places import PlacesDomain
 from timm_moe_dg.errors import MissingDependencyError
 
 
@@ -38,12 +40,12 @@ def test_every_digit_is_in_exactly_one_domain(monkeypatch):
         gray = Image.fromarray(np.rint(image * 255 / 16).astype(np.uint8))
         expected[np.asarray(gray.resize((32, 32), Image.Resampling.BICUBIC)).tobytes(), int(target)] += 1
     upright = domains_turned_by(monkeypatch, 0)
-    found = Counter(
+    actual = Counter(
         (image.tobytes(), target)
         for domain in upright
         for image, target in zip(domain.images, domain.targets, strict=True)
     )
-    assert found == expected
+    assert actual == expected
 
 
 def test_rotation_is_counter_clockwise(monkeypatch):
@@ -52,24 +54,23 @@ def test_rotation_is_counter_clockwise(monkeypatch):
     np.testing.assert_array_equal(np.rot90(upright[2].images, axes=(1, 2)), turned[2].images)
 
 
-def test_same_domains_every_time(domains):
-    for domain, again in zip(domains, digits.rotated_digits(), strict=True):
-        np.testing.assert_array_equal(domain.images, again.images)
-        assert domain.targets == again.targets
-
-
-def test_image_is_rgb(domains):
-    image = domains[3].image(7)
-    assert (image.mode, image.size) == ("RGB", (32, 32))
-    np.testing.assert_array_equal(np.asarray(image)[..., 1], domains[3].images[7])
-
-
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(
         MissingDependencyError, match=r"rotated_digits needs scikit-learn.*pip install 'timm_moe_dg\[train"
     ):
         digits.rotated_digits()
+
+
+@pytest.mark.parametrize("make", [digits.rotated_digits, digits.colored_digits, digits.geo_digits])
+def test_domains_are_the_same_every_time_and_images_are_rgb(make):
+    for domain, again in zip(make(), make(), strict=True):
+        np.testing.assert_array_equal(domain.images, again.images)
+        np.testing.assert_array_equal(domain.targets, again.targets)
+        np.testing.assert_array_equal(domain.metadata, again.metadata)
+        image = np.asarray(domain.image(7))
+        assert image.shape == (32, 32, 3)
+        np.testing.assert_array_equal(image, np.broadcast_to(domain.images[7].reshape(32, 32, -1), image.shape))
 
 
 # --- colored digits
@@ -97,9 +98,9 @@ def shapes_below_five():
 def test_three_domains_share_out_every_digit(colored):
     assert [domain.name for domain in colored] == ["+90%", "+80%", "-90%"]
     assert [len(domain) for domain in colored] == [599, 599, 599]
-    found = Counter(image.max(axis=2).tobytes() for domain in colored for image in domain.images)
-    assert set(found) == set(shapes_below_five())
-    assert found.total() == 1797
+    actual = Counter(image.max(axis=2).tobytes() for domain in colored for image in domain.images)
+    assert set(actual) == set(shapes_below_five())
+    assert actual.total() == 1797
 
 
 def test_a_quarter_of_the_labels_is_flipped(colored):
@@ -112,8 +113,8 @@ def test_a_quarter_of_the_labels_is_flipped(colored):
 
 @pytest.mark.parametrize(("position", "agreement"), [(0, 0.9), (1, 0.8), (2, 0.1)])
 def test_the_color_follows_the_flipped_label_as_the_name_says(colored, position, agreement):
-    found = (greens(colored[position]) == np.array(colored[position].targets)).mean()
-    assert abs(found - agreement) < 4 * np.sqrt(agreement * (1 - agreement) / 599)
+    actual = (greens(colored[position]) == np.array(colored[position].targets)).mean()
+    assert abs(actual - agreement) < 4 * np.sqrt(agreement * (1 - agreement) / 599)
 
 
 def test_the_two_kinds_of_noise_are_independent(colored):
@@ -126,13 +127,70 @@ def test_the_two_kinds_of_noise_are_independent(colored):
         assert abs(np.corrcoef(wrong_color, flipped)[0, 1]) < 4 / np.sqrt(599)
 
 
-def test_colored_digits_are_the_same_every_time(colored):
-    for domain, again in zip(colored, digits.colored_digits(), strict=True):
-        np.testing.assert_array_equal(domain.images, again.images)
-        assert domain.targets == again.targets
+@pytest.fixture(scope="module")
+def geo() -> dict[str, PlacesDomain]:
+    return {domain.name: domain for domain in geo_digits()}
 
 
-def test_a_colored_image_is_rgb(colored):
-    image = colored[2].image(5)
-    assert (image.mode, image.size) == ("RGB", (32, 32))
-    np.testing.assert_array_equal(np.asarray(image), colored[2].images[5])
+def test_domains_and_sizes(geo: dict[str, PlacesDomain]) -> None:
+    trained = sorted(set(CONTINENTS) - {HELD_OUT})
+    assert list(geo) == [f"{role} {name}" for role in ("train", "id") for name in trained] + ["ood Oceania"]
+    for domain in geo.values():
+        sizes = (len(domain.split.inside), len(domain.split.outside))
+        assert sizes == ((997, 200) if domain.role == "train" else (300, 0))
+        assert domain.classes == tuple("0123456789")
+        assert domain.image(0).size == (32, 32)
+        assert len(domain) == len(domain.metadata) == len(domain.images) == sum(sizes)
+
+
+def fingerprints(domain: PlacesDomain, rows: np.ndarray) -> list[bytes]:
+    return [domain.images[row].tobytes() for row in rows]
+
+
+def test_no_digit_is_in_two_splits_and_continents_share_theirs(geo: dict[str, PlacesDomain]) -> None:
+    train, held, tested, ood = (
+        fingerprints(geo["train Asia"], geo["train Asia"].split.inside),
+        fingerprints(geo["train Asia"], geo["train Asia"].split.outside),
+        fingerprints(geo["id Asia"], geo["id Asia"].split.inside),
+        fingerprints(geo["ood Oceania"], geo["ood Oceania"].split.inside),
+    )
+    assert len({*train, *held, *tested, *ood}) == len(train) + len(held) + len(tested) + len(ood) == 1797
+    for continent in set(CONTINENTS) - {HELD_OUT}:
+        assert fingerprints(geo[f"id {continent}"], np.arange(300)) == tested
+
+
+def test_labels_follow_the_rule_of_the_place(geo: dict[str, PlacesDomain]) -> None:
+    america = np.array(geo["id North America"].targets)  # the plain rule, far from its neighbors
+    counts = np.bincount(america, minlength=10)
+    assert counts.min() > 15  # every digit occurs
+    for continent, (_, _, _, rule) in CONTINENTS.items():
+        if continent != HELD_OUT:
+            followed = np.array(geo[f"id {continent}"].targets) == RULES[rule][america]
+            assert 0.93 < followed.mean() <= 1.0
+    assert RULES["both"].tolist() == [1, 0, 3, 2, 5, 4, 7, 9, 6, 8]  # even and odd exchanged, then 6 and 9 swapped
+
+
+def test_points_lie_on_their_continent_and_are_spread_evenly(geo: dict[str, PlacesDomain]) -> None:
+    for name, domain in geo.items():
+        longitude, latitude, radius, _ = CONTINENTS[name.split(" ", 1)[1]]
+        lon, lat = np.radians(domain.metadata.astype(float)).T
+        x = np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)])
+        lon0, lat0 = np.radians([longitude, latitude])
+        height = np.array([np.cos(lat0) * np.cos(lon0), np.cos(lat0) * np.sin(lon0), np.sin(lat0)]) @ x
+        assert np.degrees(np.arccos(height.clip(-1, 1))).max() < radius + 1e-3
+        # uniform on a cap: the height is uniform between cos(radius) and 1
+        assert height.mean() == pytest.approx((1 + np.cos(np.radians(radius))) / 2, abs=0.006)
+        assert (np.abs(domain.metadata) <= [180, 90]).all()
+
+
+def test_rules_give_way_to_each_other_smoothly() -> None:
+    # from the middle of Europe (plain) south to that of Africa (both), in steps of a tenth of a degree
+    path = np.stack([np.full(451, 17.0), np.linspace(50, 5, 451)], axis=1)
+    shares = rule_probabilities(path)
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    plain, both = shares[:, 0], shares[:, 3]
+    assert plain[0] > 0.95
+    assert both[-1] > 0.95
+    assert np.abs(np.diff(plain)).max() < 0.02
+    assert (np.diff(plain[100:400]) < 0).all()
+    assert 0.4 < plain[(plain - both) > 0][-1] < 0.6

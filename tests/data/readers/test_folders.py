@@ -1,14 +1,16 @@
 """Folders DOMAIN/CLASS/IMAGE against torchvision's ImageFolder, and what is wrong with bad ones."""
 
+import logging
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from tests.data.copies import small, write_domains
 from timm_moe_dg.data import read_folder
+from timm_moe_dg.data.readers.folders import DUPLICATES
 from timm_moe_dg.errors import DataError, ImageReadError
 
 
@@ -44,15 +46,6 @@ def test_a_class_may_be_empty_in_one_domain(root):
     art = read_folder(root)[1]
     assert set(art.targets) == {1}
     assert art.classes == ("Cat", "dog")
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1", "LA"])
-def test_every_mode_becomes_rgb(tmp_path, mode):
-    write_image(tmp_path / "a" / "x" / "0.png", 200, mode)
-    image = read_folder(tmp_path)[0].image(0)
-    assert (image.mode, image.size) == ("RGB", (6, 4))
-    if mode in ("RGB", "RGBA"):
-        assert np.asarray(image)[0, 0].tolist() == [200, 10, 20]
 
 
 def test_missing_folder(tmp_path):
@@ -133,15 +126,42 @@ def test_domains_classes_and_images_may_be_links(root, tmp_path_factory):
     assert read_folder(other)[1].image(4).size == (6, 4)
 
 
-@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
+@pytest.mark.parametrize("content", [b"", b"not an image at all"])
 def test_unreadable_image_is_named(root, content):
     domain = read_folder(root)[0]
     path = domain.paths[2]
-    whole = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    if content is None:
-        Image.fromarray(whole).save(path, format="PNG")
-        content = Path(path).read_bytes()[:2000]
     Path(path).write_bytes(content)
     with pytest.raises(ImageReadError) as caught:
         domain.image(2)
     assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["among", "beside"])
+def test_listed_duplicates_are_left_out(tmp_path, place, caplog):
+    row = small("DomainNet", num_classes=7)
+    root = write_domains(tmp_path / "domain_net", row.domains)
+    listed = ["clipart/class_1/clipart_0.png", "real/class_6/real_1.png", "real/class_6/removed_already.png"]
+    folder = root if place == "among" else tmp_path
+    (folder / DUPLICATES).write_text("\n".join(listed) + "\n\n")
+    with caplog.at_level(logging.INFO, "timm_moe_dg"):
+        domains = row.read(tmp_path)
+    everything = {path.relative_to(root).as_posix() for path in root.rglob("*.png")}
+    actual = {path.removeprefix(f"{root}/") for domain in domains for path in domain.paths}
+    assert actual == everything - set(listed)
+    assert f"2 of the 3 images listed in {folder / DUPLICATES} left out" in caplog.text
+    for domain in domains:
+        assert all(domain.classes[target] in path for target, path in zip(domain.targets, domain.paths, strict=True))
+
+
+def test_without_a_list_nothing_is_left_out(tmp_path):
+    row = small("DomainNet", num_classes=7)
+    write_domains(tmp_path, row.domains)
+    assert [len(domain) for domain in row.read(tmp_path)] == [14] * 6
+
+
+def test_a_list_that_is_no_text_is_named(tmp_path):
+    row = small("DomainNet", num_classes=7)
+    write_domains(tmp_path, row.domains)
+    (tmp_path / DUPLICATES).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=rf"{DUPLICATES}.*cannot be read as a list of images"):
+        row.read(tmp_path)

@@ -153,11 +153,6 @@ def test_no_package_is_imported_that_the_extra_does_not_bring(tmp_path, monkeypa
         get_benchmark(f"hub:{tmp_path / 'nowhere'}").read(None)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match="cannot be loaded"):
-        get_benchmark(f"hub:{tmp_path / 'nowhere'}").read(None)
-
-
 def test_no_name():
     with pytest.raises(ArgumentError, match=r"dataset='hub:': give hub:OWNER/NAME"):
         get_benchmark("hub:")

@@ -1,14 +1,16 @@
 """RotatedMNIST and ColoredMNIST: DomainBed's recipe, pixel for pixel, from the same files."""
 
+import gzip
 import logging
 
+import numpy as np
 import pytest
 import torch
 
-from tests.data.readers.idx_files import write_release
+from tests.data.readers.idx_files import write_idx, write_release
 from tests.references import domainbed_mnist as reference
 from timm_moe_dg.data import evaluation_transform, get_benchmark
-from timm_moe_dg.data.readers.mnist import FASHION_MNIST, MNIST
+from timm_moe_dg.data.readers.mnist import FASHION_MNIST, MNIST, read_idx, read_images_and_labels
 from timm_moe_dg.errors import DataError
 
 NAMES = ["RotatedMNIST", "ColoredMNIST", "RotatedFashionMNIST", "ColoredFashionMNIST"]
@@ -32,8 +34,8 @@ def test_rotated_images_are_domainbeds(release, name):
     assert [domain.name for domain in domains] == ["0", "15", "30", "45", "60", "75"]
     for domain, (expected, targets) in zip(domains, reference.rotated(images, labels, seed=0), strict=True):
         assert domain.targets == targets.tolist()
-        found = as_a_network_gets_them(domain)
-        assert torch.allclose(found, expected.expand(-1, 3, -1, -1), rtol=0, atol=1e-6)
+        actual = as_a_network_gets_them(domain)
+        assert torch.allclose(actual, expected.expand(-1, 3, -1, -1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ColoredMNIST", "ColoredFashionMNIST"])
@@ -43,27 +45,9 @@ def test_colored_images_labels_and_noise_are_domainbeds(release, name):
     assert [domain.name for domain in domains] == ["+90%", "+80%", "-90%"]
     for domain, (expected, targets) in zip(domains, reference.colored(images, labels, seed=0), strict=True):
         assert domain.targets == targets.tolist()
-        found = as_a_network_gets_them(domain)
-        assert torch.allclose(found[:, :2], expected, rtol=0, atol=1e-6)
-        assert not found[:, 2].any()
-
-
-def test_shares_of_flipped_labels_and_colors(tmp_path):
-    """Four standard errors around the recipe's chances."""
-    _, digits = write_release(tmp_path, train=5000, test=1000)
-    torch.manual_seed(0)
-    order = torch.randperm(6000)
-    for position, (domain, noise) in enumerate(
-        zip(get_benchmark("ColoredMNIST").read(tmp_path), (0.1, 0.2, 0.9), strict=True)
-    ):
-        labels = torch.tensor(domain.targets)
-        small = torch.from_numpy(digits)[order[position::3]] < 5
-        green = torch.tensor([bool(image[..., 1].any()) for image in domain.images])
-        assert (small.long() != labels).float().mean().item() == pytest.approx(
-            0.25, abs=4 * (0.25 * 0.75 / 2000) ** 0.5
-        )
-        flipped = (green.long() != labels).float().mean().item()
-        assert flipped == pytest.approx(noise, abs=4 * (noise * (1 - noise) / 2000) ** 0.5)
+        actual = as_a_network_gets_them(domain)
+        assert torch.allclose(actual[:, :2], expected, rtol=0, atol=1e-6)
+        assert not actual[:, 2].any()
 
 
 def test_reading_leaves_torchs_generator_alone_and_ignores_its_state(release):
@@ -125,3 +109,76 @@ def test_no_folder(name, tmp_path):
         get_benchmark(name).read(None)
     with pytest.raises(DataError, match="train-images-idx3-ubyte': no such file"):
         get_benchmark(name).read(tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_all_images_training_first(tmp_path, zipped):
+    expected = write_release(tmp_path, zipped=zipped)
+    for actual, written in zip(read_images_and_labels(tmp_path, 10), expected, strict=True):
+        np.testing.assert_array_equal(actual, written)
+
+
+def test_the_name_with_a_dot(tmp_path):
+    images, _ = write_release(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / path.name.replace("-idx", ".idx"))
+    np.testing.assert_array_equal(read_images_and_labels(tmp_path, 10)[0], images)
+
+
+def spoil(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "train-images-idx3-ubyte",
+            lambda raw: b"\x00\x00\x0d\x03" + raw[4:],
+            "has the magic number 0x00000d03 and not",
+        ),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda raw: raw[:-1],
+            r"holds 12 values where its header says \(13,\); give the file",
+        ),
+        ("t10k-images-idx3-ubyte", lambda raw: raw + b"\0", r"holds 10193 values where its header says \(13, 28, 28\)"),
+        ("train-images-idx3-ubyte", lambda raw: raw[:6], "holds 0 values where its header says"),
+        ("train-images-idx3-ubyte", lambda raw: b"", "has the magic number 0x and not 0x00000803"),
+        ("train-images-idx3-ubyte", lambda raw: gzip.compress(raw)[:-40], "cannot be read .*give the file as it was"),
+        ("train-labels-idx1-ubyte", lambda raw: raw[:-1] + b"\x0a", "row 39 has the label 10; give labels of 0 to 9"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda raw: raw[:7] + b"\x05" + raw[8:13],
+            "5 labels of 40 images; give files of one",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_with_a_remedy_in_one_line(tmp_path, name, change, message):
+    write_release(tmp_path)
+    spoil(tmp_path / name, change)
+    with pytest.raises(DataError, match=message) as caught:
+        read_images_and_labels(tmp_path, 10)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_another_size(tmp_path):
+    write_release(tmp_path)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((13, 32, 30)))
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte': images of 32x30 pixels; give files of 28x28"):
+        read_images_and_labels(tmp_path, 10)
+
+
+def test_a_missing_file(tmp_path):
+    write_release(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte': no such file, nor t10k-labels-idx1-ubyte.gz; give"):
+        read_images_and_labels(tmp_path, 10)
+
+
+def test_the_number_of_axes_is_part_of_the_magic_number(tmp_path):
+    path = write_idx(tmp_path / "labels", np.zeros(5))
+    assert read_idx(path, 1).shape == (5,)
+    with pytest.raises(DataError, match="magic number 0x00000801 and not 0x00000803"):
+        read_idx(path, 3)

@@ -1,11 +1,15 @@
 """Tables of places as domains: who is inside and outside, by role and group; what a table lacks."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from timm_moe_dg.data import Places
-from timm_moe_dg.data.readers.places import PARTS, domains_of
-from timm_moe_dg.errors import DataError
+from tests.data.readers.files import by_name, gray_of, write_csv, write_image
+from timm_moe_dg.data import Places, get_benchmark
+from timm_moe_dg.data.readers.places import PARTS, domains_of, read_place_folder
+from timm_moe_dg.errors import ArgumentError, DataError
 
 PART = ["train", "id_val", "ood_test", "none", "train", "id_test", "ood_val", "id_val", "train"]
 GROUP = ["b", "b", "c", "c", "a", "a", "c", "a", "b"]
@@ -21,18 +25,18 @@ def table(part=PART, group=GROUP) -> Places:
 
 def rows(domain, part) -> list[int]:
     """Which rows of the table a part of a domain's split holds, by their pixels, labels and places."""
-    found = [domain.image(index).getpixel((0, 0))[0] for index in part]
-    assert [domain.targets[index] for index in part] == [row % 2 for row in found]
-    np.testing.assert_array_equal(domain.metadata[part], [(row, -row) for row in found] or np.zeros((0, 2)))
-    return found
+    actual = [domain.image(index).getpixel((0, 0))[0] for index in part]
+    assert [domain.targets[index] for index in part] == [row % 2 for row in actual]
+    np.testing.assert_array_equal(domain.metadata[part], [(row, -row) for row in actual] or np.zeros((0, 2)))
+    return actual
 
 
 def test_rows_go_to_the_domain_of_their_role_and_group():
-    found = [
+    actual = [
         (domain.name, domain.role, domain.group, rows(domain, domain.split.inside), rows(domain, domain.split.outside))
         for domain in domains_of(table())
     ]
-    assert found == [
+    assert actual == [
         ("train a", "train", "a", [4], [7]),
         ("train b", "train", "b", [0, 8], [1]),
         ("id a", "id", "a", [5], []),
@@ -48,11 +52,11 @@ def test_pooled_groups_are_trained_on_as_one_domain():
 
 def test_training_domains_that_are_not_the_groups():
     names = np.array(["m", "n", "n", "n", "n", "m", "m", "m", "o"])
-    found = [
+    actual = [
         (domain.name, domain.group, rows(domain, domain.split.inside), rows(domain, domain.split.outside))
         for domain in domains_of(table(), training=names)
     ]
-    assert found == [
+    assert actual == [
         ("train m", "m", [0], [7]),
         ("train n", "n", [4], [1]),
         ("train o", "o", [8], []),
@@ -78,7 +82,111 @@ def test_a_table_cannot_be_changed(column):
 
 @pytest.mark.parametrize("lacking", [("train",), ("id_val",), ("id_test", "ood_test")])
 def test_a_table_with_nothing_to_train_validate_or_test_on(lacking):
-    kept = [row for row, part in enumerate(PART) if part not in lacking]
+    remaining = [row for row, part in enumerate(PART) if part not in lacking]
     with pytest.raises(DataError, match="needs images in train, in id_val, and in id_test or ood_test"):
-        domains_of(table([PART[row] for row in kept], [GROUP[row] for row in kept]))
+        domains_of(table([PART[row] for row in remaining], [GROUP[row] for row in remaining]))
     assert set(PARTS) == set(PART) - {"none"}
+
+
+def own_rows() -> list[dict[str, Any]]:
+    parts = ["train", "train", "id_val", "id_test", "ood_test", "ood_val"]
+    groups = ["north", "south", "north", "south", "east", "east"]
+    return [
+        {"path": f"tiles/{row}.png", "label": ["forest", "city"][row % 2], "lon": 10.0 * row, "lat": -5.0 * row,
+         "split": part, "group": group}
+        for row, (part, group) in enumerate(zip(parts, groups, strict=True))
+    ]  # fmt: skip
+
+
+def write_own(root: Path, rows: list[dict[str, Any]]) -> Path:
+    for row in range(6):
+        write_image(root / "tiles" / f"{row}.png", gray=20 * row)
+    write_csv(root / "metadata.csv", rows)
+    return root
+
+
+def test_a_folder_with_a_table_of_coordinates(tmp_path: Path) -> None:
+    domains = by_name(read_place_folder(write_own(tmp_path, own_rows())))
+    assert list(domains) == ["train north", "train south", "id south", "ood east"]
+    north = domains["train north"]
+    assert north.classes == ("city", "forest")
+    assert list(north.targets) == [1, 1]
+    assert north.metadata.tolist() == [[0.0, 0.0], [20.0, -10.0]]
+    assert (north.split.inside.tolist(), north.split.outside.tolist()) == ([0], [1])
+    assert gray_of(domains["ood east"], 0) == 80
+    assert domains["ood east"].split.outside.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        (4, {"lon": ""}, r"column 'lon' is \[''\] in lines 4"),
+        (2, {"lat": "north"}, r"column 'lat' is \['north'\] in lines 2"),
+        (7, {"lat": "111.5"}, r"column 'lat' is \['111.5'\] in lines 7.*-90..90"),
+        (3, {"lon": "190"}, r"column 'lon' .*lines 3.*-180..180"),
+        (5, {"split": "validation"}, r"column 'split' is \['validation'\] in lines 5.*id_val"),
+        (6, {"group": ""}, r"column 'group' .*lines 6"),
+        (2, {"path": "tiles/none.png"}, r"column 'path' is \['tiles/none.png'\] in lines 2"),
+        (2, {"label": " "}, r"column 'label' .*lines 2"),
+    ],
+)
+def test_missing_and_wrong_fields_are_named_by_line(
+    line: int, changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    rows = own_rows()
+    rows[line - 2] |= changed
+    with pytest.raises(DataError, match=message):
+        read_place_folder(write_own(tmp_path, rows))
+
+
+def test_missing_files_columns_and_splits_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metadata.csv.*cannot be read"):
+        read_place_folder(tmp_path / "nowhere")
+    rows = [{key: row[key] for key in ("path", "label", "split", "group")} for row in own_rows()]
+    write_own(tmp_path, rows)
+    with pytest.raises(DataError, match="lacks the columns lon, lat"):
+        read_place_folder(tmp_path)
+    write_own(tmp_path, [row for row in own_rows() if row["split"] != "id_val"])
+    with pytest.raises(DataError, match="id_val"):
+        read_place_folder(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["../outside.png", "tiles/../../outside.png", "ABSOLUTE", "tiles", "x" * 5000])
+def test_images_lie_below_the_folder(path: str, tmp_path: Path) -> None:
+    write_image(tmp_path / "outside.png", gray=9)
+    rows = own_rows()
+    rows[0]["path"] = str(tmp_path / "outside.png") if path == "ABSOLUTE" else path
+    with pytest.raises(DataError, match=r"column 'path' is .* in lines 2; every row needs an image below the folder"):
+        read_place_folder(write_own(tmp_path / "own", rows))
+
+
+def with_columns(**values: Any) -> list[dict[str, Any]]:
+    return [row | {name: column[number] for name, column in values.items()} for number, row in enumerate(own_rows())]
+
+
+def test_further_columns_follow_the_coordinates(tmp_path: Path) -> None:
+    rows = with_columns(year=[2001, 2002.5, "nan", 2004, 2005, 2006], sensor=[1, 2, 1, 2, 1, 2])
+    domains = get_benchmark("place_folder").read(write_own(tmp_path, rows), metadata_columns=("sensor", "year"))
+    north = by_name(list(domains))["train north"]
+    assert north.metadata.dtype == np.float32
+    np.testing.assert_array_equal(north.metadata, [[0.0, 0.0, 1.0, 2001.0], [20.0, -10.0, 1.0, np.nan]])
+    assert read_place_folder(tmp_path)[0].metadata.shape == (2, 2)
+
+
+@pytest.mark.parametrize("bad", ["2013-06-05", "", "inf", "1e39", "Sentinel-2"])
+def test_a_column_that_is_not_numeric_is_named_by_file_and_line(tmp_path: Path, bad: str) -> None:
+    rows = with_columns(time=[1, 2, 3, bad, 5, 6])
+    with pytest.raises(DataError, match=r"metadata\.csv': column 'time' is .* in lines 5; .* a number") as caught:
+        read_place_folder(write_own(tmp_path, rows), ("time",))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metadata\.csv': lacks the columns time; it has path, label"):
+        read_place_folder(write_own(tmp_path, own_rows()), ("time",))
+
+
+@pytest.mark.parametrize("name", ["geo_digits", "FMoW", "PACS"])
+def test_other_benchmarks_take_no_columns(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"metadata_columns=\['time'\]: .*; use --dataset place_folder, or leave"):
+        get_benchmark(name).read(None, metadata_columns=("time",))

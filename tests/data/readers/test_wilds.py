@@ -1,15 +1,25 @@
 """WILDS releases, on miniatures with the public columns and folder names."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import PlacesDomain, get_benchmark, split_domains
-from timm_moe_dg.data.readers.wilds import read_fmow, read_fmow_by_region, read_fmow_lao, read_iwildcam
+from timm_moe_dg.data.readers.wilds import (
+    HOSPITALS,
+    REGIONS,
+    read_camelyon,
+    read_fmow,
+    read_fmow_by_region,
+    read_fmow_lao,
+    read_iwildcam,
+)
 from timm_moe_dg.errors import DataError, ImageReadError
 
 # --- FMoW: (release split, year, country, latitude, longitude); the row number is the image's number and gray level
@@ -88,19 +98,6 @@ def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
     assert rows_of(domains["ood Africa"], domains["ood Africa"].split.outside) == [6]
     assert rows_of(domains["ood Other"], domains["ood Other"].split.inside) == [10]
     assert len(read_fmow(fmow / "fmow_v1.1")) == len(domains)
-
-
-def test_an_official_split_keeps_what_is_not_left_out(fmow: Path) -> None:
-    for domain in read_fmow(fmow):
-        gone = set(range(0, len(domain), 3))
-        fewer = domain.without(gone)
-        assert len(fewer) == len(domain) - len(gone)
-        for part, before in (("inside", domain.split.inside), ("outside", domain.split.outside)):
-            kept = [position for position in before if position not in gone]
-            rows = getattr(fewer.split, part)
-            assert [gray_of(fewer, row) for row in rows] == [gray_of(domain, position) for position in kept]
-            assert [fewer.targets[row] for row in rows] == [domain.targets[position] for position in kept]
-            np.testing.assert_array_equal(fewer.metadata[rows], domain.metadata[kept])
 
 
 def test_fmow_by_region_trains_on_no_image_without_one(fmow: Path) -> None:
@@ -240,3 +237,84 @@ def test_no_file_name_leads_out_of_the_release(iwildcam: Path) -> None:
     table.write_text(table.read_text().replace("image2.jpg", "../image2.jpg"))
     with pytest.raises(DataError, match=r"column 'filename' is \['\.\./image2\.jpg'\] in lines 4"):
         read_iwildcam(iwildcam)
+
+
+COUNTRIES = {"JPN": "Asia", "FRA": "Europe", "KEN": "Africa", "USA": "Americas", "FJI": "Oceania", "ATA": ""}
+
+
+@pytest.fixture
+def camelyon(tmp_path):
+    """Twenty patches; patch k is of hospital k % 5 and has k in its red channel."""
+    root = tmp_path / "camelyon17_v1.0"
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    for k in range(20):
+        folder = root / "patches" / f"patient_{k % 7:03}_node_{k % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"patch_patient_{k % 7:03}_node_{k % 3}_x_{10 * k}_y_{k}.png"
+        Image.new("RGB", (6, 6), (k, 0, 0)).save(file)
+        lines.append(f"{k},{k % 7:03},{k % 3},{10 * k},{k},{k // 10},0,{k % 5},0")
+    (root / "metadata.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.fixture
+def fmow_of_six(tmp_path):
+    """Thirty images in the order of the table; every tenth is sequestered, every sixth of no region."""
+    root = tmp_path / "fmow_v1.1"
+    (root / "images").mkdir(parents=True)
+    mapping = ["alpha-3,region", *(f"{code},{region}" for code, region in COUNTRIES.items())]
+    (root / "country_code_mapping.csv").write_text("\n".join(mapping))
+    lines = ["category,split,timestamp,country_code,lat,lon"]
+    for k in range(30):
+        split = "seq" if k % 10 == 9 else ("train", "val", "test")[k % 3]
+        code = list(COUNTRIES)[k % 6]
+        lines.append(f"{('airport', 'zoo')[k % 2]},{split},{2003 + k % 14}-01-01T00:00:00Z,{code},{k},{-k}")
+        Image.new("RGB", (6, 6), (k, 0, 0)).save(root / "images" / f"rgb_img_{k}.png")
+    (root / "rgb_metadata.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def numbers(domain):
+    return [domain.image(index).getpixel((0, 0))[0] for index in range(len(domain))]
+
+
+@pytest.mark.parametrize("below", ["", "camelyon17_v1.0"])
+def test_hospitals_are_domains_in_the_order_of_the_table(camelyon, below):
+    domains = read_camelyon(camelyon / below)
+    assert tuple(domain.name for domain in domains) == HOSPITALS
+    for center, domain in enumerate(domains):
+        assert numbers(domain) == [k for k in range(20) if k % 5 == center]
+        assert list(domain.targets) == [k // 10 for k in range(20) if k % 5 == center]
+        assert domain.classes == ("normal", "tumor")
+
+
+def test_a_lacking_hospital_is_named(camelyon):
+    table = camelyon / "camelyon17_v1.0" / "metadata.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(line for line in lines if not line.endswith(",3,0")))
+    with pytest.raises(DataError, match="lacks hospital_3; expected"):
+        get_benchmark("WILDSCamelyon").read(camelyon)
+
+
+def test_a_field_out_of_range_is_named_by_line(camelyon):
+    table = camelyon / "camelyon17_v1.0" / "metadata.csv"
+    table.write_text(table.read_text().replace("\n4,004,1,40,4,0,0,4,0", "\n4,004,1,40,4,0,0,5,0"))
+    with pytest.raises(DataError, match=r"column 'center' is \['5'\] in lines 6"):
+        read_camelyon(camelyon)
+
+
+@pytest.mark.parametrize(("name", "names"), [("WILDSFMoW", (*REGIONS, "Other")), ("WILDSFMoW_five_regions", REGIONS)])
+def test_regions_are_domains_without_the_sequestered(fmow_of_six, name, names):
+    domains = replace(get_benchmark(name), num_classes=2).read(fmow_of_six)
+    assert tuple(domain.name for domain in domains) == names == get_benchmark(name).domains
+    for position, domain in enumerate(domains):
+        expected = [k for k in range(30) if k % 6 == position and k % 10 != 9]
+        assert numbers(domain) == expected
+        assert list(domain.targets) == [k % 2 for k in expected]
+        np.testing.assert_array_equal(domain.metadata, [(-k, k) for k in expected])
+
+
+@pytest.mark.parametrize("name", ["WILDSCamelyon", "WILDSFMoW", "WILDSFMoW_five_regions"])
+def test_no_folder(name):
+    with pytest.raises(DataError, match="data_dir=None: give --data-dir"):
+        get_benchmark(name).read(None)
