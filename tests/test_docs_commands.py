@@ -46,7 +46,7 @@ OTHERS = {
     "python examples/theorems/": "tests/examples/test_theorems.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
-    "python -c import runpy, my_module": "the file is the reader's; its steps are walked by tests/doors",
+    "python -c import runpy, my_module": "the module is the reader's; tests/extensions follows its steps",
     "accelerate launch": "no command, but the launcher's name",
     "accelerate config": "accelerate's own; it asks questions",
 }

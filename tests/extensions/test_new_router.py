@@ -1,4 +1,4 @@
-"""The door "a new router": written here, registered from here, and used by a registered model without an edit there."""
+"""A new router is registered from outside the package, and registered models use it without an edit there."""
 
 from collections.abc import Iterator
 from pathlib import Path

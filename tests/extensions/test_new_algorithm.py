@@ -1,4 +1,4 @@
-"""The door of a new algorithm: one file outside the package is trained, drawn, logged, stopped and resumed."""
+"""A new algorithm is one file outside the package: it is trained, drawn, logged, stopped and resumed."""
 
 import json
 import signal
