@@ -1,17 +1,17 @@
-"""Draws what a run does with its images: experts, attention, parts, domains, curves.
+"""Draws pictures of a run: experts, attention, parts, discovered domains, learning curves.
 
     python tools/visualize.py experts output/RUN --class dog            # the expert of each patch, in all domains
     python tools/visualize.py experts output/RUN --images photographs/
-    python tools/visualize.py attention output/RUN --twin output/DENSE  # where the class token looks, head by head
+    python tools/visualize.py attention output/RUN --twin output/DENSE  # the class token's attention by head
     python tools/visualize.py attributes output/RUN --cub CUB_200_2011  # experts against parts and attributes
     python tools/visualize.py invariance output/RUN                     # same patch, other domain: same expert?
-    python tools/visualize.py domains output/RUN                        # a MoGE run's discovered domains as a map
-    python tools/visualize.py forced output/RUN                         # its experts, each forced on everything
+    python tools/visualize.py domains output/RUN                        # discovered domains of a MoGE run as a map
+    python tools/visualize.py forced output/RUN                         # accuracy of each expert on each domain
     python tools/visualize.py curves output/RUN                         # losses and accuracies over training
 
-Without a word in front, `visualize.py output/RUN` draws the curves, and of a MoGE run domains and forced experts.
-Pictures go into the run's folder `figures/` with the numbers behind them as JSON: experts.json, attention.json,
-attributes.json, invariance.json; those of domains and forced experts together in analysis.json.
+Without a command, `visualize.py output/RUN` draws the curves, and for a MoGE run also domains and forced experts.
+The pictures go to the run's folder `figures/`, their numbers to experts.json, attention.json, attributes.json,
+invariance.json, and for domains and forced experts to analysis.json.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
 
 CURVES = "curves.png"
-EVERYTHING = "everything"  # the command for which no word is needed
+EVERYTHING = "everything"  # the default command
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,15 +57,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
-    """Adds where the data lies and how the network runs."""
+    """Adds the options of the data's place and of the network."""
     add = parser.add_argument
-    add("--data-dir", metavar="DIR", help="where the run's data lies now (default: where it lay)")
-    add("--device", type=usable_device, default="cpu", help="where the model runs (default: %(default)s)")
-    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images (default: %(default)s)")
+    add("--data-dir", metavar="DIR", help="folder of the data (default: the one that the run was trained on)")
+    add("--device", type=usable_device, default="cpu", help="device of the model (default: %(default)s)")
+    add(
+        "-b",
+        "--batch-size",
+        type=positive_int,
+        default=64,
+        metavar="N",
+        help="images at a time (default: %(default)s)",
+    )
 
 
 def add_picture_options(parser: argparse.ArgumentParser) -> None:
-    """Adds which images are drawn."""
+    """Adds the options of the images that are drawn."""
     add_network_options(parser)
     add = parser.add_argument
     add("--images", nargs="+", metavar="FILE", help="files, folders or patterns, instead of the run's data")
@@ -80,47 +87,45 @@ def add_expert_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_block_option(parser: argparse.ArgumentParser) -> None:
-    """Adds which mixture block is looked at."""
-    parser.add_argument(
-        "--block", type=non_negative_int, metavar="I", help="block to look at (default: last with experts)"
-    )
+    """Adds the index of the mixture block."""
+    block = "index of the transformer block (default: the last one with experts)"
+    parser.add_argument("--block", type=non_negative_int, metavar="I", help=block)
 
 
 def add_attention_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `attention`."""
     add_picture_options(parser)
     add = parser.add_argument
-    add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above this one")
-    add(
-        "--mass",
-        type=fraction_to_1,
-        metavar="Q",
-        help="show the fewest patches that hold this share of a head's attention",
-    )
+    add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above the other")
+    mass = "show the fewest patches that hold this share of a head's attention, 0 to 1 (default: all patches)"
+    add("--mass", type=fraction_to_1, metavar="Q", help=mass)
 
 
 def add_statistics_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how many images and permutations the numbers come from."""
+    """Adds the options of statistics: images, permutations and the baseline."""
     add_network_options(parser)
     add_block_option(parser)
     add = parser.add_argument
-    add("--max-images", type=positive_int, metavar="N", help="images of each domain, at most (default: all)")
-    redrawn = "draw the routers anew, as before training, and write to figures/untrained_router/: a baseline"
-    add("--untrained-router", action="store_true", help=redrawn)
-    add("--permutations", type=positive_int, default=199, metavar="N", help="draws of the null (default: %(default)s)")
+    add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
+    baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
+    add("--untrained-router", action="store_true", help=baseline)
+    null = "random permutations for the p-values (default: %(default)s)"
+    add("--permutations", type=positive_int, default=199, metavar="N", help=null)
 
 
 def add_attribute_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `attributes`."""
     add_statistics_options(parser)
-    parser.add_argument("--cub", type=Path, metavar="DIR", help="CUB_200_2011, for runs on its photographs or CUB-DG")
+    parser.add_argument(
+        "--cub", type=Path, metavar="DIR", help="folder CUB_200_2011, for runs on its photographs or on CUB-DG"
+    )
 
 
 def add_invariance_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `invariance`."""
     add_statistics_options(parser)
-    turned = "degrees by which a domain's pictures are turned counter-clockwise (default: the data set's, else 0)"
-    parser.add_argument("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=turned)
+    rotation = "counter-clockwise rotation of a domain's pictures (default: the data set's, else 0)"
+    parser.add_argument("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=rotation)
 
 
 def add_geography_options(parser: argparse.ArgumentParser) -> None:
@@ -128,96 +133,95 @@ def add_geography_options(parser: argparse.ArgumentParser) -> None:
     add_network_options(parser)
     add = parser.add_argument
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
-    add("--map-step", type=float, default=2.0, help="degrees per map cell (default: %(default)s)")
+    add("--map-step", type=float, default=2.0, help="degrees per cell of the map (default: %(default)s)")
 
 
 def experts(options: argparse.Namespace) -> None:
-    """Draws which expert each patch goes to first."""
-    draw_experts(
-        opened(options), figures(options), **chosen(options, "data_dir", "images", "target", "columns", "block")
-    )
+    """Draws the first expert of each patch."""
+    names = ("data_dir", "images", "target", "columns", "block")
+    draw_experts(open_view(options), figures_folder(options), **select(options, *names))
 
 
 def attention(options: argparse.Namespace) -> None:
-    """Draws where the class token looks."""
-    view = opened(options)
+    """Draws the attention of the class token."""
+    view = open_view(options)
     twin = options.twin and open_run(options.twin, options.device, options.batch_size)
     names = ("data_dir", "images", "target", "columns", "mass")
-    similar = draw_attention(view, twin, figures(options), **chosen(options, *names))
-    for name, value in similar.items():
+    similarity = draw_attention(view, twin, figures_folder(options), **select(options, *names))
+    for name, value in similarity.items():
         print(f"mean cosine between two heads' maps, {name}: {value:.4f}")
 
 
 def attributes(options: argparse.Namespace) -> None:
-    """Ties experts to parts and attributes."""
+    """Measures how experts depend on parts and attributes."""
     names = ("data_dir", "cub", "block", "max_images", "permutations")
-    for name, found in draw_attributes(opened(options), figures(options), **chosen(options, *names)).items():
-        print(f"{name}: NMI {found.nmi.value:.4f} (p {found.nmi.p:.4g}), Cramer's V {found.cramers_v:.4f}")
+    associations = draw_attributes(open_view(options), figures_folder(options), **select(options, *names))
+    for name, association in associations.items():
+        nmi = f"NMI {association.nmi.value:.4f} (p {association.nmi.p:.4g})"
+        print(f"{name}: {nmi}, Cramer's V {association.cramers_v:.4f}")
 
 
 def invariance(options: argparse.Namespace) -> None:
-    """Measures whether patches keep their expert from domain to domain."""
+    """Measures whether patches keep their expert in other domains."""
     names = ("data_dir", "block", "max_images", "permutations", "angles")
-    found, everything = draw_invariance(opened(options), figures(options), **chosen(options, *names))
-    for pair in found:
+    pairs, all_pairs = draw_invariance(open_view(options), figures_folder(options), **select(options, *names))
+    for pair in pairs:
         others = f"kappa {pair.kappa:.4f}, other pictures {pair.other_pictures:.4f}"
-        print(f"{' / '.join(pair.domains)}: {against_null(pair.agreement)}, {others}")
-    print(f"all pairs: {against_null(everything)}")
+        print(f"{' / '.join(pair.domains)}: {format_test(pair.agreement)}, {others}")
+    print(f"all pairs: {format_test(all_pairs)}")
 
 
-def against_null(test: PermutationTest) -> str:
-    """Formats an agreement beside its null."""
+def format_test(test: PermutationTest) -> str:
+    """Formats an agreement with the mean of its null distribution."""
     return f"agreement {test.value:.4f}, permuted {test.null.mean():.4f} (p {test.p:.4g})"
 
 
 def domains(options: argparse.Namespace) -> None:
-    """Draws the domains that a MoGE model discovered."""
-    found = draw_domains(opened(options), figures(options), **chosen(options, "data_dir", "role", "map_step"))
-    print(f"agreement of discovered domains with groups (NMI) {found['nmi']:.3f}")
+    """Draws the discovered domains of a MoGE model."""
+    numbers = draw_domains(
+        open_view(options), figures_folder(options), **select(options, "data_dir", "role", "map_step")
+    )
+    print(f"agreement of discovered domains with groups (NMI) {numbers['nmi']:.3f}")
 
 
 def forced(options: argparse.Namespace) -> None:
-    """Draws how good each expert of a MoGE model is for each discovered domain."""
-    draw_forced(opened(options), figures(options), **chosen(options, "data_dir", "role"))
+    """Draws the accuracy of each expert of a MoGE model on each discovered domain."""
+    draw_forced(open_view(options), figures_folder(options), **select(options, "data_dir", "role"))
 
 
 def curves(options: argparse.Namespace) -> None:
     """Draws losses and accuracies over training."""
     records = read_records(options.run / "results.jsonl")
-    plot_learning_curves(records, domain_names(records), figures(options) / CURVES)
+    plot_learning_curves(records, domain_names(records), figures_folder(options) / CURVES)
 
 
 def everything(options: argparse.Namespace) -> None:
-    """Draws what a run has without being asked for anything; numbers also where pictures cannot be drawn."""
-    with optional_picture(figures(options) / CURVES):
+    """Draws the curves, and for a MoGE run domains and forced experts; writes the numbers even without matplotlib."""
+    with optional_picture(figures_folder(options) / CURVES):
         curves(options)
-    if is_geographic(opened(options), options.data_dir, options.role):
+    if is_geographic(open_view(options), options.data_dir, options.role):
         domains(options)
         forced(options)
 
 
-def opened(options: argparse.Namespace) -> RunView:
-    """The run, ready to be asked."""
+def open_view(options: argparse.Namespace) -> RunView:
+    """Opens the run."""
     view = open_run(options.run, options.device, options.batch_size)
-    if untrained(options):
+    if vars(options).get("untrained_router"):
         redraw_routers(view.model)
     return view
 
 
-def untrained(options: argparse.Namespace) -> bool:
-    """Whether the routers are to be as before training."""
-    return bool(vars(options).get("untrained_router"))
-
-
-def figures(options: argparse.Namespace) -> Path:
-    """The folder of the run's pictures."""
-    folder = options.run / "figures" / ("untrained_router" if untrained(options) else "")
+def figures_folder(options: argparse.Namespace) -> Path:
+    """Creates and returns the folder of the run's pictures."""
+    # Only the statistics have this option, which would otherwise replace the trained routers' results
+    folder = options.run / "figures" / ("untrained_router" if vars(options).get("untrained_router") else "")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Some of the options by name."""
+def select(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Returns some of the options by name."""
     return {name: vars(options)[name] for name in names}
 
 
@@ -243,7 +247,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse_words(build_parser(), words)
     check_run(options.run)
     COMMANDS[options.command][1](options)
-    print(f"written: {', '.join(str(path) for path in sorted(figures(options).iterdir()) if path.is_file())}")
+    print(f"written: {', '.join(str(path) for path in sorted(figures_folder(options).iterdir()) if path.is_file())}")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     findings = json.loads((figures / "analysis.json").read_text())
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
     domains = [domain for domain in geo_digits() if domain.role == "id"]
-    found = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
-    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(300), found)
+    discovered = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
+    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(300), discovered)
     assert findings["nmi"] == pytest.approx(expected, abs=1e-9)
     assert findings["groups"] == ["Africa", "Asia", "Europe", "North America", "South America"]
     assert [sum(row) for row in findings["images_by_group_and_domain"]] == [300] * 5

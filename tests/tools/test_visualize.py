@@ -1,4 +1,4 @@
-"""Experts, attention, attributes and invariance of a run, from the command line, and what is refused in one line."""
+"""The command line of visualize.py: the pictures and numbers of each command, and its errors."""
 
 import json
 import sys
@@ -44,32 +44,29 @@ def numbers(run: Path, name: str) -> dict:
 
 def test_experts_of_a_class_in_every_domain(run):
     visualize("experts", run, "--class", CLASSES[2], "--columns", "3")
-    found = numbers(run, "experts")
-    assert [each["domain"] for each in found["images"]] == [domain.name for domain in sprites() for _ in range(3)]
-    assert [each["image"] for each in found["images"][:3]] == ["animal_0002", "animal_0010", "animal_0018"]
+    images = numbers(run, "experts")["images"]
+    assert [image["domain"] for image in images] == [domain.name for domain in sprites() for _ in range(3)]
+    assert [image["image"] for image in images[:3]] == ["animal_0002", "animal_0010", "animal_0018"]
     view = open_run(run)
     maps = routing_maps(view.model, view.inputs([sprites()[1].image(10)]))
     (block,) = maps
-    assert found["images"][4]["blocks"][str(block)]["first_expert"] == maps[block].first[0].tolist()
+    assert images[4]["blocks"][str(block)]["first_expert"] == maps[block].first[0].tolist()
     assert {"experts.png", "entropy.png"} <= {path.name for path in (run / "figures").iterdir()}
 
 
 def test_experts_of_files(run, tmp_path):
     for name in ("one", "two"):
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(
-            tmp_path / f"{name}.png"
-        )
+        Image.new("RGB", (400, 300)).save(tmp_path / f"{name}.png")
     visualize("experts", run, "--images", tmp_path)
-    assert [each["image"] for each in numbers(run, "experts")["images"]] == ["one.png", "two.png"]
+    assert [image["image"] for image in numbers(run, "experts")["images"]] == ["one.png", "two.png"]
 
 
 def test_attention_beside_a_twin(run, capsys):
     visualize("attention", run, "--twin", run, "--columns", "1", "--mass", "0.6")
-    found = numbers(run, "attention")
-    assert set(found["head_similarity"]) == {"gmoe_tiny_patch16", "gmoe_tiny_patch16 (twin)"}
-    maps = torch.tensor(found["maps"]["gmoe_tiny_patch16"])
-    assert maps.shape == (1, 3, 2, 2)
-    value = found["head_similarity"]["gmoe_tiny_patch16"]
+    attention = numbers(run, "attention")
+    assert set(attention["head_similarity"]) == {"gmoe_tiny_patch16", "gmoe_tiny_patch16 (twin)"}
+    assert torch.tensor(attention["maps"]["gmoe_tiny_patch16"]).shape == (1, 3, 2, 2)
+    value = attention["head_similarity"]["gmoe_tiny_patch16"]
     assert f"mean cosine between two heads' maps, gmoe_tiny_patch16: {value:.4f}" in capsys.readouterr().out
 
 
@@ -81,23 +78,22 @@ def test_attributes_of_sprites(run, capsys):
     assert "parts: NMI" in capsys.readouterr().out
 
 
-def test_invariance_of_sprites_and_of_routers_drawn_anew(run, capsys):
+def test_invariance_of_sprites_and_of_untrained_routers(run):
     visualize("invariance", run, *QUICK)
-    found = numbers(run, "invariance")
-    assert len(found["pairs"]) == 10
-    assert found["angles"]["turned"] == 30.0
+    trained = numbers(run, "invariance")
+    assert len(trained["pairs"]) == 10
+    assert trained["angles"]["turned"] == 30.0
     visualize("invariance", run, *QUICK, "--untrained-router")
-    assert found != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
-    assert found == numbers(run, "invariance")
+    assert trained != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
+    assert trained == numbers(run, "invariance")
     visualize("invariance", run, *QUICK, "--angles", "turned=0")
     assert numbers(run, "invariance")["angles"]["turned"] == 0
 
 
-def test_drawing_routers_anew_changes_nothing_else(run):
-    before, after = (open_run(run).model.state_dict() for _ in range(2))
-    view = open_run(run)
-    redraw_routers(view.model)
-    after = view.model.state_dict()
+def test_new_routers_change_nothing_else(run):
+    before, model = open_run(run).model.state_dict(), open_run(run).model
+    redraw_routers(model)
+    after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all(".router." in name for name in changed)
@@ -122,7 +118,7 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
     visualize("invariance", other, "--permutations", "9")
     (pair,) = numbers(other, "invariance")["pairs"]
     assert (pair["domains"], pair["pictures"]) == (["night", "paper"], 8)
-    with pytest.raises(SystemExit, match=r"cub=None: folder does not say where parts are; give --cub"):
+    with pytest.raises(SystemExit, match=r"cub=None: folder has no part maps; give --cub"):
         visualize("attributes", other)
     with pytest.raises(SystemExit, match=r"lacks images\.txt, bounding_boxes\.txt"):
         visualize("attributes", other, "--cub", tmp_path)
@@ -164,9 +160,9 @@ def test_a_dense_run_says_so(run, monkeypatch):
     dense = __import__("timm").create_model("deit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3)
     monkeypatch.setattr("timm_moe_dg.analysis.run_view.load_trained", lambda *args, **options: dense)
     for command in ("experts", "attributes", "invariance"):
-        with pytest.raises(SystemExit, match=r"ArgumentError: model='VisionTransformer': is a dense model, without"):
+        with pytest.raises(SystemExit, match=r"ArgumentError: model='VisionTransformer': is a dense model without"):
             visualize(command, run)
-    visualize("attention", run, "--columns", "1")  # which a dense model has too
+    visualize("attention", run, "--columns", "1")  # a dense model has attention too
 
 
 def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
