@@ -1,21 +1,21 @@
-"""Scores a checkpoint on a benchmark: accuracy, macro-F1 and calibration by domain, the worst domain, the confusions.
+"""Scores a checkpoint on a benchmark: accuracy, macro-F1 and calibration by domain, worst domain and confusions.
 
-A run of finetune.py, on the data and with the splits that it was trained with:
+A run of finetune.py, on its own data and splits:
 
     python tools/evaluate.py --model local-dir:output/RUN/best
 
-Any other checkpoint, with the domains marked that it has not seen:
+Any other checkpoint, with the domains that it was not trained on:
 
     python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains sketch
 
-Nothing is trained: the checkpoint's classes must be those of the data, in any order. The table has all domains, those
-held out first, with the accuracies on in-split and out-split that a run's records have; what they come to together and
-the confusions are of the held-out domains, or of those that `--domains` names.
+The checkpoint's classes must be those of the data, in any order. The table has a row for every domain, held-out domains
+first, with the accuracies on in-split and out-split that a run's records have. Overall scores and confusions are those
+of the held-out domains, or of the domains that `--domains` names.
 
-`--output DIR` writes metrics.json, per_domain.csv, confusion.csv (rows are the images' classes), predictions.csv (each
-image's file, domain, target, prediction and probabilities) and, where matplotlib is installed, confusion.png and
-projection.png, the classifier's inputs in two dimensions; `--save-features FILE.npz` keeps these inputs. Texts in csv
-files that a spreadsheet would compute begin with an apostrophe. Under accelerate launch the processes share the images.
+`--output DIR` writes metrics.json, per_domain.csv, confusion.csv (rows are the images' classes), predictions.csv (file,
+domain, target, prediction and probabilities of each image) and, where matplotlib is installed, confusion.png and
+projection.png, the classifier's inputs in two dimensions. `--save-features FILE.npz` saves these inputs. A text that a
+spreadsheet would take for a formula gets an apostrophe. Under accelerate launch the processes share the images.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from timm_moe_dg.analysis.evaluation_projection import METHODS, check_projection
 from timm_moe_dg.cli.arguments import (
     add_loader_options,
     add_model_options,
+    model_keywords,
     parse_arguments,
     position_or_name,
     positive_int,
@@ -65,8 +66,8 @@ from timm_moe_dg.storage.outcome import verify_model
 from timm_moe_dg.storage.run_folder import run_arguments
 
 HELD_OUT, ALL = "held-out", "all"
-OF_THE_RUN = options_with(DATA)  # as finetune.py has them
-OF_THE_MODEL = ("expert_mode", "coverage_radius")
+RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
+MODEL_OPTIONS = ("expert_mode", "coverage_radius")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,46 +77,43 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
     add_model_options(parser)
-    group = parser.add_argument_group("data (default: those of the run that the model lies in, if it does)")
+    group = parser.add_argument_group("data (default for the model of a run: as in that run)")
     add = group.add_argument
-    add("--dataset", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    add("--dataset", metavar="NAME", help=f"benchmark: {', '.join(BENCHMARKS)}")
     add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
     columns = "columns of metadata.csv that the model reads beside coordinates (default otherwise: none)"
     add("--metadata-columns", nargs="+", metavar="COLUMN", help=columns)
     add("--in-chans", type=positive_int, metavar="N", help="bands of the images (default otherwise: 3)")
-    unseen = "the domains that the model was not trained on, by name or by position"
+    unseen = "domains that the model was not trained on, by name or by position"
     add("--test-domains", "--test-envs", type=position_or_name, nargs="+", metavar="DOMAIN", help=unseen)
-    counted = (
-        "what overall scores and confusions are of: domains by name, held-out, or all (default: held-out, if known)"
-    )
+    counted = "domains of the overall scores and confusions: names, held-out, or all (default: held-out, if known)"
     add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=counted)
-    add("--split", choices=SPLITS, default="all", help="which part of each domain (default: %(default)s)")
-    add("--trial-seed", type=int, metavar="N", help="decides the parts (default otherwise: 0)")
-    add("--holdout-fraction", type=float, help="share of a domain that is its out part (default otherwise: 0.2)")
+    add("--split", choices=SPLITS, default="all", help="split of each domain to score (default: %(default)s)")
+    add("--trial-seed", type=int, metavar="N", help="seed of the splits (default otherwise: 0)")
+    add("--holdout-fraction", type=float, help="share of a domain in its out-split (default otherwise: 0.2)")
     photographs = "split by photograph, as finetune.py does with this option (default otherwise: no)"
     add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=photographs)
-    skipped = "leave out, and count, images that cannot be decoded (default otherwise: stop and name the first)"
+    skipped = "skip and count images that cannot be decoded (default otherwise: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
-    mode = "MoGE: which experts answer (default: as in that run, else routed)"
-    add("--expert-mode", choices=("routed", "shared"), help=mode)
     add_loader_options(group)
     add_engine_option(parser.add_argument_group("computation"))
     add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: the table on the screen alone)")
-    add("--save-features", type=Path, metavar="FILE", help="write what the classifier sees of each image, as npz")
-    how = "how features are drawn in two dimensions; umap needs umap-learn (default: %(default)s)"
+    add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: print the table alone)")
+    add("--save-features", type=Path, metavar="FILE", help="npz file for the classifier's inputs")
+    how = "method of projection.png; umap needs umap-learn (default: %(default)s)"
     add("--projection", choices=METHODS, default="pca", help=how)
-    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files")
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")
     return parser
 
 
-def settle(args: argparse.Namespace) -> None:
-    """Fills in, in place, what was left to the run that the model lies in."""
+def fill_in(args: argparse.Namespace) -> None:
+    """Fills in options that were not given, from the run that the model belongs to."""
     run = run_arguments(args.model)
     defaults = {**DEFAULTS, "dataset": None, **run}
-    if args.dataset not in (None, run.get("dataset")):  # other data than the run's: its domains mean nothing there
+    # Folder and domains of the run mean nothing for another data set
+    if args.dataset not in (None, run.get("dataset")):
         defaults |= {"data_dir": None, "test_domains": None}
-    for name in OF_THE_RUN:
+    for name in RUN_OPTIONS:
         if vars(args)[name] is None:
             setattr(args, name, defaults.get(name))
     if args.dataset is None:
@@ -123,24 +121,24 @@ def settle(args: argparse.Namespace) -> None:
 
 
 def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
-    """Reads the data and finds the domains that the options name in it; their positions replace the names."""
+    """Reads the data; in `args`, positions of domains replace their names."""
     domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or (), args.in_chans)
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
-    args.test_domains = evaluation_only(domains) if args.test_domains is None else named(args, "test_domains", domains)
+    args.test_domains = evaluation_only(domains) if args.test_domains is None else find(args, "test_domains", domains)
     if args.domains == [ALL] or (args.domains is None and not args.test_domains):
         args.domains = list(range(len(domains)))
     elif args.domains in (None, [HELD_OUT]):
         args.domains = unseen_domains(domains, args.test_domains) or args.test_domains
     else:
-        args.domains = named(args, "domains", domains)
+        args.domains = find(args, "domains", domains)
     if not args.domains:
-        raise ArgumentError.of("domains", HELD_OUT, "nobody says which domains are: name them with --test-domains")
+        raise ArgumentError.of("domains", HELD_OUT, "no domain is marked as held out; name some with --test-domains")
     return domains
 
 
-def named(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> list[int]:
-    """Finds the domains that an option names; each once."""
+def find(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> list[int]:
+    """Positions of the domains that an option names, without repetition."""
     names = [domain.name for domain in domains]
     positions = domain_positions(vars(args)[option], names, option)
     if not set(positions) <= set(range(len(domains))):
@@ -149,31 +147,21 @@ def named(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> l
     return list(dict.fromkeys(positions))
 
 
-def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Evaluated:
-    """Loads the network and asks it about every image; all processes take part."""
+def predict(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Evaluated:
+    """Loads the network and predicts every image; all processes take part."""
+    train_domains = [index for index in range(len(domains)) if index not in args.test_domains]
     splits = make_splits(
         domains,
-        [at for at in range(len(domains)) if at not in args.test_domains] if args.split_by_photograph else [],
+        train_domains if args.split_by_photograph else [],
         trial_seed=args.trial_seed,
         holdout_fraction=args.holdout_fraction,
         split_by_photograph=args.split_by_photograph,
     )
     size = args.img_size or (None if ":" in args.model else get_benchmark(args.dataset).image_size)
-    network = load_trained(
-        args.model,
-        pretrained=args.pretrained,
-        initial_checkpoint=args.initial_checkpoint,
-        img_size=size,
-        coverage_radius=args.coverage_radius,
-        model_kwargs=dict(args.model_kwargs),
-    )
+    network = load_trained(args.model, **{**model_keywords(args), "img_size": size})
     check_channels(network, args.in_chans)
     positions = class_positions(network, domains[0].classes)
     with_metadata = takes_metadata(network, domains, args.metadata_columns)
-    if args.expert_mode:
-        if not hasattr(network, "set_expert_mode"):
-            raise ArgumentError.of("expert_mode", args.expert_mode, f"{args.model} has no metadata-routed experts")
-        network.set_expert_mode(args.expert_mode)
     config = data_config(network, size)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     images = EvaluationImages(domains, restrict(splits, args.split), view, with_metadata)
@@ -182,40 +170,40 @@ def ask(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accele
     features = bool(args.output or args.save_features)
     engine = make_engine(args, network.to(accelerator.device), config["input_size"], features)
     answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
-    name = run_arguments(args.model).get("model", args.model)  # of a run, what was trained
+    name = run_arguments(args.model).get("model", args.model)
     return Evaluated(name, images, answers, args.test_domains, args.domains, "onnxruntime" if args.engine else "torch")
 
 
 @contextmanager
 def outputs(args: argparse.Namespace) -> Iterator[tuple[Path | None, Path | None]]:
-    """Yields where to write results and features, or None; they appear together at the end, or not at all."""
+    """Yields a folder for results and a file for features, or None; both are complete at the end or do not exist."""
     file = args.save_features
     with ExitStack() as stack:
         folder = stack.enter_context(all_or_nothing(args.output, FILES, overwrite=args.force)) if args.output else None
-        beside = file and stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=args.force))
-        yield folder, beside and beside / file.name
+        parent = file and stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=args.force))
+        yield folder, parent and parent / file.name
 
 
 def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, features: Path | None) -> None:
-    """Prints the table and writes the files that are asked for."""
+    """Prints the table and writes the requested files."""
     print(f"{args.model} on {args.dataset}, {args.split} images of each domain, by {evaluated.engine}")
     print(score_table(evaluated))
     for role, scores in evaluated.roles.items() if args.split != "out" else ():
         print(role_line(role, scores).strip())
     if folder:
-        settings = ("model", "initial_checkpoint", *OF_THE_RUN, "split", *OF_THE_MODEL)
+        settings = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", *MODEL_OPTIONS)
         write_files(evaluated, folder, {name: vars(args)[name] for name in settings}, args.projection)
     if features:
         save_features(evaluated, features)
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Runs the whole of it."""
+    """Scores the checkpoint, on all processes."""
     accelerator = Accelerator()
     check_world_size(os.environ, accelerator.num_processes)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
-    settle(args)
+    fill_in(args)
     if args.verify:
         verify_model(args.model)
     if args.output:
@@ -224,7 +212,7 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ArgumentError.of("save_features", str(args.save_features), "give a file that ends in .npz")
     with outputs(args) if accelerator.is_main_process else nullcontext((None, None)) as places:
         domains = read_domains(args)
-        evaluated = ask(args, domains, accelerator)
+        evaluated = predict(args, domains, accelerator)
         if accelerator.is_main_process:
             report(args, evaluated, *places)
     accelerator.end_training()
@@ -233,8 +221,7 @@ def evaluate(args: argparse.Namespace) -> None:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    args = parse_arguments(build_parser(), argv)
-    evaluate(args)
+    evaluate(parse_arguments(build_parser(), argv))
 
 
 if __name__ == "__main__":

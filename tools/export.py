@@ -28,7 +28,7 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, parse_arguments, positive_int
+from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments, positive_int
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.bands import RGB
@@ -93,14 +93,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def load(args: argparse.Namespace) -> Any:
     """Loads the model, or builds it with random weights."""
-    options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
     if not args.untrained:
         if args.verify:
             verify_model(args.model)
-        weights = {"pretrained": args.pretrained, "initial_checkpoint": args.initial_checkpoint}
-        return load_trained(args.model, **weights, **options, coverage_radius=args.coverage_radius)
+        return load_trained(args.model, **model_keywords(args))
     torch.manual_seed(0)
-    return build_network(args.model, None, **options).eval()
+    return build_network(args.model, None, img_size=args.img_size, model_kwargs=dict(args.model_kwargs)).eval()
 
 
 def photographs() -> list[Image.Image]:

@@ -1,15 +1,15 @@
-"""Predicts the classes of images: files, folders or patterns in, a csv file out.
+"""Predicts the classes of image files and writes them to a csv file.
 
     python tools/predict.py --model local-dir:output/RUN/best photographs/
     python tools/predict.py --model hf-hub:ORGANIZATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
 
-The columns are path, class, probability, and class_2, probability_2 and so on for `--top-k`; rows come in the order of
-the arguments, and within a folder in the order of the paths. Classes have the names that the checkpoint holds, or
-numbers if it holds none. A MoGE model answers with its shared expert unless `--metadata` says where images were taken:
-a csv file with columns path, lon and lat in degrees, and those of the model's --metadata-columns if it was trained with
-any; or path and location for models that know locations by number.
+The columns are path, class, probability and, with `--top-k`, class_2, probability_2 and so on. Rows are in the order of
+the arguments, and within a folder in the order of the paths. Classes have the checkpoint's names, or numbers if it has
+none.
 
-`--engine FILE.onnx` computes with onnxruntime and a program of the model that tools/export.py wrote.
+A MoGE model uses its shared expert alone for images without metadata. `--metadata` is a csv file with the columns path,
+lon and lat in degrees, and those of --metadata-columns that the model was trained with. For models with location ids
+its columns are path and location.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import (
     add_loader_options,
     add_model_options,
+    model_keywords,
     parse_arguments,
     positive_int,
     usable_device,
@@ -56,42 +57,41 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(parser)
     group = parser.add_argument_group("images")
     add = group.add_argument
-    add("--metadata", metavar="CSV", help="where images were taken; paths in it start from its folder")
-    skip = "leave out files that cannot be decoded, and name them on stderr (default: stop at the first)"
+    add("--metadata", metavar="CSV", help="places of the images, see above; its paths are relative to its folder")
+    skip = "skip files that cannot be decoded, and list them on stderr (default: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
     add_loader_options(group)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     group = parser.add_argument_group("computation")
-    group.add_argument(
-        "--device", type=usable_device, default=device, help="where the model runs (default here: %(default)s)"
-    )
+    where = "torch device of the model (default here: %(default)s)"
+    group.add_argument("--device", type=usable_device, default=device, help=where)
     add_engine_option(group)
     add = parser.add_argument_group("output").add_argument
     add("--top-k", type=positive_int, default=1, metavar="K", help="classes per image (default: %(default)s)")
     add("--output", metavar="FILE", help="csv file (default: standard output)")
-    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace that file")
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace an existing file")
     return parser
 
 
 def metadata_of(network: Any, args: argparse.Namespace, paths: Sequence[str]) -> np.ndarray | None:
-    """Reads the metadata that the network takes, if any is given."""
+    """Reads --metadata in the form that the network takes; None without it."""
     if args.metadata is None:
         return None
     if not hasattr(network, "metadata_encoder"):
         raise ArgumentError.of("metadata", args.metadata, f"{args.model} does not read any; leave it out")
     ids = isinstance(network.metadata_encoder.encoder, LocationIdEmbedding)
     columns = metadata_columns(network)
-    found = read_metadata(Path(args.metadata), paths, ids, columns)
-    lacking = np.isnan(found)
-    unknown = int((found < 0 if ids else lacking.all(axis=1) if columns else lacking.any(axis=1)).sum())
+    metadata = read_metadata(Path(args.metadata), paths, ids, columns)
+    missing = np.isnan(metadata)
+    unknown = int((metadata < 0 if ids else missing.all(axis=1) if columns else missing.any(axis=1)).sum())
     if unknown:
         print(f"without metadata: {unknown} of {len(paths)} images", file=sys.stderr)
-    return found
+    return metadata
 
 
 @torch.inference_mode()
 def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Namespace) -> Iterator[list[Any]]:
-    """Yields a row of the table for each image that can be read."""
+    """Yields a row for each image that can be decoded."""
     names = label_names(network) or tuple(map(str, range(network.num_classes)))
     loader = image_loader(images, batch_size=args.batch_size, workers=args.workers)
     for batch in tqdm(loader, unit="batch", disable=None):
@@ -102,7 +102,7 @@ def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Nam
         probabilities = logits.float().softmax(dim=1)
         if not probabilities.isfinite().all():
             bad = images.path(int(positions[int((~probabilities.isfinite()).any(dim=1).nonzero()[0])]))
-            raise CheckpointError(f"model={args.model!r}: answers {bad!r} with NaN; give another checkpoint")
+            raise CheckpointError(f"model={args.model!r}: its logits of {bad!r} are NaN; give another checkpoint")
         best = probabilities.topk(args.top_k)
         for position, values, classes in zip(positions.tolist(), *(part.tolist() for part in best), strict=True):
             pairs = zip(classes, values, strict=True)
@@ -111,25 +111,18 @@ def rows_of(network: Any, engine: Engine, images: ImageFiles, args: argparse.Nam
 
 
 def write(rows: Sequence[Sequence[Any]], args: argparse.Namespace, file: Any) -> None:
-    """Writes the table; paths that are not UTF-8 have the bytes that the file system has."""
+    """Writes the table; paths that are not UTF-8 keep their bytes."""
     others = [f"{name}_{rank}" for rank in range(2, args.top_k + 1) for name in ("class", "probability")]
     columns = ["path", "class", "probability", *others]
     write_rows(file, [columns, *([csv_path(path), *cells] for path, *cells in rows)])
 
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:
-    """Runs everything up to the rows of the table."""
+    """Returns the rows of the table."""
     if args.verify:
         verify_model(args.model)
     paths = find_images(args.images)
-    network = load_trained(
-        args.model,
-        pretrained=args.pretrained,
-        initial_checkpoint=args.initial_checkpoint,
-        img_size=args.img_size,
-        coverage_radius=args.coverage_radius,
-        model_kwargs=dict(args.model_kwargs),
-    ).to(args.device)
+    network = load_trained(args.model, **model_keywords(args)).to(args.device)
     if args.top_k > network.num_classes:
         raise ArgumentError.of("top_k", args.top_k, f"the model has {network.num_classes} classes")
     config = data_config(network, args.img_size)

@@ -157,7 +157,7 @@ def test_metadata_are_checked_as_by_the_model_and_unknown_if_left_out(program):
 
 @pytest.mark.parametrize("option", ["coverage_radius", "expert_mode"])
 def test_an_option_that_a_program_cannot_follow_is_refused(program, option):
-    with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change an exported program; leave out this option"):
+    with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change a program; export it with this option"):
         program(small("moge_tiny"), None, **{option: "shared" if option == "expert_mode" else 500.0})
 
 

@@ -91,7 +91,7 @@ def test_weights_that_answer_nan_are_refused(ending, best, data, tmp_path):
     weights["norm.weight"][:] = torch.finfo(torch.float32).max  # finite, but not what they make of an image
     save_file(weights, tmp_path / "best" / "model.safetensors")
     line = ending("predict", "--model", f"local-dir:{tmp_path / 'best'}", data, "-j", 0, "--output", "out.csv")
-    assert re.search(r"answers '.*/a/cat/0\.png' with NaN; give another checkpoint", line)
+    assert re.search(r"its logits of '.*/a/cat/0\.png' are NaN; give another checkpoint", line)
     assert not (tmp_path / "out.csv").exists()
 
 

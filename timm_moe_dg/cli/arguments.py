@@ -335,8 +335,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: the model's)"
     )
     add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
+    mode = "MoGE: compute with all experts or with the shared one alone (default: as the model was trained)"
+    add("--expert-mode", choices=("routed", "shared"), help=mode)
     verify = "compare the files of a local-dir: model with the checksums that a run wrote (default: on)"
     add("--verify", action=argparse.BooleanOptionalAction, default=True, help=verify)
+
+
+def model_keywords(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `load_trained` from the options of `add_model_options`."""
+    names = ("pretrained", "initial_checkpoint", "img_size", "coverage_radius", "expert_mode")
+    return {**{name: getattr(args, name) for name in names}, "model_kwargs": dict(args.model_kwargs)}
 
 
 def add_loader_options(group: argparse._ArgumentGroup) -> None:

@@ -53,7 +53,7 @@ def make_engine(
     for option in EXPORTED_OPTIONS:
         value = getattr(args, option, None)
         if value is not None:
-            remedy = "cannot change an exported program; leave out this option or --engine"
+            remedy = "cannot change a program; export it with this option, or leave --engine out"
             raise ArgumentError.of(option, value, remedy)
     return ProgramEngine(args.engine, network, input_size, features)
 

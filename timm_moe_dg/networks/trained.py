@@ -17,6 +17,7 @@ def load_trained(
     pretrained: bool = False,
     initial_checkpoint: str | None = None,
     coverage_radius: float | None = None,
+    expert_mode: str | None = None,
     **kwargs: Any,
 ) -> Network:
     """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
@@ -28,6 +29,7 @@ def load_trained(
         pretrained: Load the model's published weights.
         initial_checkpoint: Load this file.
         coverage_radius: Replaces that of a MoGE model, see `GeoMoeVisionTransformer`; infinity for none.
+        expert_mode: Replaces that of a MoGE model: "routed" or "shared".
         **kwargs: Of `build_network`.
 
     Raises:
@@ -47,7 +49,9 @@ def load_trained(
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
     _check_finite(name, network)
     if hasattr(network, "set_expert_mode"):
-        network.set_expert_mode(saved_config(name).get("expert_mode") or "routed")
+        network.set_expert_mode(expert_mode or saved_config(name).get("expert_mode") or "routed")
+    elif expert_mode is not None:
+        raise ArgumentError.of("expert_mode", expert_mode, f"{name} has no metadata-routed experts")
     if coverage_radius is not None:
         set_coverage_radius(network, coverage_radius)
     return network.eval()
