@@ -34,7 +34,7 @@ class GroupedAssignments(NamedTuple):
         experts: (T * K,) expert of each assignment in that order.
         ends: (E,) int32, end of each expert's assignments.
         ranks: (T, K) rank of each assignment in that order.
-        absent: (T, K) bool, True where an assignment goes nowhere; None if none is known to.
+        absent: (T, K) bool, True where an assignment goes nowhere; None if surely none does.
     """
 
     order: Tensor

@@ -1,7 +1,6 @@
-"""Dense feed-forwards that experts can be copies of: which classes, and what each of them is made of.
+"""The dense feed-forward layers of timm that can be upcycled to experts, and their parts.
 
-Every form is norm, W1, act, dropout, norm, W2, dropout; a gated one multiplies the two halves of W1 x. Classes are
-matched exactly, since a subclass may compute anything; whatever is not of each token by itself is refused.
+All of them compute norm, W1, act, dropout, norm, W2, dropout. Gated ones multiply the two halves of W1 x.
 
 Axes: D features, H hidden features.
 """
@@ -18,17 +17,12 @@ from torch import Tensor, nn
 
 from ..errors import RouterError
 
-# Normalizations of a token by itself, features last
+# Normalizations of each token independently, features last
 TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, LayerNorm, LayerNormFp32, RmsNorm, SimpleNorm)
 
 
 class GatedActivation(nn.Module):
-    """act(a) * b of features [a, b] (GLU variants, Shazeer, 2020), or a * act(b).
-
-    Args:
-        act: The activation.
-        gate_last: Whether the second half is what passes through it.
-    """
+    """act(a) * b of features [a, b] (GLU variants, Shazeer, 2020); or a * act(b) with `gate_last`."""
 
     gate_last: Final[bool]
 
@@ -44,16 +38,16 @@ class GatedActivation(nn.Module):
 
 
 class FeedForward(NamedTuple):
-    """What a dense feed-forward is made of, in the order of its computation.
+    """The parts of a dense feed-forward, in order of computation.
 
     Attributes:
-        pre_norm: Normalization of the input, shape (..., D).
-        first: Linear layers or 1x1 convolutions that read it; two for the halves of a gated one.
-        act: Activation; a `GatedActivation` halves its features.
-        hidden_drop: Dropout rate behind it.
+        pre_norm: Normalization of the input (..., D).
+        first: First linear layer or 1x1 convolution; two of them if the halves of a gated one are separate.
+        act: Activation; a `GatedActivation` halves the number of features.
+        hidden_drop: Dropout rate after the activation.
         norm: Normalization of the hidden features.
-        second: Linear layer or 1x1 convolution to the output.
-        drop: Dropout rate behind it.
+        second: Second linear layer or 1x1 convolution.
+        drop: Dropout rate of the output.
     """
 
     pre_norm: nn.Module
@@ -66,16 +60,16 @@ class FeedForward(NamedTuple):
 
     @property
     def channels_first(self) -> bool:
-        """Whether it takes (B, D, height, width)."""
+        """Whether the input is (B, D, height, width)."""
         return isinstance(self.second, nn.Conv2d)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """First (H or 2 H, D) and second (D, H) matrix, of a convolution too."""
+        """First (H or 2 H, D) and second (D, H) matrix."""
         first, second = (layer.get_parameter("weight") for layer in (self.first[0], self.second))
         return first.flatten(1), second.flatten(1)
 
 
-# Any: each reader knows its class, and to mypy every attribute of a module may be a tensor
+# Any: mypy types every attribute of a module as Tensor or Module
 def _plain(mlp: Any) -> FeedForward:
     return FeedForward(nn.Identity(), (mlp.fc1,), mlp.act, mlp.drop1.p, mlp.norm, mlp.fc2, mlp.drop2.p)
 
@@ -99,7 +93,7 @@ def _normed_gated(mlp: Any) -> FeedForward:
 
 
 def _convolutional(mlp: Any) -> FeedForward:
-    # Its normalization stands before the activation and over channels first; only none at all is accepted below
+    # Its norm is before the activation and over channels first. read_feed_forward accepts only nn.Identity.
     return FeedForward(nn.Identity(), (mlp.fc1,), mlp.act, mlp.drop.p, mlp.norm, mlp.fc2, 0.0)
 
 
@@ -117,31 +111,29 @@ DENSE_FORMS: MappingProxyType[type[nn.Module], Callable[[Any], FeedForward]] = M
 
 
 def read_feed_forward(mlp: nn.Module) -> FeedForward:
-    """Takes a dense feed-forward apart.
+    """Returns the parts of a dense feed-forward, not copied.
 
     Args:
-        mlp: Exactly of a class in `DENSE_FORMS`.
-
-    Returns:
-        Its own parts, not copies.
+        mlp: An instance of exactly a class in `DENSE_FORMS`.
 
     Raises:
-        RouterError: Another class, layers that are neither linear nor 1x1 convolutions, another number of features
-            returned than taken, or a normalization or activation that is not of each token by itself.
+        RouterError: Another class, layers that are neither linear nor 1x1 convolutions, different numbers of input and
+            output features, or a normalization or activation that mixes tokens.
     """
-    if type(mlp) not in DENSE_FORMS:
-        known = ", ".join(_public_name(one) for one in DENSE_FORMS)
-        raise RouterError.of("mlp", type(mlp).__name__, f"give a two-layer feed-forward, exactly {known}")
+    if type(mlp) not in DENSE_FORMS:  # a subclass may compute anything
+        classes = ", ".join(map(_public_name, DENSE_FORMS))
+        raise RouterError.of("mlp", type(mlp).__name__, f"give a two-layer feed-forward, exactly {classes}")
     parts = DENSE_FORMS[type(mlp)](mlp)
     _check_layers(parts)
     norms = (nn.Identity,) if parts.channels_first else TOKEN_NORMS
     for norm in (parts.pre_norm, parts.norm):
         if type(norm) not in norms:
-            remedy = "give a feed-forward that normalizes each token by itself, or not at all"
+            remedy = "give a feed-forward that normalizes each token independently, or not at all"
             raise RouterError.of("mlp.norm", type(norm).__name__, remedy)
     act = parts.act.act if isinstance(parts.act, GatedActivation) else parts.act
     if isinstance(act, nn.PReLU) and act.num_parameters > 1:
-        remedy = "give one slope for all features: PReLU counts another axis where there are experts"
+        # PReLU's slopes belong to axis 1: tokens in a dense layer's (B, N, H), features in the experts' (rows, H)
+        remedy = "use one slope for all features"
         raise RouterError.of("mlp.act.num_parameters", act.num_parameters, remedy)
     return parts
 
@@ -153,7 +145,9 @@ def _public_name(cls: type[nn.Module]) -> str:
 def _check_layers(parts: FeedForward) -> None:
     for layer in (*parts.first, parts.second):
         if type(layer) is not nn.Linear and not _is_pointwise(layer):
-            raise RouterError.of("mlp.fc1", type(layer).__name__, "give a feed-forward of linear layers, or 1x1 alike")
+            raise RouterError.of(
+                "mlp.fc1", type(layer).__name__, "give a feed-forward of linear layers or 1x1 convolutions"
+            )
     first, second = parts.weights()
     if first.shape[1] != second.shape[0]:
         remedy = f"an expert returns as many features as it takes, in_features={first.shape[1]}"
@@ -161,7 +155,7 @@ def _check_layers(parts: FeedForward) -> None:
 
 
 def _is_pointwise(layer: nn.Module) -> bool:
-    """Whether it is a convolution that sees one pixel and all its channels."""
+    """Whether a layer is a 1x1 convolution over all channels."""
     if type(layer) is not nn.Conv2d:
         return False
     sides = (*layer.kernel_size, *layer.stride, layer.groups)

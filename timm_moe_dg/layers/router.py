@@ -1,6 +1,6 @@
-"""Routers: from an item's features to the experts that it visits and the weights of their outputs.
+"""Routers choose the experts of each item and the weights of their outputs.
 
-A router of one's own is a subclass of `Router` under a name, from anywhere: see `register_router`.
+`register_router` adds routers from outside this package.
 
 Axes: T items (tokens, or images in MoGE), D features, R projected features, E experts, K experts per item (top_k).
 """
@@ -19,21 +19,21 @@ from ..errors import RouterError
 from .own_parameters import OwnParameters
 from .precision import UpcastLinear, upcast, without_autocast
 
-_INIT_LOG_SCALE = math.log(1 / 0.5)
+_INIT_LOG_SCALE = math.log(1 / 0.5)  # a temperature of 0.5, as Tutel's cosine gate
 
 
 class RouterOutput(NamedTuple):
-    """What a router decided for T items.
+    """The routing of T items.
 
     Attributes:
-        logits: (T, E) before noise, in natural units (they go into a softmax as they are).
-        noisy_logits: (T, E) the logits that the selection was made from; equal to `logits` without noise.
-        probabilities: (T, E) the noiseless routing mass that the importance loss balances.
-        expert_indices: (T, K) int64, the best expert first.
+        logits: (T, E) before noise, as they enter the softmax.
+        noisy_logits: (T, E) with noise, from which experts are chosen; equal to `logits` without noise.
+        probabilities: (T, E) routing mass without noise, which the importance loss balances.
+        expert_indices: (T, K) int64, best expert first.
         combine_weights: (T, K) weights of the experts' outputs; zero where `dropped`.
-        noise_std: standard deviation of the noise in `noisy_logits`, 0.0 without noise.
-        dropped: (T, K) bool, assignments over an expert's capacity; None where nothing can be dropped.
-        routed: (T,) bool, False for items that no router decided about (MoGE samples without metadata); None for all.
+        noise_std: Standard deviation of the noise, 0.0 for none.
+        dropped: (T, K) bool, assignments over an expert's capacity; None without a capacity.
+        routed: (T,) bool, False for items without routing (MoGE samples without metadata); None if all are routed.
     """
 
     logits: Tensor
@@ -47,10 +47,8 @@ class RouterOutput(NamedTuple):
 
 
 def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
-    """(T, E) scores -> (T, K) int64 indices of the K largest, best first; the lowest index wins a tie.
-
-    `torch.topk` leaves ties open; repeated argmax does not, and it exports everywhere.
-    """
+    """(T, E) scores -> (T, K) int64 indices of the K largest, best first; the lowest index wins a tie."""
+    # Not torch.topk, which leaves the order of ties open. argmax is exported by every exporter.
     picked = [scores.argmax(dim=-1, keepdim=True)]
     for _ in range(top_k - 1):
         scores = scores.scatter(-1, picked[-1], -float("inf"))
@@ -60,21 +58,19 @@ def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
 
 def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tensor:
     """(T, R) features and (E, R) codes -> (T, E): their cosine times exp(min(logit_scale, log 100))."""
-    scaled_codes = F.normalize(codes, dim=-1) * logit_scale.clamp(max=math.log(100.0)).exp()
+    scaled_codes_ER = F.normalize(codes, dim=-1) * logit_scale.clamp(max=math.log(100.0)).exp()
     norms_T1 = torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp(min=1e-12)  # F.normalize's bound
-    return F.linear(features, scaled_codes) / norms_T1  # E quotients per item instead of R
+    # Dividing the E products of an item is cheaper than dividing its R features
+    return F.linear(features, scaled_codes_ER) / norms_T1
 
 
 class Router(OwnParameters):
-    """Noisy top-k routing; subclasses say how features become logits, how they are drawn, and what does not decay.
-
-    Everything is computed in float32 or better, with autocast off: a logit rounded to bfloat16 sends
-    items to other experts.
+    """Noisy top-k routing. Subclasses implement `compute_logits` and `reset_parameters`, and set `undecayed`.
 
     Args:
         num_experts: E.
         top_k: K, 1 to E.
-        normalize_weights: Let the K combine weights of an item sum to 1; otherwise they are the raw probabilities.
+        normalize_weights: Scale the K combine weights of an item to sum 1; otherwise they are the raw probabilities.
         noise_std: Standard deviation of the Gaussian noise on the logits in training; None means 1/E
             (GMoE, appendix C.3), 0 means none.
 
@@ -99,14 +95,15 @@ class Router(OwnParameters):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) features in float32 or better -> (T, E) logits."""
-        raise RuntimeError("a subclass computes the logits")
+        raise NotImplementedError(f"{type(self).__name__} defines no compute_logits")
 
     def importance(self, logits: Tensor) -> Tensor:
-        """(T, E) noiseless logits -> (T, E) routing mass per expert: the softmax over all experts."""
+        """(T, E) logits without noise -> (T, E) routing mass: the softmax over all experts."""
         return logits.softmax(dim=-1)
 
     def forward(self, x: Tensor) -> RouterOutput:
-        """(T, D) features -> the routing of T items."""
+        """(T, D) features -> the routing of T items, computed in float32 or better."""
+        # Without autocast: logits rounded to bfloat16 would route items to other experts
         if torch.jit.is_scripting():
             return self._route(self.compute_logits(upcast(x)))
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
@@ -126,7 +123,7 @@ class Router(OwnParameters):
 
 
 class LinearRouter(Router):
-    """Logits are a linear map without bias (SF-MoE, section 2.2; V-MoE).
+    """Logits by a linear map without bias (SF-MoE, section 2.2; V-MoE).
 
     Args:
         in_features: D.
@@ -134,8 +131,8 @@ class LinearRouter(Router):
         top_k: K.
         normalize_weights: See `Router`.
         noise_std: See `Router`.
-        device: Where the parameters are made.
-        dtype: Their type; the computation is in float32 or better.
+        device: Device of the parameters.
+        dtype: Type of the parameters; the computation is in float32 or better.
     """
 
     def __init__(
@@ -162,7 +159,7 @@ class LinearRouter(Router):
 
 
 class CosineRouter(Router):
-    """Logits are scaled cosines between a projection of the item and one code per expert (GMoE, section 4.3).
+    """Logits by the scaled cosine between a projection of the item and a code for each expert (GMoE, section 4.3).
 
     Args:
         in_features: D.
@@ -170,9 +167,9 @@ class CosineRouter(Router):
         top_k: K.
         normalize_weights: See `Router`.
         noise_std: See `Router`.
-        proj_features: R, width of the projection and the codes.
-        device: Where the parameters are made.
-        dtype: Their type; the computation is in float32 or better.
+        proj_features: R, width of the projection and of the codes.
+        device: Device of the parameters.
+        dtype: Type of the parameters; the computation is in float32 or better.
     """
 
     undecayed = ("codes", "logit_scale")
@@ -207,18 +204,18 @@ class CosineRouter(Router):
 
 
 class MetadataRouter(Router):
-    """Logits are scaled cosines between a metadata embedding and one code per expert (MoGE, equation 1).
+    """Logits by the scaled cosine between a metadata embedding and a code for each expert (MoGE, equation 1).
 
-    The combine weights are the softmax over the K best experts alone, so they always sum to 1; with K = 1 the weight is
-    the constant 1 and only the auxiliary loss teaches the router.
+    The combine weights are the softmax over the K best experts alone, with sum 1. With K = 1 the weight is the constant
+    1, and only the auxiliary loss trains the router.
 
     Args:
-        context_features: R, width of the metadata embedding and the codes.
+        context_features: R, width of the metadata embedding and of the codes.
         num_experts: E.
         top_k: K.
         noise_std: See `Router`.
-        device: Where the parameters are made.
-        dtype: Their type; the computation is in float32 or better.
+        device: Device of the parameters.
+        dtype: Type of the parameters; the computation is in float32 or better.
     """
 
     undecayed = ("codes", "logit_scale")
@@ -247,7 +244,7 @@ class MetadataRouter(Router):
         return cosine_logits(x, upcast(self.codes), upcast(self.logit_scale))
 
     def importance(self, logits: Tensor) -> Tensor:
-        """(B, E) noiseless logits -> (B, E): the mixture weights alpha, zero outside the K best (MoGE, appendix A)."""
+        """(B, E) logits without noise -> (B, E) mixture weights alpha, zero outside the K best (MoGE, appendix A)."""
         best = top_k_indices(logits, self.top_k)
         return torch.zeros_like(logits).scatter(-1, best, logits.gather(-1, best).softmax(dim=-1))
 
@@ -257,22 +254,25 @@ ROUTERS: dict[str, Callable[..., Router]] = {"cosine": CosineRouter, "linear": L
 
 
 def register_router(name: str) -> Callable[[RouterT], RouterT]:
-    """Decorates a subclass of `Router`, which token-routed models then find by name: `create_model(..., router=name)`.
+    """Registers a subclass of `Router` for token-routed models: `create_model(..., router=name)`.
 
-    Its constructor takes `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and `dtype`;
-    whatever else it takes are the router's own options, given as `router_kwargs` and saved in `config.json`.
+    Its constructor must accept `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and
+    `dtype`. Further arguments are given as `router_kwargs` and saved in `config.json`.
 
     Args:
-        name: New among the routers.
+        name: Name of the router.
 
     Raises:
-        RouterError: Another class has the name.
+        RouterError: The name belongs to another class.
     """
 
     def register(router: RouterT) -> RouterT:
-        held = ROUTERS.get(name)
-        if held is not None and (held.__module__, held.__qualname__) != (router.__module__, router.__qualname__):
-            raise RouterError.of("router", name, f"{held.__module__}.{held.__qualname__} has this name; choose another")
+        other = ROUTERS.get(name)
+        # Names are compared rather than classes: a notebook's cell that runs twice defines a new class
+        if other is not None and (other.__module__, other.__qualname__) != (router.__module__, router.__qualname__):
+            raise RouterError.of(
+                "router", name, f"{other.__module__}.{other.__qualname__} has this name; choose another"
+            )
         ROUTERS[name] = router
         return router
 
@@ -286,14 +286,14 @@ def build_router(
     top_k: int,
     normalize_weights: bool,
     noise_std: float | None,
-    own_options: Mapping[str, object],
+    router_kwargs: Mapping[str, object],
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> Router:
-    """The router of a token-routed layer, by name.
+    """Builds the router of a token-routed layer by name.
 
     Raises:
-        RouterError: Unknown name, an option that this router does not have, or what it refuses itself.
+        RouterError: Unknown name, an option that this router does not have, or an option it refuses.
     """
     if name not in ROUTERS:
         raise RouterError.of("router", name, f"choose one of {sorted(ROUTERS)}")
@@ -306,7 +306,7 @@ def build_router(
         "device": device,
         "dtype": dtype,
     }
-    own = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
-    if not set(own_options) <= set(own):
-        raise RouterError.of("router_kwargs", dict(own_options), f"router={name!r} takes {own or 'no options'}")
-    return ROUTERS[name](**common, **own_options)
+    options = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
+    if not set(router_kwargs) <= set(options):
+        raise RouterError.of("router_kwargs", dict(router_kwargs), f"router={name!r} takes {options or 'no options'}")
+    return ROUTERS[name](**common, **router_kwargs)

@@ -17,10 +17,10 @@ METER = 1e-3
 DEGREE = math.pi / 180 * EARTH_RADIUS
 
 
-def haversine(one: Tensor, other: Tensor) -> np.ndarray:
+def haversine(first: Tensor, second: Tensor) -> np.ndarray:
     """(B, 2) and (P, 2) degrees -> (B, P) km, by the half-angle formula in float64."""
-    lon, lat = (np.radians(one.double().numpy()[:, None, axis]) for axis in (0, 1))
-    lon0, lat0 = (np.radians(other.double().numpy()[None, :, axis]) for axis in (0, 1))
+    lon, lat = (np.radians(first.double().numpy()[:, None, axis]) for axis in (0, 1))
+    lon0, lat0 = (np.radians(second.double().numpy()[None, :, axis]) for axis in (0, 1))
     half = np.sin((lat - lat0) / 2) ** 2 + np.cos(lat) * np.cos(lat0) * np.sin((lon - lon0) / 2) ** 2
     return 2 * EARTH_RADIUS * np.arcsin(np.sqrt(half.clip(0, 1)))
 
@@ -39,9 +39,9 @@ def scattered(number: int, seed: int = 0) -> Tensor:
 
 def test_distances_are_great_circles_to_the_nearest_point():
     points, places = scattered(50, seed=1), scattered(3000)
-    found = distances(Coverage(len(points)).hold(points), places)
-    assert found.dtype == torch.float64
-    np.testing.assert_allclose(found.numpy(), haversine(places, points).min(1), rtol=0, atol=METER)
+    kilometers = distances(Coverage(len(points)).hold(points), places)
+    assert kilometers.dtype == torch.float64
+    np.testing.assert_allclose(kilometers.numpy(), haversine(places, points).min(1), rtol=0, atol=METER)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,7 @@ def test_distances_are_great_circles_to_the_nearest_point():
     ],
 )
 def test_distances_over_the_poles_and_the_date_line(place, point, degrees):
-    found = index(point).distance(torch.tensor([place])).item()
-    assert found == pytest.approx(degrees * DEGREE, abs=METER)
+    assert index(point).distance(torch.tensor([place])).item() == pytest.approx(degrees * DEGREE, abs=METER)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -93,7 +92,7 @@ def test_few_coordinates_are_kept_finely_and_without_repetition():
 
 
 def test_without_any_known_coordinate_there_is_no_index():
-    with pytest.raises(MetadataError, match=r"^coordinates=\(3, 2\): none is known[^\n]*$"):
+    with pytest.raises(MetadataError, match=r"^coordinates=\(3, 2\): all are NaN[^\n]*$"):
         thin_coordinates(torch.full((3, 2), math.nan))
 
 

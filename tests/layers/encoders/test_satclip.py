@@ -101,7 +101,7 @@ def test_a_model_takes_it_by_name_and_trains_around_it(checkpoint: Path) -> None
         ({"pe_type": "fcnet"}, "pe_type is 'fcnet'"),
         ({"le_type": "grid"}, "le_type is 'grid'"),
         ({"harmonics_calculation": "closed-form"}, "harmonics_calculation is 'closed-form'"),
-        ({"capacity": None}, "do not say capacity"),
+        ({"capacity": None}, "lack capacity"),
     ],
 )
 def test_other_sizes_and_kinds_are_refused_by_name(changed: dict[str, Any], message: str, tmp_path: Path) -> None:

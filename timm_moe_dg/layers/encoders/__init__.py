@@ -1,4 +1,4 @@
-"""Metadata encoders: from places, location ids and further numbers to the context that routes."""
+"""Metadata encoders: coordinates, location ids and other numbers to the embedding that MoGE's routers read."""
 
 from .coverage import Coverage, thin_coordinates
 from .location import LOCATION_ENCODERS, LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics

@@ -1,7 +1,8 @@
-"""Where a router has been trained: an index of the training coordinates, and the distance of a place to it.
+"""The coverage of the training coordinates: an index of points, and the distance of places to the nearest one.
 
-A router that is asked about a place far from all that it has seen still answers, with whatever its encoder extrapolates
-to. The index says where that begins, so that such images can go to the shared expert, as those without metadata do.
+Far from all training data a router extrapolates. The index bounds where images are routed. Beyond, the shared expert
+computes them alone, as it does images without metadata.
+
 Axes: B places, P points of the index.
 """
 
@@ -15,23 +16,21 @@ from ...errors import MetadataError
 
 EARTH_RADIUS = 6371.0088  # km, the mean radius of the International Union of Geodesy and Geophysics
 MAX_POINTS = 4096
-FINEST = 0.25  # degrees
-_ROWS = 1024  # places at a time, against thousands of points
-_UNITS = 1e6  # of a degree: 0.11 m
+FINEST = 0.25  # smallest height of a grid cell, degrees
+_ROWS = 1024  # places whose distances to all points are computed at once
+_UNITS = 1e6  # per degree: 0.11 m
 
 
 class Coverage(nn.Module):
-    """Tells the places that lie near a training coordinate from those that do not.
-
-    Points are kept as integers, millionths of a degree, which conversion to half precision leaves alone.
+    """Whether places are within a radius of the training coordinates.
 
     Args:
-        num_points: P; the points themselves come from `hold` or from a checkpoint.
-        radius: Great-circle distance to the nearest point, km, up to which a place is covered; None covers everything.
-        device: Where the points are made.
+        num_points: P; the points are set by `hold` or loaded from a checkpoint.
+        radius: Largest great-circle distance to the nearest point, km; None covers everything.
+        device: Device of the points.
 
     Raises:
-        MetadataError: A radius below 0 or not a number.
+        MetadataError: A radius below 0 or NaN.
     """
 
     points: Tensor
@@ -40,23 +39,24 @@ class Coverage(nn.Module):
 
     def __init__(self, num_points: int, radius: float | None = None, device: torch.device | str | None = None) -> None:
         super().__init__()
+        # Millionths of a degree as integers, which module.half() does not round
         self.register_buffer("points", torch.zeros(num_points, 2, dtype=torch.int32, device=device))
         self.radius: Optional[float] = checked_radius(radius)  # noqa: UP045 (TorchScript)
 
     @torch.jit.unused
     def hold(self, points: Tensor) -> Self:
-        """Takes (P, 2) longitude, latitude in degrees as its points."""
+        """Sets the points to (P, 2) longitude, latitude in degrees."""
         self.points.copy_((points * _UNITS).round())
         return self
 
     def distance(self, lonlat: Tensor) -> Tensor:
-        """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN where one of them is."""
+        """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN stays."""
         return self.earth_radius * torch.acos(self._cosine(lonlat))
 
     def _cosine(self, lonlat: Tensor) -> Tensor:
         """(B, 2) degrees -> (B,) cosine of the angle to the nearest point."""
         places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / self.units)
-        cosine = (places @ points.mT).amax(1)  # in float64, which resolves a meter where the cosine is near 1
+        cosine = (places @ points.mT).amax(1)  # float64 resolves a meter where the cosine is near 1
         return cosine.clamp(-1.0, 1.0)
 
     def forward(self, lonlat: Tensor) -> Tensor:
@@ -64,21 +64,21 @@ class Coverage(nn.Module):
         radius = self.radius
         if radius is None:
             return torch.ones(lonlat.shape[0], dtype=torch.bool, device=lonlat.device)
-        # Not by the distance: onnxruntime has no arc cosine in float64
+        # Cosines are compared, since onnxruntime has no arc cosine in float64
         return self._cosine(lonlat) >= math.cos(min(radius / self.earth_radius, math.pi))
 
 
 def distances(coverage: Coverage, lonlat: Tensor) -> Tensor:
-    """`Coverage.distance` of any number of places, some at a time."""
+    """`Coverage.distance` for any number of places, computed in parts."""
     return torch.cat([coverage.distance(part) for part in lonlat.split(_ROWS)])
 
 
 class Thinned(NamedTuple):
-    """Few points that stand for many coordinates.
+    """A small set of points that represents many coordinates.
 
     Attributes:
         points: (P, 2) float64 longitude, latitude in degrees.
-        slack: km, within which of a point every coordinate lies.
+        slack: Largest distance of any coordinate to the nearest point, km.
     """
 
     points: Tensor
@@ -86,32 +86,30 @@ class Thinned(NamedTuple):
 
 
 def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
-    """Thins coordinates to the centers of the cells of a grid that they lie in, so that none is given away exactly.
-
-    Cells are `FINEST` degrees high; they are doubled until there are few enough.
+    """Replaces coordinates by the centers of their cells on a grid, so that a model reveals no exact coordinate.
 
     Args:
         lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
-        max_points: Bound of P, 2 or more.
+        max_points: Largest P, 2 or more.
 
     Raises:
-        MetadataError: No coordinate is known.
+        MetadataError: All coordinates are NaN.
     """
-    known = lonlat.double()[~lonlat.isnan().any(dim=-1)]
-    if not len(known):
-        raise MetadataError.of("coordinates", tuple(lonlat.shape), "none is known; give longitudes and latitudes")
+    coordinates = lonlat.double()[~lonlat.isnan().any(dim=-1)]
+    if not len(coordinates):
+        raise MetadataError.of("coordinates", tuple(lonlat.shape), "all are NaN; give longitudes and latitudes")
     size = FINEST
-    while len(points := cell_centers(known, size)) > max_points:
-        size *= 2.0
+    while len(points := cell_centers(coordinates, size)) > max_points:
+        size *= 2.0  # larger cells until there are few enough
     return Thinned(points, slack(size))
 
 
 def cell_centers(lonlat: Tensor, size: float) -> Tensor:
-    """Centers of the occupied cells: bands of latitude, cut into as many cells as keep them no wider than high.
+    """Centers of the occupied cells of a grid: bands of latitude, divided into cells that are no wider than high.
 
     Args:
         lonlat: (N, 2) degrees, without NaN.
-        size: Height of a band at most, degrees; 180 is a multiple of the height.
+        size: Largest height of a band, degrees; the height divides 180.
 
     Returns:
         (P, 2) float64 degrees, sorted.
@@ -128,23 +126,18 @@ def cell_centers(lonlat: Tensor, size: float) -> Tensor:
 
 
 def slack(size: float) -> float:
-    """Largest distance of a coordinate to its cell's center, km.
-
-    The haversine of it is at most sin^2(size / 4), from the difference of latitudes, plus (size / 4)^2, from that of
-    longitudes, since a cell is nowhere wider than high.
-
-    Args:
-        size: Height of a cell, degrees.
-    """
+    """Largest distance of a coordinate to its cell's center, km, for cells of a height in degrees."""
+    # Its haversine is at most sin^2(size / 4), from the difference of latitudes, plus (size / 4)^2, from that of
+    # longitudes, since a cell is nowhere wider than high
     quarter = math.radians(size) / 4.0
     return 2.0 * EARTH_RADIUS * math.asin(math.sqrt(min(1.0, math.sin(quarter) ** 2 + quarter**2)))
 
 
 def checked_radius(radius: float | None) -> float | None:
-    """Returns a radius in km as it is kept: None, for no bound, where it is infinite.
+    """Validates a radius in km; an infinite one becomes None, no bound.
 
     Raises:
-        MetadataError: It is below 0 or not a number.
+        MetadataError: A radius below 0 or NaN.
     """
     if radius is not None and not radius >= 0.0:
         raise MetadataError.of("coverage_radius", radius, "give a distance of 0 km or more; inf covers everything")
@@ -154,5 +147,5 @@ def checked_radius(radius: float | None) -> float | None:
 def _unit_vectors(lonlat: Tensor) -> Tensor:
     """(B, 2) degrees -> (B, 3) float64."""
     longitude, latitude = torch.deg2rad(lonlat.double()).unbind(1)
-    wide = latitude.cos()
-    return torch.stack([wide * longitude.cos(), wide * longitude.sin(), latitude.sin()], dim=1)
+    horizontal = latitude.cos()
+    return torch.stack([horizontal * longitude.cos(), horizontal * longitude.sin(), latitude.sin()], dim=1)

@@ -1,4 +1,4 @@
-"""Metadata encoders: from where (or by which camera) an image was taken to the embedding that a MoGE router reads.
+"""Encoders of locations: geographic coordinates or location ids to the embedding that MoGE's routers read.
 
 Axes: B samples, R embedding features, L degrees of the harmonics (l = 0 .. L-1, so L * L features).
 """
@@ -25,12 +25,11 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
     With theta = radians(latitude + 90) and phi = radians(longitude + 180), the feature (l, m) is
     P_l^|m|(cos theta) times sqrt(2) cos(m phi) for m > 0, sqrt(2) sin(|m| phi) for m < 0 and 1 for m = 0, where P is
     the fully normalized associated Legendre function without the Condon-Shortley phase (a factor (-1)^m).
-    The degrees follow from the three-term recurrence over l at fixed m, which is stable at every order.
 
     Args:
         lonlat: (B, 2) longitude and latitude, degrees.
         degrees: L.
-        norm: 'orthonormal', or 'satclip', which multiplies every m = 0 term by pi as the released SatCLIP weights
+        norm: 'orthonormal', or 'satclip', which multiplies all m = 0 terms by pi, as the released SatCLIP weights
             (Klemmer et al., 2025) expect.
 
     Returns:
@@ -46,8 +45,9 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
     zonal = math.pi if norm == "satclip" else 1.0
     last, before = torch.zeros_like(diagonal), torch.zeros_like(diagonal)
     features: list[Tensor] = []
+    # The three-term recurrence over l at fixed m, which is stable at every order
     for degree in range(degrees):
-        # columns m = 0 .. L-1; those with m >= degree get their first value from the diagonal
+        # Columns m = 0 .. L-1. Column m starts with the diagonal, at l = m.
         outer = torch.sqrt(abs(4.0 * degree**2 - 1.0) / (degree**2 - m**2).clamp(min=1.0)) * (m < degree)
         inner = torch.sqrt(((degree - 1.0) ** 2 - m**2).clamp(min=0.0) / abs(4.0 * (degree - 1.0) ** 2 - 1.0))
         legendre = outer * (torch.cos(theta) * last - inner * before) + (m == degree) * diagonal
@@ -58,17 +58,17 @@ def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal")
 
 
 class CoordinateEncoder(OwnParameters):
-    """Base of coordinate encoders: validity and missing values."""
+    """Base of coordinate encoders: validation and missing values."""
 
     out_features: int
 
     def present(self, metadata: Tensor) -> Tensor:
-        """(B, 2) -> (B,) bool: both coordinates are known (not NaN)."""
+        """(B, 2) -> (B,) bool, True where both coordinates are known (not NaN)."""
         return ~metadata.isnan().any(dim=-1)
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Refuses what cannot be longitude and latitude in degrees, and warns about what looks like radians.
+        """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians.
 
         Raises:
             MetadataError: Not a float (B, 2) tensor, or a value out of range.
@@ -85,7 +85,7 @@ class CoordinateEncoder(OwnParameters):
         if longitude > 180:
             hint = "; subtract 360 from values beyond 180" if longitude <= 360 else ""
             raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
-        # As degrees, all of these would lie in the same piece of open sea
+        # As degrees, all of them would be in one small part of the Gulf of Guinea
         if len(metadata) >= 16 and 0 < longitude <= math.pi and latitude <= math.pi / 2:
             warnings.warn(RADIANS_HINT, stacklevel=2)
 
@@ -93,9 +93,8 @@ class CoordinateEncoder(OwnParameters):
 class LocationEncoder(CoordinateEncoder):
     """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
 
-    The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, 1 after it),
-    dropout before each sine in training, and a linear last layer. It is randomly initialized, and computed in float32
-    at least, since the first sine multiplies a rounding error by 30.
+    The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, then 1), dropout
+    before each sine in training, and a linear last layer. It is randomly initialized.
 
     Args:
         out_features: R.
@@ -103,8 +102,8 @@ class LocationEncoder(CoordinateEncoder):
         degrees: L, degrees of the harmonics.
         norm: Normalization of the harmonics, 'orthonormal' or 'satclip'.
         drop: Dropout rate.
-        device: Where the parameters are made.
-        dtype: Their type; the harmonics are always computed in float64.
+        device: Device of the parameters.
+        dtype: Type of the parameters; the harmonics are always computed in float64.
 
     Raises:
         MetadataError: Unknown `norm`, or fewer than one degree.
@@ -128,6 +127,7 @@ class LocationEncoder(CoordinateEncoder):
         self.out_features = out_features
         self.degrees = degrees
         self.norm = norm
+        # In float32 at least: the first sine multiplies a rounding error by 30
         self.first = UpcastLinear(degrees**2, hidden_features, device=device, dtype=dtype)
         self.hidden = UpcastLinear(hidden_features, hidden_features, device=device, dtype=dtype)
         self.last = UpcastLinear(hidden_features, out_features, device=device, dtype=dtype)
@@ -136,7 +136,7 @@ class LocationEncoder(CoordinateEncoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """SIREN's uniform bounds: 1 / d_in in the first layer, sqrt(6 / d_in) in the others; biases too."""
+        """SIREN's uniform initialization within 1 / d_in in the first layer, sqrt(6 / d_in) in others; biases too."""
         for layer in (self.first, self.hidden, self.last):
             bound = 1 / layer.in_features if layer is self.first else math.sqrt(6 / layer.in_features)
             nn.init.uniform_(layer.weight, -bound, bound)
@@ -151,15 +151,15 @@ class LocationEncoder(CoordinateEncoder):
 
 
 class SinCosEncoder(CoordinateEncoder):
-    """The cheap encoder: sine and cosine of longitude and latitude, then a small network 4 -> hidden -> R.
+    """A cheap encoder: sine and cosine of longitude and latitude, then a small network 4 -> hidden -> R.
 
-    Both angles are taken whole, so that the embedding is continuous across the date line.
+    The embedding is continuous across the date line.
 
     Args:
         out_features: R.
         hidden_features: Width of the hidden layer.
-        device: Where the parameters are made.
-        dtype: Their type.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SinCosEncoder(CoordinateEncoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The uniform bounds of He et al. (2015) for the hidden layer, 1 / sqrt(d_in) for the last."""
+        """Uniform: by He et al. (2015) for the hidden layer, within 1 / sqrt(d_in) for the last; zero biases."""
         nn.init.kaiming_uniform_(self.hidden.weight, nonlinearity="relu")
         nn.init.kaiming_uniform_(self.last.weight, a=math.sqrt(5))
         nn.init.zeros_(self.hidden.bias)
@@ -191,13 +191,13 @@ class SinCosEncoder(CoordinateEncoder):
 
 
 class LocationIdEmbedding(OwnParameters):
-    """One embedding per discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
+    """A learned embedding for each discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
 
     Args:
-        num_locations: Number of known locations; ids run from 0 to num_locations - 1, a negative id is unknown.
+        num_locations: Number of locations; ids run from 0 to num_locations - 1, and negative ids are unknown.
         out_features: R.
-        device: Where the parameters are made.
-        dtype: Their type.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class LocationIdEmbedding(OwnParameters):
     ) -> None:
         super().__init__()
         if num_locations < 1:
-            raise MetadataError.of("num_locations", num_locations, "give the number of known locations")
+            raise MetadataError.of("num_locations", num_locations, "give the number of locations")
         self.num_locations = num_locations
         self.out_features = out_features
         self.table = nn.Embedding(num_locations, out_features, device=device, dtype=dtype)
@@ -220,15 +220,15 @@ class LocationIdEmbedding(OwnParameters):
         trunc_normal_(self.table.weight, std=0.02)
 
     def present(self, metadata: Tensor) -> Tensor:
-        """(B,) -> (B,) bool: the location is known (its id is not negative)."""
+        """(B,) -> (B,) bool, True where the location is known (the id is not negative)."""
         return metadata >= 0
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Refuses what cannot be location ids.
+        """Checks that metadata are location ids.
 
         Raises:
-            MetadataError: Not an integer (B,) tensor, or an id beyond the table.
+            MetadataError: Not an integer (B,) tensor, or an id too large.
         """
         if metadata.ndim != 1:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch,): one location id per image")

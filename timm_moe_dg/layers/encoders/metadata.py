@@ -1,6 +1,6 @@
-"""From optional metadata to what the routers of a MoGE model read: an embedding, and who has one.
+"""Metadata encoders: optional metadata to the embedding that MoGE's routers read, and which samples have one.
 
-Axes: B samples, R embedding features.
+Axes: B samples, C columns of numbers beside the coordinates, R embedding features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,13 @@ from .location import CoordinateEncoder
 
 @register_notrace_module
 class MetadataEncoder(nn.Module):
-    """Runs an encoder on the samples that have metadata and marks those that have none.
-
-    Autocast is off inside: sines of bfloat16 angles are noise.
+    """Encodes the metadata of a batch and marks the samples that have none.
 
     Args:
-        encoder: Maps metadata to (B, R). It may have `present(metadata) -> (B,) bool`, without which a sample is absent
-            where one of its floats is NaN, and `check(metadata)`, which raises on what it cannot take.
+        encoder: Maps metadata to (B, R). Two methods are optional: `present(metadata) -> (B,) bool` tells the samples
+            with metadata (default: those without NaN), and `check(metadata)` raises an error on invalid metadata.
         out_features: R; None reads `encoder.out_features`.
-        coverage: In evaluation mode, samples whose metadata it does not cover count as absent.
+        coverage: In evaluation, samples outside of it are treated as without metadata.
 
     Raises:
         MetadataError: R is neither given nor an attribute of the encoder.
@@ -39,7 +37,7 @@ class MetadataEncoder(nn.Module):
         out_features = out_features or getattr(encoder, "out_features", None)
         if out_features is None:
             raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
-        self.encoder: Any = encoder  # a module of the user's own, which may have the two methods
+        self.encoder: Any = encoder  # Any: mypy knows no optional methods
         self.out_features = out_features
         self.coverage = coverage
         self.knows_presence: Final[bool] = hasattr(encoder, "present")
@@ -53,10 +51,10 @@ class MetadataEncoder(nn.Module):
             metadata: (B, ...), or None when no sample has any.
 
         Returns:
-            The embedding (B, R) and presence (B,) bool; the embedding means nothing where nothing is present.
+            The embedding (B, R), and (B,) bool, True for samples with metadata. The embedding of others is arbitrary.
 
         Raises:
-            MetadataError: Another batch size, or what the encoder refuses.
+            MetadataError: Another batch size, or metadata that the encoder refuses.
         """
         if metadata is None:
             return self._absent(x)
@@ -65,22 +63,22 @@ class MetadataEncoder(nn.Module):
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
             if values_readable(metadata):
                 self._check(x, metadata)
-            with without_autocast(x.device.type):
+            with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
                 return self._encode(metadata)
 
     def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
         present = self.encoder.present(metadata) if self.knows_presence else _without_nan(metadata)
         absent = ~present.view([-1] + [1] * (metadata.dim() - 1))
-        known = metadata.masked_fill(absent, 0)
-        embedding = self.encoder(known)
+        filled = metadata.masked_fill(absent, 0)
+        embedding = self.encoder(filled)
         if self.coverage is not None and not self.training:
-            present = present & self.coverage(known)
+            present = present & self.coverage(filled)
         return embedding, present
 
     def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        embedding, present = _nothing_known(x, self.out_features)
+        embedding, present = _all_absent(x, self.out_features)
         if not torch.jit.is_scripting() and self.training:
-            # Distributed training wants a gradient, if only zero, for every parameter
+            # Distributed training requires a gradient, even if zero, for every parameter
             embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
         return embedding, present
 
@@ -93,7 +91,7 @@ class MetadataEncoder(nn.Module):
 
 
 class NoMetadata(nn.Module):
-    """In place of an encoder in a network whose remaining layers read no metadata: whatever comes, nothing is known.
+    """Replaces the encoder of a network whose remaining layers do not read metadata: all samples have none.
 
     Args:
         out_features: R; may be 0.
@@ -105,31 +103,31 @@ class NoMetadata(nn.Module):
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045
         """(B, ...) images -> zeros (B, R), and (B,) bool, all False."""
-        return _nothing_known(x, self.out_features)
+        return _all_absent(x, self.out_features)
 
 
-def _nothing_known(x: Tensor, out_features: int) -> tuple[Tensor, Tensor]:
+def _all_absent(x: Tensor, out_features: int) -> tuple[Tensor, Tensor]:
     embedding = torch.zeros(x.shape[0], out_features, device=x.device, dtype=x.dtype)
     return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
 
 
 def _without_nan(metadata: Tensor) -> Tensor:
-    """(B, ...) -> (B,) bool: no entry of the sample is NaN."""
+    """(B, ...) -> (B,) bool, True for samples without NaN."""
     return ~metadata.isnan().flatten(1).any(dim=1) if metadata.dim() > 1 else ~metadata.isnan()
 
 
-COLUMN_FEATURES = 64  # of the embedding of each column; the paper, which routes by places alone, gives none
+COLUMN_FEATURES = 64  # width of each column's embedding; MoGE's paper has coordinates alone
 
 
 class NumberEncoder(OwnParameters):
-    """A number, standardized, then a small network 1 -> hidden -> R; zeros where it is unknown.
+    """Embeds a standardized number by a small network 1 -> R -> R; zeros for an unknown number.
 
     Args:
-        mean: What becomes 0, usually the mean over the training images.
-        std: What becomes 1, usually their standard deviation; positive.
+        mean: Mean, usually over the training images.
+        std: Standard deviation, positive.
         out_features: R.
-        device: Where the parameters are made.
-        dtype: Their type.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Raises:
         MetadataError: `std` is not positive.
@@ -151,30 +149,31 @@ class NumberEncoder(OwnParameters):
         self.last = UpcastLinear(out_features, out_features, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draws as torch does for linear layers, whose biases spread the hidden units over the numbers."""
+        """The default of torch for linear layers."""
+        # Its random biases spread the hidden units over the range of numbers
         self.hidden.reset_parameters()
         self.last.reset_parameters()
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """(B,) numbers, NaN where unknown -> (B, R)."""
+        """(B,) numbers, NaN for unknown -> (B, R)."""
         unknown = numbers.isnan()
         standard = ((numbers - self.mean) / self.std).masked_fill(unknown, 0.0)
         return self.last(F.gelu(self.hidden(standard.unsqueeze(1)))) * (~unknown).unsqueeze(1)
 
 
 class ColumnsEncoder(nn.Module):
-    """The embeddings of a place and of each further number, one behind the other; unknown ones are zeros.
+    """Encodes coordinates and further numbers, such as a time, and concatenates the embeddings.
 
-    A sample has metadata if any of them is known, so that numbers may route where no place is known.
+    A sample has metadata if its coordinates or any of its numbers are known. The embeddings of unknown ones are zeros.
 
     Args:
         location: Encoder of longitude and latitude.
-        columns: Name of each column -> mean and standard deviation, by which its numbers are standardized.
-        device: Where the parameters are made.
-        dtype: Their type.
+        columns: Name of each column of numbers -> mean and standard deviation.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Raises:
-        MetadataError: `location` encodes no coordinates, or a standard deviation is not positive.
+        MetadataError: `location` does not encode coordinates, or a standard deviation is not positive.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class ColumnsEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(location, CoordinateEncoder):
-            remedy = "columns stand beside coordinates; choose an encoder of these, such as spherical_harmonics"
+            remedy = "columns need an encoder of coordinates, such as spherical_harmonics"
             raise MetadataError.of("metadata_columns", list(columns), remedy)
         self.location = location
         self.columns = tuple(columns)
@@ -196,25 +195,25 @@ class ColumnsEncoder(nn.Module):
         self.out_features = location.out_features + COLUMN_FEATURES * len(self.columns)
 
     def present(self, metadata: Tensor) -> Tensor:
-        """(B, 2 + C) -> (B,) bool: the place or one of the numbers is known (not NaN)."""
+        """(B, 2 + C) -> (B,) bool, True where the coordinates or any number are known (not NaN)."""
         return self.location.present(metadata[:, :2]) | ~metadata[:, 2:].isnan().all(dim=1)
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Refuses metadata without these columns, and what its encoder refuses of the place.
+        """Checks the number of columns, and the coordinates by their encoder.
 
         Raises:
-            MetadataError: Another width, or no longitude and latitude in degrees.
+            MetadataError: Another width, or invalid coordinates.
         """
         if metadata.ndim != 2 or metadata.shape[1] != 2 + len(self.columns):
-            wanted = f"give (batch, {2 + len(self.columns)}): longitude, latitude, {', '.join(self.columns)}"
-            raise MetadataError.of("metadata shape", tuple(metadata.shape), wanted)
+            remedy = f"give (batch, {2 + len(self.columns)}): longitude, latitude, {', '.join(self.columns)}"
+            raise MetadataError.of("metadata shape", tuple(metadata.shape), remedy)
         self.location.check(metadata[:, :2])
 
     def forward(self, metadata: Tensor) -> Tensor:
-        """(B, 2 + C) longitude, latitude in degrees and the columns, NaN where unknown -> (B, R)."""
-        known = self.location.present(metadata[:, :2]).unsqueeze(1)
-        parts = [self.location(metadata[:, :2].masked_fill(~known, 0.0)) * known]
+        """(B, 2 + C) longitude, latitude in degrees and the columns, NaN for unknown -> (B, R)."""
+        located = self.location.present(metadata[:, :2]).unsqueeze(1)
+        parts = [self.location(metadata[:, :2].masked_fill(~located, 0.0)) * located]
         for index, number in enumerate(self.numbers):
             parts.append(number(metadata[:, 2 + index]))
         return torch.cat(parts, dim=1)

@@ -1,15 +1,12 @@
 """Pretrained SatCLIP location encoders (Klemmer et al., 2025), frozen: MoGE's plug-in encoder (section 2.2, ii).
 
-The released files are training checkpoints: a dict whose `hyper_parameters` give the sizes (`legendre_polys`,
-`capacity`, `num_hidden_layers`, `embed_dim`) and whose `state_dict` holds an image tower besides the location network,
-`model.location.nnet.layers.{0,1}.{weight,bias}` and `model.location.nnet.last_layer.{weight,bias}`, in float64.
-They are pickles, and read here with torch's weights-only reader, which builds tensors and plain containers and runs
-nothing. `save_satclip` writes the network alone as safetensors, which reads as well.
+The released files are training checkpoints. Their `hyper_parameters` contain the sizes (`legendre_polys`, `capacity`,
+`num_hidden_layers`, `embed_dim`). Their `state_dict` contains an image tower and the location network in float64,
+`model.location.nnet.layers.{0,1}.{weight,bias}` and `model.location.nnet.last_layer.{weight,bias}`.
 
-SatCLIP's own harmonics, closed forms in float64, lose their digits toward the poles at L = 40: against stable
-recurrences they are off by 4e-5 below 45 degrees of latitude, by 1e-2 below 60, by up to 0.6 beyond. The released L40
-weights were trained on those values. Here the harmonics are right everywhere, so that an L40 encoder embeds places at
-high latitudes as SatCLIP's program does not.
+Embeddings of L40 encoders at high latitudes differ from those of SatCLIP's own program. Its harmonics, closed forms in
+float64, lose precision toward the poles at L = 40. Against stable recurrences they are off by 4e-5 below 45 degrees of
+latitude, by 1e-2 below 60, and by up to 0.6 beyond. The harmonics here are accurate everywhere.
 """
 
 import os
@@ -40,10 +37,7 @@ _KINDS = {
 
 
 class SatClipEncoder(LocationEncoder):
-    """A `LocationEncoder` with SatCLIP's harmonics whose weights are given and stay as they are.
-
-    It is always in evaluation mode: dropout would add noise to what nobody trains.
-    """
+    """A frozen `LocationEncoder` with SatCLIP's harmonics, always in evaluation mode, that is without dropout."""
 
     def __init__(self, degrees: int, hidden_features: int, out_features: int) -> None:
         super().__init__(out_features, hidden_features, degrees, norm="satclip")
@@ -51,7 +45,7 @@ class SatClipEncoder(LocationEncoder):
         self.eval()
 
     def reset_parameters(self) -> None:
-        """Nothing is drawn: the weights come from a checkpoint."""
+        """Does nothing: the weights come from a checkpoint."""
 
     @torch.jit.ignore
     def train(self, mode: bool = True) -> Self:
@@ -60,38 +54,38 @@ class SatClipEncoder(LocationEncoder):
 
 
 def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
-    """Loads a pretrained encoder, as float32.
+    """Loads a pretrained encoder in float32.
 
     Args:
-        source: A released `.ckpt`, a file that `save_satclip` wrote, or a Hub repository such as
-            'microsoft/SatCLIP-ViT16-L10', whose file is named like it in lower case.
+        source: A released `.ckpt`, a file by `save_satclip`, or a Hub repository such as 'microsoft/SatCLIP-ViT16-L10'
+            with a file of the same name in lower case.
 
     Raises:
-        CheckpointError: There is no such file or repository, it is not a SatCLIP checkpoint (an arbitrary pickle is
-            refused, not executed), or its weights have other sizes than its hyper-parameters say.
+        CheckpointError: No such file or repository, no SatCLIP checkpoint (other pickles are refused without being
+            executed), or weights whose sizes differ from the hyper-parameters.
     """
     path = _locate(source)
     sizes, weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path)
     encoder = SatClipEncoder(**sizes)
-    own = encoder.state_dict()
-    problems = [f"{key} is missing" for key in own if key not in weights]
+    expected = encoder.state_dict()
+    problems = [f"{key} is missing" for key in expected if key not in weights]
     problems += [
         f"{key} is {tuple(weights[key].shape)} where the hyper-parameters say {tuple(value.shape)}"
-        for key, value in own.items()
+        for key, value in expected.items()
         if key in weights and weights[key].shape != value.shape
     ]
     if problems:
         raise _refusal(path, f"{'; '.join(problems)}; give the file as it was released")
-    encoder.load_state_dict({key: weights[key] for key in own})
+    encoder.load_state_dict({key: weights[key] for key in expected})
     return encoder
 
 
 def save_satclip(encoder: SatClipEncoder, path: str | os.PathLike[str]) -> None:
-    """Writes an encoder as safetensors, its sizes in the header; `load_satclip` reads it.
+    """Writes an encoder as safetensors, with its sizes in the header, for `load_satclip`.
 
     Args:
         encoder: The encoder.
-        path: A file name that ends in `.safetensors`.
+        path: File name ending in `.safetensors`.
     """
     sizes = {name: str(getattr(encoder, name)) for name in ("degrees", "out_features")}
     sizes["hidden_features"] = str(encoder.first.out_features)
@@ -113,10 +107,11 @@ def _locate(source: str | os.PathLike[str]) -> Path:
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
     try:
+        # weights_only: the file is a pickle, of which torch reads tensors and plain containers alone
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise _refusal(path, f"is not a file of weights alone ({reason})") from error
+        raise _refusal(path, f"is not a file of weights alone ({reason}); give a released one") from error
     table = checkpoint if isinstance(checkpoint, Mapping) else {}
     stored, hyper_parameters = table.get("state_dict"), table.get("hyper_parameters")
     if not isinstance(stored, Mapping) or not isinstance(hyper_parameters, Mapping):
@@ -131,13 +126,13 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
 
 
 def _sizes(path: Path, hyper_parameters: Mapping[str, Any]) -> dict[str, int]:
-    for name, wanted in _KINDS.items():
-        if hyper_parameters.get(name, wanted) != wanted:
-            raise _refusal(path, f"{name} is {hyper_parameters[name]!r}; only {wanted!r} is understood")
-    lacking = [name for name in _SIZES if not isinstance(hyper_parameters.get(name), int)]
-    if lacking:
-        raise _refusal(path, f"the hyper-parameters do not say {', '.join(lacking)}")
-    return {ours: hyper_parameters[theirs] for theirs, ours in _SIZES.items()}
+    for name, supported in _KINDS.items():
+        if hyper_parameters.get(name, supported) != supported:
+            raise _refusal(path, f"{name} is {hyper_parameters[name]!r}; only {supported!r} is supported")
+    missing = [name for name in _SIZES if not isinstance(hyper_parameters.get(name), int)]
+    if missing:
+        raise _refusal(path, f"the hyper-parameters lack {', '.join(missing)}; give the file as it was released")
+    return {name: hyper_parameters[released_name] for released_name, name in _SIZES.items()}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
