@@ -120,6 +120,7 @@ def _option_name(name: object) -> str:
 def _hyphenated(word: str) -> str:
     if not word.startswith("--"):
         return word
+    # Underscores in the value stay
     name, separator, value = word.partition("=")
     return name.replace("_", "-") + separator + value
 
@@ -163,6 +164,7 @@ def option(
         What `dataclasses.field` returns; typed as `Any`, as there.
     """
     metadata = {_DECLARATION: Declaration(spellings, role, help, keywords, shorthand)}
+    # A dictionary is mutable, so every instance gets its own
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)

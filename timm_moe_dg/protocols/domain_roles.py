@@ -62,6 +62,7 @@ def _scores(
     splits = 2 * torch.tensor(positions) + int(out)
     scored = torch.isin(predictions.group, splits)
     predicted, target = predictions.predicted[scored], predictions.target[scored]
+    # Splits are in ascending order, which searchsorted needs
     group = torch.searchsorted(splits, predictions.group[scored])
     groups = group_accuracy(predicted, target, group, len(names))
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]

@@ -112,6 +112,7 @@ def collect_outputs(
         row = (target, group, probabilities, further[0] if further else logits[:, :0])
         columns.append([part.cpu() for part in gather(row)])
     target, group, probabilities, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    # From the order of the logits to the order of the classes
     probabilities = probabilities[:, positions.argsort()]
     confidence, predicted = probabilities.max(dim=1)
     return Outputs(predicted, target, group, confidence, probabilities, features)
@@ -131,5 +132,6 @@ def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
 
 
 def _predict(logits: Tensor, target: Tensor, group: Tensor) -> tuple[Tensor, ...]:
+    # In half precision the loss would have three digits
     loss = F.cross_entropy(logits.float(), target, reduction="none")
     return logits.argmax(1), target, group, loss

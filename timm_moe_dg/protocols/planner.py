@@ -140,6 +140,7 @@ def _combine(sweep: Sweep, held_out: Mapping[str, Sequence[tuple[int, ...] | Non
     axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
     for trial_seed, hparams_seed, dataset, model, algorithm in product(*axes):
         for domains in held_out[dataset.label]:
+            # The name has everything that differs between the plan's runs
             where = OFFICIAL if domains is None else "test" + "_".join(map(str, domains))
             labels = (dataset.label, model.label, algorithm.label, where)
             yield PlannedRun(

@@ -209,12 +209,14 @@ def _check(
 def _fits(value: object, kind: Kind) -> bool:
     if isinstance(kind, list):
         return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
+    # To Python, True and False are whole numbers
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _pop_scores(row: dict[str, float]) -> dict[str, Any]:
     """Takes the domains' scores out of a row; returns each kind that is there, ordered by domain."""
     names = {match[0]: match[1] for match in map(_SCORE.fullmatch, row) if match}
+    # By their number: a damaged name can have an index of any size
     domains = range(len(set(names.values())))
     kinds = ("in_acc", "out_acc", "out_loss") if "env0_out_loss" in names else ("in_acc", "out_acc")
     columns = {kind: [f"env{domain}_{kind}" for domain in domains] for kind in kinds}

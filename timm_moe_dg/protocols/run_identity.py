@@ -135,6 +135,7 @@ def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -
 def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, object]:
     """Returns the values of options that the benchmark alone decides if they are not given."""
     defaults: dict[str, object] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+    # SWAD has an evaluation frequency of its own
     if not str(planned["averaging"]).startswith("swad"):
         defaults["eval_freq"] = benchmark.checkpoint_freq
     if planned["hparams_seed"]:
@@ -151,6 +152,7 @@ def canonical_json(value: object) -> str:
     if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         value = dict(value)
     text = json.dumps(None if value in ({}, []) else value, default=str)
+    # Whole numbers become floats, so that 1 and 1.0 have the same text
     return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
 
 
@@ -164,6 +166,7 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     Raises:
         ArgumentError: An argument that affects results differs; the message gives both values.
     """
+    # JSON turns tuples into lists, as in a file
     before, now = (json.loads(json.dumps(canonical_names(arguments), default=str)) for arguments in (recorded, given))
     for name in sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS):
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))

@@ -60,6 +60,7 @@ def draw_hparams(
     for name, entry in {**ranges, **further}.items():
         draw = ranges[entry] if isinstance(entry, str) else entry
         drawn[name] = draw(np.random.RandomState(seed_hash(seed, aliases.get(name, name))))
+    # JSON cannot write numpy's numbers
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in drawn.items()}
 
 

@@ -105,6 +105,7 @@ def oracle(records: Sequence[Record]) -> Record:
     Raises:
         RecordError: There are no records.
     """
+    # Of several records of a run, the dictionary keeps the last
     last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
     return _best(list(last.values()), transfer_accuracy)
 
@@ -162,6 +163,7 @@ def _setting(record: Record) -> tuple[int, int]:
 
 def _best(records: Sequence[Record], value: Callable[[Record], float]) -> Record:
     _require(records)
+    # max returns the first of equals: the highest seed, then the earliest step
     by_seed = sorted(records, key=lambda record: -record.args["hparams_seed"])
     return max(by_seed, key=lambda record: -inf if isnan(value(record)) else value(record))
 
