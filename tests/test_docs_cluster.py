@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.checks import PAGE, page_lines, shown_command
-from timm_moe_dg.finetuning.processes import launch, peers
+from timm_moe_dg.finetuning import launch
+from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.sweeping import jobs
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,6 @@ def test_placeholders_are_replaced():
 
 def test_figures_are_those_of_the_code():
     text = " ".join(PAGE.read_text().split())
-    assert f"after {peers.SILENCE:.0f} seconds" in text
-    assert signal.SIGUSR2 in jobs._NOTICES
+    assert f"`--process-timeout` ({RunOptions().process_timeout:g} minutes" in text
+    assert signal.SIGUSR2 in jobs.NOTICES
     assert {"FSDP", "DEEPSPEED", "MEGATRON_LM"} <= set(launch._PLUGINS)

@@ -53,6 +53,10 @@ class DivergenceError(MoeDgError, ArithmeticError):
     """A training run whose loss or weights are no longer finite."""
 
 
+class ProcessLostError(MoeDgError, RuntimeError):
+    """Another process of a run ended, or did not answer in time."""
+
+
 class DataError(MoeDgError, ValueError):
     """A data folder that is empty, unknown, or inconsistent between domains."""
 

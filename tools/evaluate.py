@@ -52,8 +52,8 @@ from timm_moe_dg.data import (
 )
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.export.engine import add_engine_option, make_engine
+from timm_moe_dg.finetuning.launch import check_world_size
 from timm_moe_dg.finetuning.plan import domain_positions, make_splits
-from timm_moe_dg.finetuning.processes.launch import check_world_size
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
@@ -62,7 +62,6 @@ from timm_moe_dg.protocols.domain_roles import unseen_domains
 from timm_moe_dg.protocols.evaluation import collect_outputs
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
-from timm_moe_dg.storage.outcome import verify_model
 from timm_moe_dg.storage.run_folder import run_arguments
 
 HELD_OUT, ALL = "held-out", "all"
@@ -204,8 +203,6 @@ def evaluate(args: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     fill_in(args)
-    if args.verify:
-        verify_model(args.model)
     if args.output:
         check_projection(args.projection)
     if args.save_features and args.save_features.suffix != ".npz":

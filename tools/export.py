@@ -50,7 +50,6 @@ from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.features import WithFeatures
 from timm_moe_dg.networks.trained import label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
-from timm_moe_dg.storage.outcome import verify_model
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -94,8 +93,6 @@ def build_parser() -> argparse.ArgumentParser:
 def load(args: argparse.Namespace) -> Any:
     """Loads the model, or builds it with random weights."""
     if not args.untrained:
-        if args.verify:
-            verify_model(args.model)
         return load_trained(args.model, **model_keywords(args))
     torch.manual_seed(0)
     return build_network(args.model, None, img_size=args.img_size, model_kwargs=dict(args.model_kwargs)).eval()

@@ -36,8 +36,10 @@ the start; not under a schedule or an average, which end with a run, and of whic
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """
 
+import logging
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from datetime import timedelta
 
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
@@ -50,14 +52,14 @@ from timm_moe_dg.finetuning import (
     FineTuning,
     Interrupted,
     Interruption,
-    PeerWatch,
     RunLog,
     RunPlan,
     StepBar,
     build_model,
     describe,
-    find_beginning,
+    find_resume_point,
     join_processes,
+    lost_process_explained,
     make_plan,
     nan_if_not_finite,
     nothing_to_do,
@@ -65,12 +67,12 @@ from timm_moe_dg.finetuning import (
     parse_resumable,
     rehearse,
     run_parser,
-    set_up_logging,
     start,
 )
 from timm_moe_dg.protocols.options import RunOptions
 
-SHOWN_EVERY = 10  # steps; showing the loss waits for the device
+LOSS_FREQ = 10  # steps between losses in the progress bar; reading one waits for the device
+logger = logging.getLogger("timm_moe_dg.finetune")
 
 
 def build_parser() -> ArgumentParser:
@@ -79,9 +81,9 @@ def build_parser() -> ArgumentParser:
 
 
 def train(run: FineTuning, stop: Interruption) -> None:
-    """Takes the steps that are left. A checkpoint precedes each evaluation, so that neither is lost with the other."""
+    """Takes the remaining steps. A checkpoint precedes each evaluation, so that neither is lost with the other."""
     options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
-    first, checkpoints = run.beginning.first_step, run.plan.folder.checkpoints
+    first, checkpoints = run.resume_point.first_step, run.plan.folder.checkpoints
     check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
     steps = range(first, options.steps)
     bar = StepBar(steps, options.model, hidden=not accelerator.is_main_process)
@@ -89,7 +91,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
     if run.has_stalled():
         return
     for step, minibatches in zip(bar, run.batches, strict=False):
-        # What a step draws is a function of the step
+        # Random numbers of a step depend on the step alone, so that a resumed run draws the same
         set_seed(seed_hash(options.seed, step, accelerator.process_index))
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
         losses = model.algorithm.update(run.context(step), minibatches)
@@ -99,42 +101,40 @@ def train(run: FineTuning, stop: Interruption) -> None:
             model.averaging.update(model.network, step)
         meter.add(losses)
 
-        shown, evaluated, stopping = step % SHOWN_EVERY == 0, run.is_evaluated(step), stop.should_stop()
-        if shown or accelerator.device.type == "cpu":
+        shows_loss, evaluates, stopping = step % LOSS_FREQ == 0, run.is_evaluated(step), stop.should_stop()
+        if shows_loss or accelerator.device.type == "cpu":
             check(step, meter.total(), checkpoints.describe())
-        if shown:
+        if shows_loss:
             bar.show(step, losses["loss"].item(), meter.rate())
-        if evaluated or stopping or run.is_saved(step):
+        if evaluates or stopping or run.is_saved(step):
             total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
             check(step, total, checkpoints.describe())
             run.save_checkpoint(step)
         if stopping:
             raise Interrupted
-        if evaluated:
+        if evaluates:
             run.evaluate(step, stop)
             if run.has_stalled():
-                said = f"ending after step {step}: {options.early_stop} evaluations without a better validation"
-                accelerator.print(said)
+                logger.info(f"ending after step {step}: {options.early_stop} evaluations without a better validation")
                 break
 
 
 def finish(run: FineTuning, stop: Interruption) -> None:
-    """Evaluates the average that stands for the run, if there is one, and says what the run found."""
+    """Evaluates the average of weights that stands for the run, if there is one, and marks the run as finished."""
     run.evaluate_average(stop)
     if run.accelerator.is_main_process:
         folder = run.plan.folder
-        folder.check()
         draw_learning_curves(folder.records, run.plan.names, folder.path)
         run.close()
 
 
 def finetune(options: RunOptions, log: RunLog) -> None:
-    """Runs the whole of it: checks and data, then, as the only one that writes to the folder, the run itself."""
+    """Reads and checks the data, locks the run folder, and runs."""
     plan = make_plan(options)
     accelerator = join_processes(plan.options)
     try:
-        with PeerWatch(accelerator.num_processes), owning(plan, accelerator) as own_plan:
-            accelerator.print(describe(own_plan))
+        with lost_process_explained(plan.options, accelerator), owning(plan, accelerator) as own_plan:
+            logger.info(describe(own_plan))
             if options.dry_run:
                 try_out(own_plan, accelerator)
             else:
@@ -144,27 +144,27 @@ def finetune(options: RunOptions, log: RunLog) -> None:
 
 
 def try_out(plan: RunPlan, accelerator: Accelerator) -> None:
-    """Does all that a run does before its first step, and writes nothing."""
-    find_beginning(plan, accelerator)
+    """Does everything that a run does before its first step, and writes nothing."""
+    find_resume_point(plan, accelerator)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
     rehearse(plan, model.data_config, model.with_metadata)
-    accelerator.print("the data can be read and the model built; dry run: nothing was trained")
+    logger.info("the data can be read and the model built; dry run: nothing was trained")
 
 
 def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
-    """Builds the model, and takes the run from where it stands to its end, or to where it is asked to stop."""
-    beginning = find_beginning(plan, accelerator)
+    """Builds the model, and trains from the start or the newest checkpoint to the end, or until a signal comes."""
+    resume_point = find_resume_point(plan, accelerator)
     log.keep_in(plan.folder)
     set_seed(plan.options.seed)
-    run = start(plan, accelerator, build_model(plan, accelerator), beginning)
-    stop = Interruption(accelerator.num_processes)
+    run = start(plan, accelerator, build_model(plan, accelerator), resume_point)
+    stop = Interruption(accelerator.num_processes, timedelta(minutes=plan.options.process_timeout))
     try:
         with stop:
             train(run, stop)
             finish(run, stop)
     except Interrupted:
-        accelerator.print(run.interrupted())
+        logger.info(run.interrupted())
         raise SystemExit(stop.exit_code) from None
 
 
@@ -175,7 +175,6 @@ def main(argv: Sequence[str]) -> None:
     if line := nothing_to_do(options):
         print(line)
         return
-    set_up_logging()
     with RunLog(argv) as log:
         finetune(options, log)
 

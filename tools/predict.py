@@ -42,9 +42,7 @@ from timm_moe_dg.export.engine import Engine, add_engine_option, make_engine
 from timm_moe_dg.layers import LocationIdEmbedding
 from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
-from timm_moe_dg.storage.atomic import all_or_nothing
-from timm_moe_dg.storage.csv_text import write_rows
-from timm_moe_dg.storage.outcome import verify_model
+from timm_moe_dg.storage.atomic import all_or_nothing, write_rows
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -119,8 +117,6 @@ def write(rows: Sequence[Sequence[Any]], args: argparse.Namespace, file: Any) ->
 
 def predict(args: argparse.Namespace) -> list[list[Any]]:
     """Returns the rows of the table."""
-    if args.verify:
-        verify_model(args.model)
     paths = find_images(args.images)
     network = load_trained(args.model, **model_keywords(args)).to(args.device)
     if args.top_k > network.num_classes:

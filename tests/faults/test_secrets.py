@@ -32,7 +32,7 @@ ROWS = [
     ("report", ["runs/a"], None),
     ("push_to_hub", ["runs/a", "--repo-id", "owner/name", "--dry-run", "--output", "card"], None),
 ]
-WRITTEN = {"args.yaml", "results.jsonl", "log.txt", "README.md", "report.html", "answers.csv", "state.json"}
+WRITTEN = {"args.yaml", "results.jsonl", "log.txt", "README.md", "report.html", "answers.csv"}
 
 
 def test_no_secret_is_in_anything_that_is_written_or_printed(data, tmp_path, monkeypatch, capfd, caplog):

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.finetuning import progress
-from timm_moe_dg.finetuning.progress import StepMeter, Trackers, domain_table
+from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers
 
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
 
@@ -42,26 +43,29 @@ def test_table_has_a_row_for_each_domain_and_marks_the_test_domain():
 
 
 def logged(folder):
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    events = EventAccumulator(str(folder / "tensorboard" / "timm_moe_dg")).Reload()
     return [(event.step, event.value) for event in events.Scalars("validation_acc")]
 
 
-def test_a_resumed_run_goes_on_where_it_went_on(tmp_path):
-    first = Trackers(["tensorboard"], tmp_path, ARGS)
-    assert list(tmp_path.iterdir()) == []
-    for step in (0, 4, 8):
-        first.log({"validation_acc": step / 16}, step)
-    first.finish()
-    second = Trackers(["tensorboard"], tmp_path, ARGS, first_step=5)
-    second.log({"validation_acc": 0.75}, 8)
-    second.finish()
+def track(folder, steps, first_step):
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=folder)
+    start_trackers(accelerator, folder, ARGS, first_step)
+    for step, value in steps.items():
+        accelerator.log({"validation_acc": value}, step=step)
+    accelerator.end_training()
+
+
+def test_trackers_of_a_resumed_run_replace_the_entries_from_its_first_step_on(tmp_path):
+    track(tmp_path, {0: 0.0, 4: 0.25, 8: 0.5}, 0)
+    track(tmp_path, {8: 0.75}, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
     assert logged(tmp_path) == [(0, 0.0), (4, 0.25), (8, 0.75)]
 
 
-def test_a_missing_package_is_named_before_anything_starts(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(progress, "find_spec", lambda name: None if name == "wandb" else util.find_spec(name))
     with pytest.raises(MissingDependencyError, match=r"--log-wandb needs wandb.*timm_moe_dg\[tracking\]"):
-        Trackers(["tensorboard", "wandb"], tmp_path, ARGS)
+        progress.check_trackers(["tensorboard", "wandb"])
 
 
 def test_a_pipe_gets_a_line_a_minute_and_one_at_the_end(monkeypatch, capsys):

@@ -42,12 +42,7 @@ def test_auto_with_a_name_and_a_folder(tmp_path):
         run_to_resume(str(tmp_path / "fresh"), tmp_path, None)
 
 
-def test_auto_goes_by_the_order_of_starts_and_not_by_the_clock(tmp_path):
-    for name, age in (("first", 10), ("last", 1000)):  # the clock was set back in between
-        begun(tmp_path, name, age)
-        with owned(tmp_path / name):
-            pass
-    begun(tmp_path, "of an earlier release", 0)
-    assert run_to_resume("auto", tmp_path, None) == tmp_path / "last"
-    with owned(tmp_path / "last"):  # which somebody is at
-        assert run_to_resume("auto", tmp_path, None) == tmp_path / "first"
+def test_auto_leaves_out_a_run_that_a_process_is_at(tmp_path):
+    older = begun(tmp_path, "older", 50)
+    with owned(begun(tmp_path, "newer", 20)):
+        assert run_to_resume("auto", tmp_path, None) == older

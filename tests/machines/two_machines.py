@@ -92,7 +92,7 @@ def killed_and_resumed(output: Path, rank: int, checks: Checks) -> None:
     """Kills one machine in the middle, looks at the other, and goes on with both."""
     run = output / "two"
     machines = two(output)
-    checks.say(wait_until(lambda: len(list(run.glob("checkpoints/step-*"))) > 1), f"machine {rank}: both train")
+    checks.say(wait_until(lambda: len(list(run.glob("checkpoints/*.pt"))) > 1), f"machine {rank}: both train")
     other = machines[1 - rank]
     start = time.monotonic()
     machines[rank].kill()
@@ -101,7 +101,7 @@ def killed_and_resumed(output: Path, rank: int, checks: Checks) -> None:
     checks.say(status not in (None, 0) and not (run / "done").exists(), ended)
     machines[rank].status(WITHIN)
     checks.say(
-        len(other.lines()) == 1 and "num_processes=2: another one" in other.lines()[0], f"it said: {other.lines()}"
+        len(other.lines()) == 1 and "num_processes=2: another process" in other.lines()[0], f"it said: {other.lines()}"
     )
     checks.say(whole(output), "the same two commands go on to the end")
 

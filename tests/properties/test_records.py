@@ -14,7 +14,6 @@ from timm_moe_dg.protocols.records import Record, read_records
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 from timm_moe_dg.storage.atomic import append_line
-from timm_moe_dg.storage.summary_table import SUMMARY, is_summarized, summary_table
 
 pytestmark = pytest.mark.slow  # up to two seconds each
 
@@ -80,16 +79,6 @@ def test_a_record_that_is_cut_off_anywhere_is_refused(record, share):
     line = record.to_json()
     with pytest.raises(RecordError):
         Record.from_json(line[: int(share * len(line))])
-
-
-@given(st.lists(records(), min_size=1, max_size=3))
-def test_the_summary_has_the_numbers_of_every_record(tmp_path, written):
-    rows = [make_record(**{**vars(record), "losses": written[0].losses, "out_loss": ()}) for record in written]
-    rows = [row for row in rows if len(row.in_acc) == len(rows[0].in_acc)]
-    (tmp_path / SUMMARY).write_text(summary_table(rows))
-    assert all(is_summarized(tmp_path / SUMMARY, row) for row in rows)
-    other = make_record(**{**vars(rows[0]), "step": 1 + max(row.step for row in rows)})
-    assert not is_summarized(tmp_path / SUMMARY, other)
 
 
 LINE = invented_records([1])[0].to_json()

@@ -1,4 +1,4 @@
-"""Kills a run at each of its file-system events, goes on with it, and compares the folder with that of one left alone.
+"""Kills a run at each of its file-system events, resumes it, and compares the folder with that of an undisturbed run.
 
 python -m tests.storage.crash_points             # all of them
 python -m tests.storage.crash_points --every 10
@@ -18,28 +18,30 @@ from typing import Any
 from tests.storage.toy_runs import content, run
 
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree")
+# A run that is killed from its start; one whose checkpoint stays; one that is killed while it goes on from step 5
+PLANS: dict[str, dict[str, Any]] = {"plain": {}, "extendable": {"can_go_on": True}, "resumed": {"resume": True}}
 
 
-def differences(folder: Path, every: int, *, can_go_on: bool = False, damaged: bool = False) -> tuple[int, list[int]]:
+def differences(folder: Path, every: int, *, can_go_on: bool = False, resume: bool = False) -> tuple[int, list[int]]:
     """Kills a run before every so manieth event.
 
     Args:
         folder: For the runs.
         every: 1 for all events.
         can_go_on: Whether the finished run keeps a checkpoint.
-        damaged: Kill it while it goes on, after results.jsonl and best/ were damaged, instead of from its start.
+        resume: Kill it while it goes on from step 5, instead of from its start.
 
     Returns:
-        How many times it was killed, and the events after which the folder was another.
+        How many times it was killed, and the events after which the folder differs.
     """
     run(folder / "whole" / "a", can_go_on=can_go_on)
     expected = _lasting(folder / "whole" / "a", can_go_on)
-    events = _in_a_child(_begun(folder / "counted" / "a", damaged), None, resume=damaged, can_go_on=can_go_on)
+    events = _in_a_child(_started(folder / "counted" / "a", resume), None, resume=resume, can_go_on=can_go_on)
     points = range(1, events + 1, every)
     differing = []
     for number in points:
-        path = _begun(folder / str(number) / "a", damaged)
-        _in_a_child(path, number, resume=damaged, can_go_on=can_go_on)
+        path = _started(folder / str(number) / "a", resume)
+        _in_a_child(path, number, resume=resume, can_go_on=can_go_on)
         if not (path / "done").exists():
             run(path, resume=True, can_go_on=can_go_on)
         if _lasting(path, can_go_on) != expected:
@@ -47,16 +49,14 @@ def differences(folder: Path, every: int, *, can_go_on: bool = False, damaged: b
     return len(points), differing
 
 
-def _begun(path: Path, damaged: bool) -> Path:
-    if damaged:
+def _started(path: Path, resume: bool) -> Path:
+    if resume:
         run(path, upto=6)
-        (path / "results.jsonl").write_text("")
-        (path / "best" / "model.safetensors").write_text("x")
     return path
 
 
 def _lasting(path: Path, can_go_on: bool) -> dict[str, bytes]:
-    """What has to be the same; checkpoints that a kill after `done` leaves are removed when the run is asked for."""
+    """The files that have to be the same. Checkpoints that a kill after `done` leaves go at the next start."""
     return {name: text for name, text in content(path).items() if can_go_on or not name.startswith("checkpoints/")}
 
 
@@ -84,16 +84,16 @@ def _run_until(path: Path, number: int | None, count: Any, options: Any) -> None
 
 
 def main(argv: Iterable[str] | None = None) -> None:
-    """Runs all of it and says how many differed."""
+    """Runs all of it and prints how many differed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args(argv if argv is None else list(argv))
-    logging.disable(logging.WARNING)  # each run says what it has lost
+    logging.disable(logging.WARNING)  # each run reports its damaged files
     os.fsync = lambda _: None  # type: ignore[assignment] # a killed process has written what it has
-    for options in ({}, {"can_go_on": True}, {"damaged": True}):
+    for name, options in PLANS.items():
         with tempfile.TemporaryDirectory() as folder:
             kills, differing = differences(Path(folder), args.every, **options)
-        sys.stdout.write(f"{options or 'plain'}: {kills} kills, {len(differing)} differences {differing or ''}\n")
+        sys.stdout.write(f"{name}: {kills} kills, {len(differing)} differences {differing or ''}\n")
         sys.stdout.flush()
 
 

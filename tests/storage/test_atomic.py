@@ -1,6 +1,8 @@
-"""Files and folders are complete or as they were, also when the system refuses to write."""
+"""Files and folders are complete or unchanged, also when the system refuses to write; CSV and JSON text."""
 
 import contextlib
+import csv
+import json
 import os
 import resource
 import signal
@@ -10,7 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from timm_moe_dg.errors import ArgumentError, StorageError
-from timm_moe_dg.storage.atomic import all_or_nothing, append_line, recovered, replaced, write_text
+from timm_moe_dg.storage.atomic import (
+    all_or_nothing,
+    append_line,
+    json_text,
+    recovered,
+    replaced,
+    write_csv,
+    write_text,
+)
 
 
 @contextlib.contextmanager
@@ -130,3 +140,25 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, mask, mode):
         os.umask(before)
     for path in (tmp_path / "best" / "model.safetensors", tmp_path / "out" / "a"):
         assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (["=1+1", "+x", "-x", "@sum", "\tcat"], ["'=1+1", "'+x", "'-x", "'@sum", "'\tcat"]),  # formulas
+        (["\rcat", "a\r\nb"], ["'\ncat", "a\n\nb"]),  # a carriage return ends no row
+        (["cat", "a=1", "'", -1, 2.5, 0, "é", " "], ["cat", "a=1", "'", "-1", "2.5", "0", "é", " "]),
+        (["a,b", 'say "x"', "two\nlines"], ["a,b", 'say "x"', "two\nlines"]),
+    ],
+)
+def test_csv_escapes_formulas_and_leaves_the_rest(tmp_path, row, expected):
+    write_csv(tmp_path / "a.csv", [row])
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [expected]
+
+
+def test_json_has_null_for_nan_at_any_depth():
+    value = {"a": float("nan"), "b": [1.5, (float("nan"), 2)], "c": {"d": [[float("nan")]]}, "e": "nan", "f": True}
+    read = json.loads(json_text(value), parse_constant=lambda name: 1 / 0)
+    assert read == {"a": None, "b": [1.5, [None, 2]], "c": {"d": [[None]]}, "e": "nan", "f": True}
+    assert json_text({"a": 1}, indent=2) == '{\n  "a": 1\n}\n'

@@ -2,15 +2,19 @@
 
 import contextlib
 import csv
+import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from tests.invented import ARGS, make_record
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols import read_records
+from tests.storage.toy_runs import STEPS, content, run
+from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
+from timm_moe_dg.protocols import Record, read_records
 from timm_moe_dg.storage import RunFolder
-from timm_moe_dg.storage.run_folder import replaced
+from timm_moe_dg.storage.atomic import replaced
+from timm_moe_dg.storage.run_folder import summary_table
 
 SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
 
@@ -44,6 +48,7 @@ def test_files_of_a_run(tmp_path):
         folder.add(record, saving(f"step {record.step}"))
     assert not (folder.path / "done").exists()
     folder.finish()
+    assert (folder.path / "done").read_text() == "done\n"
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "args.yaml",
         "best",
@@ -67,8 +72,8 @@ def test_networks_of_every_rule_where_there_is_validation_under_shift(tmp_path):
     for step, (worst, f1) in worst_and_f1.items():
         roles = {"ood_val": {"worst_accuracy": worst, "f1_macro": f1}}
         folder.add(make_record(step=step, out_acc=(step / 600, 0.0, 0.5), roles=roles), saving(f"step {step}"))
-    kept = {path.name: (path / "model").read_text() for path in folder.path.iterdir() if path.is_dir()}
-    assert kept == {
+    networks = {path.name: (path / "model").read_text() for path in folder.path.iterdir() if path.is_dir()}
+    assert networks == {
         "best": "step 600",
         "best_oracle": "step 600",
         "best_ood_worst_group": "step 0",
@@ -127,3 +132,91 @@ def test_folder_of_another_run_is_refused(tmp_path, name, state):
     (tmp_path / "a" / name).write_text("")
     with pytest.raises(ArgumentError, match=rf"output='.*a': holds {state}; give another --output or --experiment"):
         RunFolder(tmp_path / "a", ARGS)
+
+
+def test_a_folder_that_is_filled_while_the_run_starts_is_not_replaced(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").write_text("years of work")
+    with pytest.raises(StorageError, match=r"was filled by something else while the run was starting"):
+        folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
+    assert (tmp_path / "a" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_run_whose_folder_vanishes_is_not_finished(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(StorageError, match=r"done.*cannot be written"):
+        folder.finish()
+
+
+def test_columns_of_the_summary_keep_their_order_when_records_are_read_back():
+    records = [replace(make_record(step=step), losses={"task": 1.5, "loss": 2.0, "aux": 0.5}) for step in (0, 3)]
+    again = [Record.from_json(record.to_json()) for record in records]
+    assert summary_table(again) == summary_table(records)
+
+
+@pytest.fixture
+def expected(tmp_path):
+    """The files of a run that was left alone."""
+    run(tmp_path / "whole")
+    return content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("upto", [5, 6], ids=["just after an evaluation", "between evaluations"])
+@pytest.mark.parametrize("rest", ["", '{"step": 6, "epo', "\xff\xfe"])
+def test_a_resumed_run_drops_a_last_line_that_was_cut(tmp_path, expected, upto, rest):
+    run(tmp_path / "a", upto=upto)
+    with (tmp_path / "a" / "results.jsonl").open("ab") as file:
+        file.write(rest.encode("latin1"))
+    run(tmp_path / "a", resume=True)
+    assert content(tmp_path / "a") == expected
+
+
+def test_an_evaluation_of_the_checkpoint_s_own_step_is_repeated_if_its_line_was_cut(tmp_path, expected):
+    run(tmp_path / "a", upto=5)
+    path = tmp_path / "a" / "results.jsonl"
+    path.write_text(path.read_text()[:-9])
+    run(tmp_path / "a", resume=True)
+    assert content(tmp_path / "a") == expected
+
+
+def test_evaluations_after_an_older_checkpoint_are_dropped_and_repeated(tmp_path, expected):
+    run(tmp_path / "a", upto=5)
+    (tmp_path / "a" / "checkpoints" / "step-000004.pt").write_bytes(b"damaged")
+    run(tmp_path / "a", resume=True)
+    assert content(tmp_path / "a") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "cannot be read .*No such file.*; restore the file, or start another run with --experiment"),
+        (b"\xff\n", "cannot be read .*utf-8"),
+        (b'{"step": 0\n', "cannot be read .*is not JSON"),
+        (b"", "holds no evaluation up to step 5; start another run with --experiment"),
+    ],
+)
+def test_results_that_are_damaged_are_refused_and_left_alone(tmp_path, text, complaint):
+    run(tmp_path / "a", upto=6)
+    path = tmp_path / "a" / "results.jsonl"
+    path.unlink() if text is None else path.write_bytes(text)
+    before = content(tmp_path / "a")
+    with pytest.raises(RecordError, match=f"results.jsonl: {complaint}"):
+        run(tmp_path / "a", resume=True)
+    assert content(tmp_path / "a") == before
+
+
+def test_a_finished_run_takes_more_steps_and_no_others(tmp_path):
+    run(tmp_path / "a", can_go_on=True)
+    args = {**ARGS, "steps": STEPS}
+    with pytest.raises(ArgumentError, match="holds a finished run"):
+        RunFolder(tmp_path / "a", args, resume=True)
+    folder = RunFolder(tmp_path / "a", {**args, "steps": 20}, resume=True)
+    assert (tmp_path / "a" / "done").exists()
+    folder.read_back(6)
+    folder.cut_back()
+    assert not (tmp_path / "a" / "done").exists()
+    assert {record.args["steps"] for record in read_records(tmp_path / "a" / "results.jsonl")} == {20}
+    assert yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())["steps"] == 20

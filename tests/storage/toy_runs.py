@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import tensor
 
 from tests.invented import ARGS, make_record
 from timm_moe_dg.storage import RunFolder
+from timm_moe_dg.storage.checkpoint import RunState
 from timm_moe_dg.storage.ownership import owned
 
 STEPS, EVERY = 7, 2
@@ -16,7 +16,7 @@ ROLES = {0: (0.4, 0.1), 2: (0.2, 0.3), 4: (0.3, 0.2), 6: (0.1, 0.1)}  # worst gr
 
 
 def network(step: int) -> Callable[[Path], None]:
-    """What writes the network of a step."""
+    """A function that writes the network of a step."""
 
     def save(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -36,36 +36,30 @@ def evaluate(folder: RunFolder, step: int) -> None:
 
 
 def run(path: Path, *, resume: bool = False, can_go_on: bool = False, upto: int = STEPS) -> RunFolder:
-    """Takes steps up to one, as the tool does; to the end it is finished."""
+    """Takes steps up to one, like the tool. A run that reaches the last step is finished."""
     with owned(path):
         folder = RunFolder(path, {**ARGS, "steps": STEPS}, resume=resume)
-        checkpoint: Any = folder.newest_checkpoint() if resume else None
-        last = -1
-        if checkpoint is not None:
-            last = go_on(folder, checkpoint)
+        checkpoint = folder.newest_checkpoint() if resume else None
+        last = -1 if checkpoint is None else restore(folder, checkpoint)
         for step in range(last + 1, upto):
-            evaluated = step % EVERY == 0
             if folder.records:
-                folder.save_checkpoint({"step": step, "identity": {}, "shared": {}, "own": []})
-            if evaluated:
+                state = {"network": {"weight": tensor([float(step)])}}
+                folder.save_checkpoint({"step": step, "identity": {}, "shared": state, "own": []})
+            if step % EVERY == 0:
                 evaluate(folder, step)
         if upto == STEPS:
-            folder.check()
             folder.finish(can_go_on=can_go_on)
     return folder
 
 
-def go_on(folder: RunFolder, checkpoint: Any) -> int:
-    """Puts a folder back to a checkpoint, and does what is left of its step."""
-    folder.read_back(checkpoint)
+def restore(folder: RunFolder, checkpoint: RunState) -> int:
+    """Returns a folder to a checkpoint, completes the checkpoint's step, and returns that step."""
+    step = checkpoint["step"]
+    folder.read_back(step)
     folder.cut_back()
-    for name, step in folder.lost_networks().items():
-        if folder.checkpoints.at(step) is not None:
-            folder.put(name, network(step))
-    last = int(checkpoint["step"])
-    if last % EVERY == 0 and last not in [record.step for record in folder.records]:
-        evaluate(folder, last)
-    return last
+    if step % EVERY == 0 and step not in [record.step for record in folder.records]:
+        evaluate(folder, step)
+    return step
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import pytest
 
 from tests.sweeping.waiting_jobs import begun, make_job, wait_for
-from timm_moe_dg.storage.ownership import owned, try_lock
+from timm_moe_dg.storage.ownership import owned
 from timm_moe_dg.sweeping.jobs import Attempt, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import Submission
 
@@ -38,6 +38,15 @@ def test_a_folder_without_a_log_is_incomplete(tmp_path):
     job = make_job(tmp_path)
     job.folder.mkdir()
     assert job.state() == "incomplete"
+
+
+def test_a_job_that_another_sweep_starts_is_left_alone(tmp_path):
+    job = make_job(tmp_path)
+    with owned(job.log):
+        assert job.state() == "running"
+        assert Attempt.start(job) is None
+    assert Submission(job)() == 0
+    assert [path.name for path in job.log.parent.iterdir()] == ["a.log"]
 
 
 def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_path):
@@ -143,31 +152,12 @@ def test_running_jobs_are_shown_now_and_then(tmp_path):
     assert {"a", "b"} in seen
 
 
-def look_at(job, stop):
-    while not stop.is_set():
-        job.state()
-
-
-def test_whoever_asks_for_the_state_keeps_no_job_from_starting(tmp_path):
-    context = get_context("fork")
-    stop, job = context.Event(), make_job(tmp_path)
-    job.log.parent.mkdir()
-    job.log.write_text("")
-    looking = context.Process(target=look_at, args=(job, stop))
-    looking.start()
-    for _ in range(200):
-        with job.log.open("a") as log:
-            assert try_lock(log.fileno())
-    stop.set()
-    looking.join()
-
-
 def test_a_run_that_was_started_by_hand_is_running_and_left_alone(tmp_path):
     job = make_job(tmp_path)
     with owned(job.folder):
         assert job.state() == "running"
         assert Attempt.start(job) is None
-    assert job.state() == "incomplete"
+    assert job.state() == "missing"
 
 
 def test_what_another_has_finished_meanwhile_is_not_started_again(tmp_path):
@@ -175,7 +165,7 @@ def test_what_another_has_finished_meanwhile_is_not_started_again(tmp_path):
     job.folder.mkdir()
     (job.folder / "done").write_text("done")
     assert list(run_jobs([job], [{}])) == [(job, None, 0.0)]
-    assert job.log.read_text() == ""
+    assert not job.log.exists()
 
 
 def test_a_log_that_is_no_text_is_no_trouble(tmp_path):

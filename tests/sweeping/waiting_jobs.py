@@ -7,10 +7,12 @@ from pathlib import Path
 
 from timm_moe_dg.sweeping.jobs import Job
 
-# writes the seconds at which it began and ended; saves and leaves when it is asked to
+# Owns its folder, as a run does, and writes the seconds at which it began and ended. On SIGTERM it saves and exits.
 SCRIPT = """
-import pathlib, signal, sys, time
+import filelock, pathlib, signal, sys, time
 folder, seconds, status = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+lock = filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+lock.acquire()
 signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
 folder.mkdir(parents=True, exist_ok=True)
 begun = time.time()

@@ -24,7 +24,7 @@ from tests.load_tool import load_tool
 from timm_moe_dg.finetuning import (
     Interruption,
     build_model,
-    find_beginning,
+    find_resume_point,
     join_processes,
     make_plan,
     parse_resumable,
@@ -68,17 +68,17 @@ def main() -> None:
         words += ["--workers", options.workers, "--output", folder]
         plan = make_plan(parse_resumable(tool.build_parser(), [*RUN, *words]))
         accelerator = join_processes(plan.options)
-        beginning = find_beginning(plan, accelerator)
-        run = start(plan, accelerator, build_model(plan, accelerator), beginning)
-        later = replace(beginning, first_step=2)
+        resume_point = find_resume_point(plan, accelerator)
+        run = start(plan, accelerator, build_model(plan, accelerator), resume_point)
+        later = replace(resume_point, first_step=2)
         ready = list(islice(run.batches, options.steps))
         endless = iter(run.batches)
         with Interruption() as stop:
             loops = {
                 "bare": lambda: bare(run, ready),
-                "tool": lambda: tool.train(replace(run, batches=ready, beginning=later), stop),
+                "tool": lambda: tool.train(replace(run, batches=ready, resume_point=later), stop),
                 "tool and loader": lambda: tool.train(
-                    replace(run, batches=islice(endless, options.steps), beginning=later), stop
+                    replace(run, batches=islice(endless, options.steps), resume_point=later), stop
                 ),
             }
             for loop in loops.values():
@@ -87,9 +87,9 @@ def main() -> None:
                 {name: seconds(loop, options.steps) for name, loop in loops.items()} for _ in range(options.rounds)
             ]
     for name in loops:
-        own = median(times[name] for times in rounds)
+        per_step = median(times[name] for times in rounds)
         ratio = median(times[name] / times["bare"] for times in rounds)
-        sys.stdout.write(f"{name}: {own:.3f} s per step, {ratio:.3f} of bare (median of {len(rounds)} rounds)\n")
+        sys.stdout.write(f"{name}: {per_step:.3f} s per step, {ratio:.3f} of bare (median of {len(rounds)} rounds)\n")
 
 
 if __name__ == "__main__":

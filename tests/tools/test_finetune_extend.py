@@ -32,7 +32,7 @@ def runs(tmp_path_factory):
     tool.main([*common, "whole", "--steps", "8"])
     tool.main([*common, "extended", "--steps", "5"])
     assert (output / "extended" / "done").exists()
-    assert [path.name for path in (output / "extended" / "checkpoints").iterdir()] == ["step-000004"]
+    assert [path.name for path in (output / "extended" / "checkpoints").glob("*.pt")] == ["step-000004.pt"]
     tool.main(["--resume", str(output / "extended"), "--steps", "8"])
     return output
 

@@ -1,6 +1,5 @@
-"""Two runs of one name, folders that vanish, files that are cut, flipped or lost: one line, never a wrong `done`."""
+"""Two runs of one name, folders that vanish, damaged files, weights that overflow: one line, never a wrong `done`."""
 
-import json
 import os
 import re
 import shutil
@@ -66,66 +65,18 @@ def test_a_run_that_another_is_at_is_refused_and_left_as_it_is(run, tool, resume
         assert files(run.parent) == before
 
 
-@pytest.mark.parametrize(
-    ("lose", "said"),
-    [
-        (shutil.rmtree, "was removed while the run was writing to it; start the run again"),
-        (lambda run: shutil.rmtree(run / "best"), "best/.* was removed by something else"),
-        (lambda run: (run / "results.jsonl").unlink(), "results.jsonl was removed by something else"),
-        (lambda run: (run / "results.jsonl").write_text("{}\n"), "results.jsonl was changed by something else"),
-        (lambda run: (run / "best" / "model.safetensors").write_text(""), "best/model.safetensors was changed by"),
-    ],
-    ids=["folder", "best", "results", "results changed", "weights changed"],
-)
-def test_what_vanishes_or_changes_under_a_run_ends_it_in_one_line(tool, tmp_path, lose, said):
-    during_step(tool, 3, lambda: lose(tmp_path / "a"))
+def test_a_folder_that_vanishes_under_a_run_ends_it_in_one_line(tool, tmp_path):
+    during_step(tool, 3, lambda: shutil.rmtree(tmp_path / "a"))
     line = refused(tool, *TRAIN, "--output", tmp_path, "--experiment", "a")
-    assert re.search(rf"StorageError: output='.*a': {said}", line)
-    assert not (tmp_path / "a" / "done").exists()
-
-
-@pytest.mark.parametrize("kept", [0, 1], ids=["all evaluations lost", "all but the last lost"])
-def test_what_a_finished_run_has_lost_is_made_again(finished, run, tool, caplog, kept):
-    selected = json.loads((run / "done").read_text())["files"]
-    (run / "best_oracle" / "model.safetensors").write_bytes(b"0")
-    lines = (run / "results.jsonl").read_text().splitlines(keepends=True)
-    (run / "results.jsonl").write_text("".join(lines[len(lines) - kept :]))
-    tool.main(["--resume", str(run)])
-    assert "is finished, but" in caplog.text
-    made = "best_oracle: was lost or changed; made again from the checkpoint of step 4"
-    assert (made in caplog.text) == bool(kept)  # otherwise the evaluation that is repeated replaces it
-    assert "evaluations of steps 0, 2 were lost or changed" in caplog.text
-    for name in ("best", "best_oracle"):
-        path = f"{name}/model.safetensors"
-        assert (run / path).read_bytes() == (finished / path).read_bytes()
-        assert json.loads((run / "done").read_text())["files"][path] == selected[path]
-    rows = [
-        [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()] for path in (run, finished)
-    ]
-    assert [row["step"] for row in rows[0]] == [0, 2, 4]
-    assert all(one["env1_out_loss"] == other["env1_out_loss"] for one, other in zip(*rows, strict=True))
-
-
-def test_what_cannot_be_made_again_is_said_and_no_folder_announced_that_is_not_there(run, tool, caplog, capsys):
-    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
-    table = json.loads((run / "checkpoints" / "step-000004" / "state.json").read_text())
-    assert [entry[0] for entry in table["state"]["dict"]].count("records") == 1
-    before = files(run)
-    shutil.rmtree(run / "checkpoints")
-    shutil.rmtree(run / "best")
-    line = refused(tool, "--resume", run)
-    assert "is finished, but best/" in line
-    assert "nothing is left to make it again from" in line
-    assert len(rows) == 3
-    assert {path: text for path, text in files(run).items() if path in before} == files(run)
-    tool.main(["--resume", str(run), "--no-verify"])
-    assert "is finished: nothing to do" in capsys.readouterr().out
+    assert re.search(r"StorageError: output='.*a/checkpoints/.*': cannot be written .*No such file", line)
+    assert not (tmp_path / "a").exists()
 
 
 def test_checkpoints_that_a_kill_after_done_has_left_are_removed(tool, tmp_path, capsys):
     words = [*TRAIN, "--sched", "cosine", "--output", str(tmp_path), "--experiment", "a", "--resume", "auto"]
     tool.main(words)
-    (tmp_path / "a" / "checkpoints" / "step-000004").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoints").mkdir()
+    (tmp_path / "a" / "checkpoints" / "step-000004.pt").touch()
     tool.main(words)
     assert "is finished: nothing to do" in capsys.readouterr().out
     assert not (tmp_path / "a" / "checkpoints").exists()
@@ -149,7 +100,7 @@ def test_a_damaged_args_yaml_is_named_by_file_and_field(run, content, said, user
     (run / "args.yaml").write_bytes(content)
     words = {
         "finetune": ["--resume", run],
-        "evaluate": ["--model", f"local-dir:{run / 'best'}", "--no-verify"],
+        "evaluate": ["--model", f"local-dir:{run / 'best'}"],
         "sweep": ["--status", "--output", run.parent, "--trial-seeds", "0", "--domains", "0"],
     }
     if user == "sweep":
@@ -167,21 +118,6 @@ def planned_name(output):
     return planned.name
 
 
-def test_flipped_bytes_of_best_are_refused_by_whoever_uses_it(run, tmp_path):
-    weights = run / "best" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-5] ^= 64
-    weights.write_bytes(data)
-    source = ["--model", f"local-dir:{run / 'best'}"]
-    said = r"is damaged (model.safetensors is not what was written)"
-    assert said in refused(load_tool("evaluate"), *source)
-    assert said in refused(load_tool("predict"), *source, tmp_path)
-    assert said in refused(load_tool("export"), *source)
-    repository = ["--repo-id", "owner/name", "--dry-run", "--output", tmp_path]
-    assert "best/model.safetensors is not what was written" in refused(load_tool("push_to_hub"), run, *repository)
-    load_tool("evaluate").main([*source, "--no-verify", "--workers", "0"])
-
-
 def test_weights_that_are_finite_but_too_large_are_not_kept(tool, tmp_path, monkeypatch):
     original = ERM.update
 
@@ -197,8 +133,8 @@ def test_weights_that_are_finite_but_too_large_are_not_kept(tool, tmp_path, monk
     words = [*TRAIN, "--save-freq", "1", "--output", tmp_path, "--experiment", "a"]
     line = refused(tool, *words)
     assert "DivergenceError: weights=1.0e+25: too large after step 2 to go on with" in line
-    assert line.endswith("step-000001")
-    assert [path.name for path in (tmp_path / "a" / "checkpoints").iterdir()] == ["step-000001"]
+    assert line.endswith("step-000001.pt")
+    assert [path.name for path in (tmp_path / "a" / "checkpoints").glob("*.pt")] == ["step-000001.pt"]
 
 
 def two_processes(rank, output, port, codes):

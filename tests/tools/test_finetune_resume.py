@@ -1,7 +1,6 @@
 """Runs that end early go on as if nothing had happened; runs that cannot go on say why."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -20,11 +19,10 @@ from torch import multiprocessing as mp
 
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ERM
-from timm_moe_dg.storage import checkpoint
+from timm_moe_dg.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 
-FILES = ("tensors.safetensors", "state.json")
 MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=3", "num_heads=3", "moe_layers=(1,)"]
 RANDOM = ["num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "--drop-path", "0.2", "--workers", "1"]
 STEPS = ["--steps", "9", "--checkpoint-freq", "4", "--save-freq", "3", "--batch-size", "4", "--grad-accum-steps", "2"]
@@ -85,7 +83,9 @@ def outcome(run):
 
 
 def test_sigterm_saves_the_running_step(stopped):
-    assert sorted(path.name for path in (stopped / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
+    assert sorted(path.name for path in (stopped / "checkpoints").iterdir()) == [
+        *("step-000004.pt", "step-000004.pt.sha256", "step-000005.pt", "step-000005.pt.sha256")
+    ]
     assert len((stopped / "results.jsonl").read_text().splitlines()) == 2
     assert not (stopped / "done").exists()
 
@@ -102,12 +102,12 @@ def test_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(whole, unfinished,
 
 
 def test_damaged_checkpoint_and_half_written_line_are_passed_over(whole, unfinished, tool, caplog):
-    (unfinished / "checkpoints" / "step-000005" / "state.json").write_text("{")
+    (unfinished / "checkpoints" / "step-000005.pt").write_text("{")
     with (unfinished / "results.jsonl").open("a") as file:
         file.write('{"step": 8, "epo')
     tool.main([*RUN, "--output", str(unfinished.parent), "--resume", "auto"])
     assert outcome(unfinished) == outcome(whole)
-    assert "step-000005': is damaged" in caplog.text
+    assert "step-000005.pt': is damaged" in caplog.text
 
 
 def test_without_a_complete_checkpoint_the_run_starts_afresh_and_says_so(whole, unfinished, tool, caplog):
@@ -138,35 +138,32 @@ def test_a_folder_that_is_no_run_is_not_replaced(tool, tmp_path):
 
 
 def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_space(whole, unfinished, tool, monkeypatch):
-    def refuse(tensors, path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def refuse(content, file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "save_file", refuse)
-    with pytest.raises(SystemExit, match=r"StorageError: output='.*step-000006': cannot be written .*No space left"):
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(SystemExit, match=r"StorageError: output='.*step-000006.pt': cannot be written .*No space left"):
         tool.main(["--resume", str(unfinished)])
     monkeypatch.undo()
     tool.main(["--resume", str(unfinished)])
     assert outcome(unfinished) == outcome(whole)
 
 
-def rewrite(path, change):
-    """Changes a checkpoint's state as a release that writes it otherwise would, checksums included."""
-    (path / "state.json").write_text(json.dumps(change(json.loads((path / "state.json").read_text()))))
-    digests = {file: hashlib.sha256((path / file).read_bytes()).hexdigest() for file in FILES}
-    (path / "checksums.json").write_text(json.dumps(digests))
-
-
-@pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005"])
-def test_another_format_is_refused_by_name_and_nothing_is_touched(unfinished, tool, file):
-    path = unfinished / file
+@pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005.pt"])
+def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfinished, tool, monkeypatch, file):
     if file == "args.yaml":
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "format": 99}))
+        args = yaml.safe_load((unfinished / file).read_text())
+        (unfinished / file).write_text(yaml.safe_dump({**args, "format": 1}))
     else:
-        rewrite(path, lambda state: {**state, "format": 99})
+        checkpoints = Checkpoints(unfinished / "checkpoints")
+        state = checkpoints.newest()
+        monkeypatch.setattr("timm_moe_dg.protocols.run_identity.FORMAT", 1)
+        checkpoints.save(5, state)
+        monkeypatch.undo()
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
-    with pytest.raises(SystemExit, match=rf"finetune.py: FormatError: \w+='.*{file}': has format 99, .*") as caught:
+    said = "has format 1, written by timm_moe_dg 0.1.0, and this version reads format 2 alone; use the version that .*"
+    with pytest.raises(SystemExit, match=rf"^finetune.py: FormatError: \w+='.*{file}': {said}$"):
         tool.main(["--resume", str(unfinished)])
-    assert "\n" not in str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
 
 

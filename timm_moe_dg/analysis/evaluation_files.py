@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..protocols.assessment import Scores
-from ..storage.csv_text import write_csv
-from ..storage.json_text import json_text
+from ..storage.atomic import json_text, write_csv
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection
 from .score_plots import plot_confusion

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data import EvaluationImages, PlacesDomain, Split, evaluation_loader
 from ..errors import ArgumentError
-from ..storage.json_text import json_text
+from ..storage.atomic import json_text
 from .geography import domain_map, domains_at, expert_usage, forced_expert_matrix, geo_layers
 from .geography_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .run_view import RunView

@@ -16,7 +16,6 @@ from ..errors import ArgumentError
 from ..layers.router import Router
 from ..networks.build import Network, data_config, in_chans_of
 from ..networks.trained import load_trained, takes_metadata
-from ..storage.outcome import verify_model
 from ..storage.run_folder import run_arguments
 
 Batch = tuple[Tensor, ...]  # images (B, C, H, W), and metadata (B, ...) if the network takes it
@@ -107,7 +106,6 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
         remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
         raise ArgumentError.of("run", str(folder), remedy)
     source = f"local-dir:{folder / 'best'}"
-    verify_model(source)
     args = run_arguments(source)
     model = load_trained(source, img_size=args.get("img_size")).to(device)
     config = data_config(model, args.get("img_size"))

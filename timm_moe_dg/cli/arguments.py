@@ -339,8 +339,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
     mode = "MoGE: compute with all experts or with the shared one alone (default: as the model was trained)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
-    verify = "compare the files of a local-dir: model with the checksums that a run wrote (default: on)"
-    add("--verify", action=argparse.BooleanOptionalAction, default=True, help=verify)
 
 
 def model_keywords(args: argparse.Namespace) -> dict[str, Any]:

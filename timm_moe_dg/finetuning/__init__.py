@@ -1,34 +1,31 @@
-"""The runtime of training: its plan, what feeds and steps the network, and how a run ends or goes on."""
+"""Training runs: the plan, the model and its loaders, and how a run ends or resumes."""
 
 from ..protocols.options import run_parser
 from .assembly import Model, build_model
+from .launch import join_processes, lost_process_explained
 from .loaders import rehearse
 from .log import RunLog
-from .owner import owning
-from .plan import RunPlan, make_plan
-from .processes.launch import join_processes, set_up_logging
-from .processes.peers import PeerWatch
+from .plan import RunPlan, describe, make_plan
 from .progress import StepBar
 from .resume import nothing_to_do, parse_resumable
-from .run import Beginning, FineTuning, find_beginning, start
+from .run import FineTuning, ResumePoint, find_resume_point, owning, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
-from .summary import describe
 
 __all__ = [
-    "Beginning",
     "DivergenceCheck",
     "FineTuning",
     "Interrupted",
     "Interruption",
     "Model",
-    "PeerWatch",
+    "ResumePoint",
     "RunLog",
     "RunPlan",
     "StepBar",
     "build_model",
     "describe",
-    "find_beginning",
+    "find_resume_point",
     "join_processes",
+    "lost_process_explained",
     "make_plan",
     "nan_if_not_finite",
     "nothing_to_do",
@@ -36,6 +33,5 @@ __all__ = [
     "parse_resumable",
     "rehearse",
     "run_parser",
-    "set_up_logging",
     "start",
 ]

@@ -1,75 +1,82 @@
-"""What a run says, kept in its folder's log.txt beside the screen."""
+"""The messages of a run, on the screen and in the log.txt of its folder."""
 
 import logging
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from logging.handlers import MemoryHandler
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import NoReturn, Self
 
 from accelerate.utils import get_int_from_env
+from tqdm import tqdm
 
 from ..errors import MoeDgError
-from ..storage.run_folder import RunFolder
-from .processes.launch import RANKS
+from ..storage.atomic import explained
+from ..storage.run_folder import LOG, RunFolder
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_logger = logging.getLogger("timm_moe_dg")
 
 
-class _Copied:
-    """A text stream of which everything that is written goes to a log as well."""
+class _Screen(logging.Handler):
+    """Prints messages above the progress bar."""
 
-    def __init__(self, stream: TextIO, log: "RunLog") -> None:
-        self._stream, self._log = stream, log
-
-    def write(self, text: str) -> int:
-        self._log.write(text)
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record))
 
 
-class RunLog:
-    """Copies standard output, the package's messages and how a run ends, while it is entered as a context.
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> NoReturn:  # noqa: N802 (logging's name)
+        # By default logging prints a traceback and goes on, for example on a full disk
+        with explained(Path(self.baseFilename)):
+            raise
 
-    The main process writes, and nothing before the run folder is there: see `RunFolder.log`. Progress bars are on
-    standard error, and are not kept.
+
+class RunLog(MemoryHandler):
+    """Shows the package's messages, and writes them to log.txt once the run folder exists.
+
+    Only the main process writes, and the others show nothing but errors. Progress bars are not logged.
 
     Args:
-        words: The command line, without the program's name.
+        words: The command line, without the program's name. It is logged, and not shown.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(capacity=sys.maxsize)
         self._folder: RunFolder | None = None
-        self._early = [f"{time.strftime('%Y-%m-%d %H:%M:%S')} finetune.py {shlex.join(words)}\n"]
-        self._hidden = bool(get_int_from_env(RANKS, 0))
-        self._handler = logging.StreamHandler(self)
-        self._redirected = redirect_stdout(_Copied(sys.stdout, self))  # type: ignore[type-var] # a stream by delegation
+        # Rank comes from the environment: the process group does not exist yet
+        self._is_main = not get_int_from_env(_RANKS, 0)
+        self._screen = _Screen()
+        self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} finetune.py {shlex.join(words)}")
 
     def __enter__(self) -> Self:
-        self._redirected.__enter__()
-        logging.getLogger("timm_moe_dg").addHandler(self._handler)
+        _logger.setLevel(logging.INFO if self._is_main else logging.ERROR)
+        _logger.addHandler(self._screen)
+        _logger.addHandler(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        logging.getLogger("timm_moe_dg").removeHandler(self._handler)
-        self._redirected.__exit__(kind, error, _)
+        _logger.removeHandler(self)
+        _logger.removeHandler(self._screen)
         if error is not None and not isinstance(error, SystemExit):
-            self.write(f"{type(error).__name__}: {error}\n" if isinstance(error, MoeDgError) else f"{error!r}\n")
+            # The screen gets it from the tool
+            self._log(f"{type(error).__name__}: {error}" if isinstance(error, MoeDgError) else repr(error))
+        if self.target is not None:
+            self.target.close()
 
     def keep_in(self, folder: RunFolder) -> None:
-        """Says whose log this is."""
+        """Sets the run folder, which need not exist yet."""
         self._folder = folder
-        self.write("")
 
-    def write(self, text: str) -> int:
-        """Keeps text; names that are not UTF-8 are written with their bytes as numbers."""
-        self._early.append(text.encode(errors="backslashreplace").decode())
-        if self._folder is not None and not self._hidden:
-            self._folder.log("".join(self._early))
-            self._early.clear()
-        return len(text)
+    def shouldFlush(self, record: logging.LogRecord) -> bool:  # noqa: N802 (logging's name)
+        """Whether messages can be written. Until its first evaluation the run has no folder, or one to be replaced."""
+        folder = self._folder
+        if self.target is None and self._is_main and folder is not None and folder.records and folder.path.is_dir():
+            self.target = _LogFile(folder.path / LOG, encoding="utf-8", errors="backslashreplace")
+        return self.target is not None
 
-    def flush(self) -> None:
-        """There is nothing to flush: each text is written at once."""
+    def _log(self, text: str) -> None:
+        self.handle(logging.LogRecord(_logger.name, logging.INFO, __file__, 0, text, None, None))

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from ..algorithms.base import ParameterGroup
 from ..errors import ArgumentError
 
-StateDict = dict[str, Any]  # torch's
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -63,47 +62,7 @@ def build_optimizer(
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
     for group in extra_groups:
         optimizer.add_param_group(dict(group))
-    optimizer.register_load_state_dict_pre_hook(give_moments_an_axis)
-    optimizer.register_load_state_dict_post_hook(lay_moments_out)
     return optimizer
-
-
-def give_moments_an_axis(optimizer: Optimizer, loaded: StateDict) -> StateDict:
-    """Turns moments of shape () into (1,) where the parameter has it so; older checkpoints hold scales as scalars.
-
-    What is a scalar for every parameter, such as a count of steps, stays one.
-
-    Args:
-        optimizer: That loads it.
-        loaded: Its state from a checkpoint, not changed.
-
-    Returns:
-        The state in today's shapes.
-    """
-    moments = {name for state in loaded["state"].values() for name, value in state.items() if getattr(value, "ndim", 0)}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    indices = [index for group in loaded["param_groups"] for index in group["params"]]
-    single = {index for index, parameter in zip(indices, parameters, strict=False) if parameter.shape == (1,)}
-    state = {
-        index: {
-            name: value.reshape(1) if index in single and name in moments and getattr(value, "ndim", 1) == 0 else value
-            for name, value in kept.items()
-        }
-        for index, kept in loaded["state"].items()
-    }
-    return {**loaded, "state": state}
-
-
-def lay_moments_out(optimizer: Optimizer) -> None:
-    """Gives moments the memory layout of their parameters; fused kernels walk through both without looking.
-
-    Args:
-        optimizer: That has loaded its state, in which everything is contiguous.
-    """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if getattr(value, "shape", None) == parameter.shape:
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def build_schedule(

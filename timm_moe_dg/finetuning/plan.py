@@ -1,6 +1,7 @@
-"""All about a run that is decided, and checked, before there is a model."""
+"""The plan of a run: everything that is decided and checked before the model is built."""
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,31 +25,33 @@ from ..data import (
     split_domains,
     training_domains,
 )
+from ..data.bands import RGB
 from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError, ProtocolError
+from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import stamp
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
-from .progress import TRACKERS, check_trackers
+from .progress import check_trackers, wanted_trackers
 
 _RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is made of.
+    """The plan of a run.
 
     Attributes:
-        options: As given, with everything filled in that was left open.
-        benchmark: Its row.
-        hparams: The hyper-parameters, resolved.
+        options: The options, with defaults filled in that depend on data and seeds.
+        benchmark: The benchmark's row.
+        hparams: The resolved hyper-parameters.
         domains: All domains of the benchmark.
-        training: Positions of those that are trained on.
-        splits: One per domain.
-        folder: Where the run writes, or goes on.
-        record_args: Arguments as the records keep them.
+        training: Positions of the training domains.
+        splits: The split of each domain.
+        folder: The run's output folder.
+        record_args: Arguments as the records hold them.
     """
 
     options: FilledOptions
@@ -67,7 +70,7 @@ class RunPlan:
 
     @property
     def step_domains(self) -> int:
-        """How many domains, and so minibatches, a step has."""
+        """Number of domains, and so of minibatches, in a step."""
         return self.benchmark.domains_per_step or len(self.training)
 
     @property
@@ -76,30 +79,32 @@ class RunPlan:
         return self.domains[0].classes
 
     def named(self, experiment: str) -> "RunPlan":
-        """Returns the plan for a run of this name; its folder is looked at anew, see `RunFolder` for its errors."""
+        """Returns the plan for a run of this name. Its folder is examined anew, see `RunFolder` for the errors."""
         options = replace(self.options, experiment=experiment)
         args = {**self.folder.args, "experiment": experiment}
         folder = open_folder(options, args)
         return replace(self, options=options, folder=folder, record_args={**self.record_args, "experiment": experiment})
 
     def identity(self, **launched: object) -> dict[str, object]:
-        """Returns all that the numbers of a run follow from; a resumed run has to have the same.
+        """Returns everything that determines the numbers of a run. A resumed run has to have the same identity.
 
         Args:
-            **launched: What the launcher decides, such as the number of processes.
+            **launched: Settings of the launcher, such as the number of processes.
         """
         data = [(domain.name, domain.classes, np.asarray(domain.targets).tolist()) for domain in self.domains]
-        return {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
+        identity = {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
+        # Plain types, so that torch.load(weights_only=True) reads it from a checkpoint
+        return json.loads(json.dumps(identity))
 
 
 def make_plan(options: RunOptions) -> RunPlan:
-    """Reads the data, checks the options against it, and fills in what was left open.
+    """Reads the data, checks the options against it, and fills in the open ones.
 
     Raises:
         ArgumentError: An option has a value that cannot work.
         DataError: The data cannot be used.
         MissingDependencyError: A tracker is not installed.
-        ProtocolError: Domains or splits leave nothing to train on or to evaluate.
+        ProtocolError: Domains or splits leave no image to train on or to evaluate.
     """
     if options.epochs is not None and options.steps is not None:
         raise ArgumentError.of("epochs", options.epochs, f"leave it out, or --steps {options.steps}")
@@ -140,7 +145,43 @@ def make_plan(options: RunOptions) -> RunPlan:
 def open_folder(options: FilledOptions, args: Arguments) -> RunFolder:
     """Opens the folder that the options name, with `args` for its args.yaml; see `RunFolder`."""
     path = Path(options.output, options.experiment)
-    return RunFolder(path, args, resume=options.resume is not None, verify=options.verify)
+    return RunFolder(path, args, resume=options.resume is not None)
+
+
+def describe(plan: RunPlan) -> str:
+    """Describes a run before it starts: a table of the domains and their roles, the training, the output folder."""
+    options, training = plan.options, set(plan.training)
+    images = sum(len(domain) for domain in plan.domains)
+    width = max(len("domain"), *map(len, plan.names))
+    lines = [
+        f"data: {options.dataset}, {len(plan.domains)} domains, {images} images, {len(plan.classes)} classes",
+        f"  {'domain':<{width}}  {'role':<9}  in-split  out-split",
+    ]
+    for position, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
+        role = describe_role(domain, position not in training)
+        lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
+    smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
+    per_epoch = len(plan.splits[smallest].inside) / options.batch_size
+    return "\n".join(
+        [
+            *lines,
+            *_describe_bands(plan),
+            f"held out: {', '.join(plan.names[position] for position in options.test_domains)}",
+            f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
+            f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are one pass "
+            f"over {plan.names[smallest]}, the smallest training domain, so {options.steps / per_epoch:.1f} in all",
+            f"output: {plan.folder.path}",
+        ]
+    )
+
+
+def _describe_bands(plan: RunPlan) -> list[str]:
+    count = plan.options.in_chans
+    if count == RGB:
+        return []
+    is_photograph = plan.benchmark.augmentation == "photograph"
+    remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images" if is_photograph else ""
+    return [f"images: {count} bands, whole numbers scaled by their type's maximum{remark}"]
 
 
 def make_splits(
@@ -151,10 +192,10 @@ def make_splits(
     holdout_fraction: float,
     split_by_photograph: bool,
 ) -> list[Split]:
-    """Splits every domain as a run's options say; see `split_domains` and `data.splits.split_by_photograph`.
+    """Splits every domain; see `split_domains` and `data.splits.split_by_photograph`.
 
     Raises:
-        ProtocolError: They leave a domain nothing to train on or to validate on.
+        ProtocolError: A domain is left without images to train on or to validate on.
     """
     if split_by_photograph:
         return by_photograph(domains, training)
@@ -162,7 +203,7 @@ def make_splits(
 
 
 def _way_of_splitting(options: RunOptions, domain: Domain) -> str:
-    """Names what `make_splits` does with a domain, for whoever reads the records."""
+    """Name of the way in which `make_splits` splits a domain, for the records."""
     if options.split_by_photograph:
         return "photograph"
     return "random" if domain.split is None else "official"
@@ -175,14 +216,14 @@ def config_hparams(
     extra: Mapping[str, Distribution | str] = MappingProxyType({}),
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Hparams:
-    """Merges defaults, random draw, --hparams and the options that name a hyper-parameter; the last of them wins.
+    """Merges defaults, a random draw, --hparams and the options that name a hyper-parameter. Later ones win.
 
     Args:
-        options: Of the run.
-        defaults: Every hyper-parameter there is.
-        search_space: The benchmark's.
-        extra: What is drawn besides.
-        aliases: Other names under which something is drawn.
+        options: Options of the run.
+        defaults: Default of every hyper-parameter.
+        search_space: Name of the benchmark's search space.
+        extra: Further hyper-parameters to draw.
+        aliases: Other names under which a hyper-parameter is drawn.
     """
     seeds = {"hparams_seed": options.hparams_seed, "trial_seed": options.trial_seed}
     drawn = draw_hparams(search_space, **seeds, further=extra, aliases=aliases) if options.hparams_seed else {}
@@ -193,10 +234,10 @@ def config_hparams(
 def fill_in(
     options: RunOptions, benchmark: Benchmark, hparams: Mapping[str, float], domains: Sequence[Domain]
 ) -> FilledOptions:
-    """Returns the options with those filled in that follow from benchmark, hyper-parameters, data and seeds.
+    """Fills in the open options from benchmark, hyper-parameters, data and seeds.
 
     Raises:
-        ArgumentError: The classifier is smaller than the data needs.
+        ArgumentError: The classifier has fewer outputs than the data has classes.
     """
     classes = len(domains[0].classes)
     if options.test_domains is None:
@@ -205,7 +246,7 @@ def fill_in(
         test_domains = domain_positions(options.test_domains, [domain.name for domain in domains])
         options = replace(options, test_domains=test_domains)
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
-    found: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         **{name: hparams[name] for name in _RATES},
         "test_domains": test_domains,
         "steps": benchmark.steps,
@@ -216,8 +257,8 @@ def fill_in(
         "seed": seed_hash(*identity),
         "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
     }
-    open_ = [name for name in FILLED_IN if vars(options)[name] is None]
-    values = {**vars(options), **{name: found[name] for name in open_}, "filled_in": sorted(open_)}
+    open_names = [name for name in FILLED_IN if vars(options)[name] is None]
+    values = {**vars(options), **{name: defaults[name] for name in open_names}, "filled_in": sorted(open_names)}
     filled = FilledOptions(**values)
     if filled.num_classes < classes:
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
@@ -225,7 +266,7 @@ def fill_in(
 
 
 def run_names(options: RunOptions) -> Iterator[str]:
-    """Yields the names that a run may have: --experiment, or else time, data set and model, and these with numbers."""
+    """Yields the names that a run may have: --experiment, or time, data set and model, without and with a number."""
     if options.experiment is not None and "experiment" not in options.filled_in:
         yield options.experiment
         return
@@ -236,24 +277,24 @@ def run_names(options: RunOptions) -> Iterator[str]:
 
 
 def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
-    """Finds domains by name; whole numbers are positions, unless they are names and no positions.
+    """Returns the positions of domains. A whole number is a position, unless it is only a name.
 
     Args:
-        given: Names or positions; positions that there are not are left to the caller.
-        names: Of all domains.
-        argument: What is found fault with.
+        given: Names or positions. The caller has to check that positions exist.
+        names: Names of all domains.
+        argument: Name of the argument, for errors.
 
     Raises:
-        ProtocolError: A name is unknown, or stands beside positions.
+        ProtocolError: A name is unknown, or names and positions are mixed.
     """
-    positions = [one for one in given if isinstance(one, int)]
+    positions = [value for value in given if isinstance(value, int)]
     if len(positions) == len(given) and set(positions) <= set(range(len(names))):
         return positions
     words = list(map(str, given))
     if set(words) <= set(names):
         return [names.index(word) for word in words]
     if len(positions) == len(given):
-        return positions  # which `training_domains` refuses
+        return positions  # `training_domains` refuses them
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     if positions:
         raise ProtocolError.of(argument, list(given), f"give names or positions, not both, out of: {listing}")
@@ -261,13 +302,8 @@ def domain_positions(given: Sequence[int | str], names: Sequence[str], argument:
     raise ProtocolError.of(argument, list(given), f"no domain is called {unknown}; choose from: {listing}")
 
 
-def wanted_trackers(options: RunOptions) -> list[str]:
-    """Names of the trackers that the options switch on."""
-    return [name for name in TRACKERS if vars(options)[f"log_{name}"]]
-
-
 def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
-    """Leaves the learning rate to one of the options and the algorithm."""
+    """Refuses options that change the learning rate of algorithms which set it themselves."""
     for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
         if vars(options)[name]:
             remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
@@ -275,7 +311,7 @@ def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
 
 
 def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
-    """Leaves smoothed labels and weighted classes to the methods whose task loss knows them."""
+    """Refuses options of the task loss that the algorithm has no use for."""
     for name in ("label_smoothing", "class_weights") if not method.TAKES_TASK_LOSS else ():
         if vars(options)[name]:
             remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
@@ -290,10 +326,10 @@ def _check_channels(options: RunOptions) -> None:
 
 
 def _follows_swad(options: RunOptions) -> bool:
-    """Whether weights are averaged as SWAD does, for which the benchmarks have settings of their own."""
+    """Whether weights are averaged by SWAD, for which the benchmarks have their own settings."""
     return (options.averaging or "").startswith("swad")
 
 
 def _folder_name(dataset: str) -> str:
-    """A data set's name as part of a folder's: those of the Hub have a colon and a slash."""
+    """Name of a data set as part of a folder's name. Those of the Hub have a colon and a slash."""
     return re.sub(r"[^\w.+-]+", "_", dataset)

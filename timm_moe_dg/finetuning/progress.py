@@ -1,4 +1,4 @@
-"""What a run shows while it goes: losses between evaluations, the table of domains, TensorBoard, Weights & Biases."""
+"""Progress of a run: mean losses, the progress bar, the table of domains, TensorBoard and Weights & Biases."""
 
 import os
 import sys
@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 import torch
 import yaml
+from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
 from ..cli.ending import duration
 from ..errors import ArgumentError, MissingDependencyError
-from ..protocols.options import Arguments
+from ..protocols.options import Arguments, RunOptions
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import reported_accuracy, validation_accuracy
 
@@ -25,7 +26,7 @@ TRACKERS = ("tensorboard", "wandb")
 
 
 class MeterState(TypedDict):
-    """What a resumed run goes on counting from."""
+    """The state of a `StepMeter`."""
 
     steps: int
     sums: dict[str, Tensor]
@@ -36,7 +37,7 @@ class StepMeter:
     """Means of losses and of the time per step since the last evaluation, without waiting for the device.
 
     Args:
-        images_per_step: Over all domains and processes.
+        images_per_step: Images of a step, over all domains and processes.
     """
 
     def __init__(self, images_per_step: int = 0) -> None:
@@ -55,7 +56,7 @@ class StepMeter:
         return means, (time.perf_counter() - self._start) / self._steps
 
     def total(self) -> Tensor:
-        """Sum of the loss, which is finite only if each step's was."""
+        """Sum of the loss, finite only if every step's loss was."""
         return self._sums["loss"]
 
     def rate(self) -> float:
@@ -63,26 +64,26 @@ class StepMeter:
         return self._steps * self.images_per_step / (time.perf_counter() - self._start)
 
     def restart(self) -> None:
-        """Forgets everything; call it when training goes on after an evaluation."""
+        """Starts anew. Call it when training goes on after an evaluation."""
         self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
 
     def state_dict(self) -> MeterState:
-        """Returns what a resumed run goes on counting from."""
+        """Returns the state."""
         return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
 
     def load_state_dict(self, state: MeterState) -> None:
-        """Restores that state."""
+        """Restores a state."""
         self._steps = state["steps"]
         self._sums: dict[str, Tensor] = dict(state["sums"])
         self._start = time.perf_counter() - state["seconds"]
 
 
 class StepBar:
-    """Shows how far training is: a bar on a terminal; in a file or a pipe a line a minute, and one at the end.
+    """Shows the progress of training: a bar on a terminal, otherwise one line a minute and one at the end.
 
     Args:
-        steps: Numbers of the steps to take; iterating gives them.
-        name: Stands in front.
+        steps: Numbers of the steps to take. Iterating yields them.
+        name: Label of the bar.
         hidden: Show nothing.
     """
 
@@ -100,7 +101,7 @@ class StepBar:
         self._line(self._steps.stop, "")
 
     def show(self, step: int, loss: float, rate: float) -> None:
-        """Shows the loss of a step, and images per second."""
+        """Shows the loss of a step and the images per second."""
         self._bar.set_postfix({"loss": loss, "images/s": round(rate)})
         if time.monotonic() - self._last >= LINE_EVERY:
             self._last = time.monotonic()
@@ -113,7 +114,7 @@ class StepBar:
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:
-    """Formats one evaluation as a text table, one row per domain, test domains marked.
+    """Formats an evaluation as a text table with one row for each domain.
 
     Args:
         record: The evaluation.
@@ -137,7 +138,7 @@ def _share(value: float) -> str:
 
 
 def role_line(role: str, scores: RoleScores) -> str:
-    """Formats the scores of one role of `Record.roles` in one line, the number of images of each group included."""
+    """Formats the scores of one role of `Record.roles`, and the number of images of each group, in one line."""
     numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
     return (
         f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
@@ -146,29 +147,24 @@ def role_line(role: str, scores: RoleScores) -> str:
 
 
 def summary(record: Record) -> str:
-    """Formats the two numbers that matter in one line."""
+    """Formats the accuracies on validation and test domains in one line."""
     return (
         f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}, "
         f"test domain (in acc) {reported_accuracy(record):.4f}"
     )
 
 
-class Tracker(Protocol):
-    """What accelerate's trackers have in common."""
-
-    def log(self, values: dict[str, float], step: int | None) -> None:
-        """Logs values."""
-
-    def finish(self) -> None:
-        """Writes what is pending."""
+def wanted_trackers(options: RunOptions) -> list[str]:
+    """Names of the trackers that the options switch on."""
+    return [name for name in TRACKERS if vars(options)[f"log_{name}"]]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Makes sure that trackers are installed and can be used.
+    """Checks that trackers are installed and can be used.
 
     Raises:
-        MissingDependencyError: One is not.
-        ArgumentError: Weights & Biases is to be sent to, and has no key.
+        MissingDependencyError: A tracker is not installed.
+        ArgumentError: Weights & Biases is used online and has no key.
     """
     for name in names:
         if find_spec(name) is None:
@@ -181,52 +177,22 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ArgumentError.of("log_wandb", True, remedy)
 
 
-class Trackers:
-    """TensorBoard and Weights & Biases beside results.jsonl, through accelerate; their files go into the run folder.
+def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, first_step: int) -> None:
+    """Starts the accelerator's trackers, which write into the run folder.
 
     Args:
-        names: Which of `TRACKERS`.
-        folder: The run folder.
-        args: The run's arguments.
-        first_step: Where the run goes on; what an earlier process logged from there on is superseded.
-
-    Raises:
-        MissingDependencyError: A tracker's package is not installed.
+        accelerator: Built with the names of the trackers.
+        folder: The run folder, which has to exist.
+        args: Arguments of the run.
+        first_step: First step of this process. Entries of an earlier process from there on are replaced.
     """
-
-    def __init__(self, names: Sequence[str], folder: Path, args: Arguments, first_step: int = 0) -> None:
-        check_trackers(names)
-        self.names = names
-        self.folder = folder
-        self.args = args
-        self.first_step = first_step
-        self._started: list[Tracker] = []
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Logs values; the first call needs the run folder to be there."""
-        if self.names and not self._started:
-            self._started = [getattr(self, f"_start_{name}")() for name in self.names]
-        for tracker in self._started:
-            tracker.log(dict(values), step=step)
-
-    def finish(self) -> None:
-        """Writes what is pending."""
-        for tracker in self._started:
-            tracker.finish()
-
-    def _start_tensorboard(self) -> Tracker:
-        from accelerate.tracking import TensorBoardTracker
-
-        tracker = TensorBoardTracker("tensorboard", self.folder, purge_step=self.first_step)
-        tracker.start()
-        tracker.writer.add_text("args", f"```yaml\n{yaml.safe_dump(dict(self.args))}```")  # its own form takes no lists
-        return tracker
-
-    def _start_wandb(self) -> Tracker:
-        from accelerate.tracking import WandBTracker
-
-        options = {"name": self.folder.name, "id": self.folder.name, "resume": "allow", "dir": str(self.folder)}
-        tracker = WandBTracker("timm_moe_dg", **options)
-        tracker.start()
-        tracker.store_init_configuration(dict(self.args))
-        return tracker
+    accelerator.project_configuration.logging_dir = str(folder / "tensorboard")
+    options = {
+        "tensorboard": {"purge_step": first_step},
+        "wandb": {"name": folder.name, "id": folder.name, "resume": "allow", "dir": str(folder), "config": dict(args)},
+    }
+    accelerator.init_trackers("timm_moe_dg", init_kwargs=options)
+    for tracker in accelerator.trackers:
+        if tracker.name == "tensorboard":
+            # accelerate would pass the arguments to add_hparams, which takes no lists
+            tracker.writer.add_text("args", f"```yaml\n{yaml.safe_dump(dict(args))}```")

@@ -1,42 +1,44 @@
-"""A run in progress: where it begins, and what it does besides taking steps: evaluate, record, save, end."""
+"""A run in progress: its folder, the point where it starts or resumes, evaluations, checkpoints and its end."""
 
 import logging
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from ..algorithms import Minibatches, StepContext
 from ..data import StepSampler
+from ..errors import ArgumentError
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
 from ..protocols.options import Arguments
 from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
 from ..storage.checkpoint import RunState, TrainingState
-from ..storage.summary_table import summary_row
+from ..storage.ownership import owned
+from ..storage.run_folder import summary_row
 from .assembly import Model
 from .loaders import build_loaders, step_sampler
-from .plan import RunPlan, wanted_trackers
-from .progress import StepMeter, Trackers, domain_table, summary
+from .plan import RunPlan, run_names
+from .progress import StepMeter, domain_table, start_trackers, summary
 from .resume import can_be_extended
 from .stopping import Interruption, check_weights
 
-LOST = "the selected one is lost; the same run under another --experiment makes it again"
 _COMMAND = "accelerate launch tools/finetune.py --resume"
 _logger = logging.getLogger(__name__)
 
 
 class Scores(TypedDict):
-    """What an evaluation measures, as `Record` has it."""
+    """Scores of an evaluation, with the names of `Record`."""
 
     in_acc: tuple[float, ...]
     out_acc: tuple[float, ...]
@@ -44,14 +46,63 @@ class Scores(TypedDict):
     roles: dict[str, RoleScores]
 
 
+@contextmanager
+def owning(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
+    """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
+
+    A dry run, which writes nothing, needs no lock.
+
+    Args:
+        plan: Plan of the run. Its folder is examined again, because it may have been filled since.
+        accelerator: The processes.
+
+    Yields:
+        The plan. A made-up name that was taken since has got a number.
+
+    Raises:
+        ArgumentError: Another process holds the lock, or the folder holds something else by now.
+        StorageError: The folder cannot be written.
+        SystemExit: The main process has raised one of these.
+    """
+    if plan.options.dry_run:
+        yield plan
+        return
+    with ExitStack() as stack:
+        name: list[str | None] = [None]
+        try:
+            if accelerator.is_main_process:
+                name = [_lock_free_name(plan, stack)]
+        finally:
+            broadcast_object_list(name)
+        if name[0] is None:
+            raise SystemExit(1)  # the main process prints the reason
+        yield plan.named(name[0])
+
+
+def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
+    """Locks the folder of the first name that is free, and returns that name."""
+    options = plan.options
+    for name in run_names(options):
+        try:
+            with ExitStack() as attempt:
+                attempt.enter_context(owned(Path(options.output, name)))
+                plan.named(name)
+                stack.enter_context(attempt.pop_all())
+            return name
+        except ArgumentError:  # taken
+            if "experiment" not in options.filled_in:
+                raise
+    raise AssertionError("made-up names do not end")
+
+
 @dataclass(frozen=True)
-class Beginning:
-    """Where a process takes a run up.
+class ResumePoint:
+    """The point where a process starts or resumes a run.
 
     Attributes:
-        identity: All that the numbers of the run follow from.
-        checkpoint: What it goes on from; None for a start.
-        first_step: The first that is taken.
+        identity: Everything that determines the run's numbers.
+        checkpoint: The checkpoint to resume from; None for a start.
+        first_step: The first step to take.
     """
 
     identity: Arguments
@@ -59,20 +110,20 @@ class Beginning:
     first_step: int
 
 
-def find_beginning(plan: RunPlan, accelerator: Accelerator) -> Beginning:
-    """Reads the newest checkpoint, if there is one, and makes sure that it is of this very run.
+def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
+    """Reads the newest checkpoint, if there is one, and checks that it belongs to this run.
 
     Raises:
-        ArgumentError: Something that has a part in the numbers has changed.
-        FormatError: The checkpoint is of another format.
+        ArgumentError: An option that determines the numbers has changed.
+        FormatError: The checkpoint has another format.
     """
     checkpoint = plan.folder.newest_checkpoint()
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     identity = plan.identity(**launched)
     if checkpoint is not None:
-        # Steps may have been added since, which args.yaml, that is compared as a whole, then says
+        # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
         check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
-    return Beginning(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)
+    return ResumePoint(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)
 
 
 @dataclass(frozen=True)
@@ -80,31 +131,29 @@ class FineTuning:
     """A run in progress; use `start`.
 
     Attributes:
-        plan: What it is made of.
+        plan: Options, data and folder.
         accelerator: The processes.
-        model: What is trained.
-        beginning: Where this process took the run up.
-        sampler: What each step draws.
-        batches: One list of minibatches per step, this process's share.
+        model: The model that is trained.
+        resume_point: Where this process started or resumed the run.
+        sampler: Decides the images of each step.
+        batches: One list of minibatches for each step, this process's share.
         evaluation: Batches of every image.
         meter: Losses and time since the last evaluation.
-        state: What checkpoints hold.
-        trackers: Beside the run folder.
+        state: The content of checkpoints.
     """
 
     plan: RunPlan
     accelerator: Accelerator
     model: Model
-    beginning: Beginning
+    resume_point: ResumePoint
     sampler: StepSampler
     batches: Iterable[Minibatches]
     evaluation: DataLoader
     meter: StepMeter
     state: TrainingState
-    trackers: Trackers
 
     def context(self, step: int) -> StepContext:
-        """What a step is taken with, and which domains it has."""
+        """Everything that a step is taken with, and its domains."""
         return replace(self.model.training, domains=self.sampler.drawn_at(step))
 
     def is_evaluated(self, step: int) -> bool:
@@ -112,13 +161,13 @@ class FineTuning:
         return step % self.plan.options.eval_freq == 0 or step == self.plan.options.steps - 1
 
     def has_stalled(self) -> bool:
-        """Whether --early-stop ends the run here; all processes have to ask, and get the same answer."""
+        """Whether --early-stop ends the run here. Every process has to call it, and all get the same answer."""
         patience = self.plan.options.early_stop
         if patience is None:
             return False
         accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
         stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
-        # The main process has the records
+        # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
 
     def is_saved(self, step: int) -> bool:
@@ -127,20 +176,20 @@ class FineTuning:
         return freq is not None and step % freq == 0
 
     def save_checkpoint(self, step: int) -> None:
-        """Writes what the run can be resumed from, once its first evaluation has shown that it can be recorded."""
+        """Writes a checkpoint, once the run has a folder with its first evaluation."""
         folder = self.plan.folder
-        if step:  # the first is evaluated without a checkpoint
+        if step:  # the first evaluation has no checkpoint before it
             check_weights(self.model.network, step, folder.checkpoints.describe())
         state = self.state.collect()
         if self.accelerator.is_main_process and folder.records:
-            folder.save_checkpoint({"step": step, "identity": self.beginning.identity, **state})
+            folder.save_checkpoint({"step": step, "identity": self.resume_point.identity, **state})
 
     def evaluate(self, step: int, stop: Interruption) -> None:
         """Evaluates and records the network of a step, or the average of weights that stands for it."""
         accelerator, plan = self.accelerator, self.plan
         losses, step_time = self.meter.take()
-        losses = send_to_device(losses, accelerator.device)  # a checkpoint's are on the CPU
-        average = self.average()
+        losses = send_to_device(losses, accelerator.device)  # those of a checkpoint are on the CPU
+        average = self.model.averaging.during() if self.model.averaging else None
         steps_per_epoch = min(len(split.inside) for split in plan.splits) / plan.hparams["batch_size"]
         record = Record(
             step=step,
@@ -155,12 +204,8 @@ class FineTuning:
         self._report(record, average or self.model.network)
         self._conclude(record)
 
-    def average(self) -> nn.Module | None:
-        """The average of weights that stands for the network while it is trained, if there is one."""
-        return self.model.averaging.during() if self.model.averaging else None
-
     def evaluate_average(self, stop: Interruption) -> None:
-        """Evaluates and records the average that stands for the run at its end, if there is one."""
+        """Evaluates and records the average of weights that stands for the run at its end, if there is one."""
         final = self.model.averaging.final() if self.model.averaging else None
         if final is not None:
             scores = self._measure(final, stop)
@@ -168,26 +213,24 @@ class FineTuning:
                 self._report(replace(self.plan.folder.records[-1], **scores, averaged=True), final)
 
     def catch_up(self, stop: Interruption) -> None:
-        """Does what was left to do after the step that a resumed run goes on from."""
-        last = self.beginning.first_step - 1
-        found = [record for record in self.plan.folder.records if record.step == last]
-        if found:
-            self._conclude(found[0])
+        """Completes the step after which a run resumes: its checkpoint was written before its evaluation."""
+        last = self.resume_point.first_step - 1
+        record = next((record for record in self.plan.folder.records if record.step == last), None)
+        if record is not None:
+            self._conclude(record)
         elif last >= 0 and self.is_evaluated(last):
             self.evaluate(last, stop)
 
     def close(self) -> None:
-        """Marks the run as finished, on the main process, and says what it found."""
+        """Marks the run as finished and logs its result, on the main process."""
         folder = self.plan.folder
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
-        self.trackers.finish()
-        self.accelerator.print(f"selected step {folder.selected.step}: {summary(folder.selected)}")
-        model = f"timm.create_model('local-dir:{folder.path}/best', pretrained=True)"
-        self.accelerator.print(f"model: {LOST if 'best' in folder.missing else model}")
-        self.accelerator.print(f"report: python tools/report.py {shlex.quote(str(folder.path))}")
+        _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
+        _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
+        _logger.info(f"report: python tools/report.py {shlex.quote(str(folder.path))}")
 
     def interrupted(self) -> str:
-        """Says where a run that was asked to end goes on."""
+        """Describes where a run that was asked to end goes on."""
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
@@ -195,7 +238,7 @@ class FineTuning:
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
-        """Scores a model on every domain; all processes take part."""
+        """Scores a model on every domain. All processes take part."""
         domains = self.plan.domains
         with self.accelerator.autocast():
             predictions = predict(model, stop.until_stopped(self.evaluation), self.accelerator.gather_for_metrics)
@@ -204,25 +247,29 @@ class FineTuning:
         return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": role_scores(predictions, domains)}
 
     def _report(self, record: Record, network: nn.Module) -> None:
-        """Writes an evaluation and shows it, on the main process."""
+        """Writes and shows an evaluation, on the main process."""
+        folder = self.plan.folder
         if self.accelerator.is_main_process:
-            self.plan.folder.add(record, partial(self.model.save, network))
-            tqdm.write(domain_table(record, self.plan.names))
+            folder.add(record, partial(self.model.save, network))
+            _logger.info(domain_table(record, self.plan.names))
+            if not self.accelerator.trackers:
+                # Only now is there a folder to write to
+                start_trackers(self.accelerator, folder.path, folder.args, self.resume_point.first_step)
             row = {name: value for name, value in summary_row(record).items() if name != "step"}
-            self.trackers.log(row, record.step)
+            self.accelerator.log(row, step=record.step)
 
     def _conclude(self, record: Record) -> None:
-        """Goes on to training after an evaluation."""
+        """Returns to training after an evaluation."""
         if self.model.averaging:
             loss = fmean(record.out_loss[domain] for domain in self.plan.training)
             self.model.averaging.evaluated(record.step, loss)
         self.meter.restart()
 
 
-def start(plan: RunPlan, accelerator: Accelerator, model: Model, beginning: Beginning) -> FineTuning:
-    """Feeds a model, and puts everything where the newest checkpoint left it if the run is resumed."""
+def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: ResumePoint) -> FineTuning:
+    """Builds the loaders of a run and, if the run is resumed, restores the checkpoint."""
     share = {"process": accelerator.process_index, "num_processes": accelerator.num_processes}
-    sampler = step_sampler(plan, first_step=beginning.first_step, **share)
+    sampler = step_sampler(plan, first_step=resume_point.first_step, **share)
     batches, evaluation = build_loaders(
         plan,
         model.data_config,
@@ -231,26 +278,23 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, beginning: Begi
         pin_memory=accelerator.device.type != "cpu",
     )
     meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)
-    trackers = wanted_trackers(plan.options) if accelerator.is_main_process else []
     run = FineTuning(
         plan=plan,
         accelerator=accelerator,
         model=model,
-        beginning=beginning,
+        resume_point=resume_point,
         sampler=sampler,
         batches=batches,
         evaluation=accelerator.prepare(evaluation),
         meter=meter,
-        state=training_state(model, meter, accelerator),
-        trackers=Trackers(trackers, plan.folder.path, plan.folder.args, beginning.first_step),
+        state=_training_state(model, meter, accelerator),
     )
-    if beginning.checkpoint is not None:
-        restore(run, beginning.checkpoint)
+    if resume_point.checkpoint is not None:
+        _restore(run, resume_point.checkpoint)
     return run
 
 
-def training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> TrainingState:
-    """Collects all that the next step depends on besides options and data."""
+def _training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> TrainingState:
     shared = {
         "network": model.network,
         "optimizer": model.training.optimizer,
@@ -260,36 +304,19 @@ def training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> 
     return TrainingState(
         shared={name: part for name, part in shared.items() if part is not None},
         own={"algorithm": model.algorithm, "meter": meter},
-        gather=lambda own: gather_object(send_to_device(own, "cpu")),  # others' accelerators are no place for it
+        # To the CPU, or the main process's accelerator would receive the tensors of all others
+        gather=lambda own: gather_object(send_to_device(own, "cpu")),
         process=accelerator.process_index,
     )
 
 
-def restore(run: FineTuning, checkpoint: RunState) -> None:
-    """Puts everything back to where a checkpoint was written, the records too."""
+def _restore(run: FineTuning, checkpoint: RunState) -> None:
+    """Restores the state and the records of a checkpoint."""
     folder = run.plan.folder
-    folder.read_back(checkpoint)
+    folder.read_back(checkpoint["step"])
+    # All processes read the records before the main one rewrites the file
     run.accelerator.wait_for_everyone()
     if run.accelerator.is_main_process:
         folder.cut_back()
-        make_again(run)
     run.state.restore(checkpoint)
-    run.accelerator.print(f"resumed {folder.path} after step {checkpoint['step']}")
-
-
-def make_again(run: FineTuning) -> None:
-    """Makes the networks that are lost from checkpoints of their steps, and says so, or that there is none.
-
-    The run's state is afterwards that of any checkpoint.
-    """
-    folder = run.plan.folder
-    for name, step in folder.lost_networks().items():
-        checkpoint = cast(RunState | None, folder.checkpoints.at(step))  # what was written
-        if checkpoint is None:
-            _logger.warning(
-                f"{folder.path / name}: the network of step {step} is lost, and no checkpoint of it is left"
-            )
-            continue
-        run.state.restore(checkpoint)
-        folder.put(name, partial(run.model.save, run.average() or run.model.network))
-        _logger.warning(f"{folder.path / name}: was lost or changed; made again from the checkpoint of step {step}")
+    _logger.info(f"resumed {folder.path} after step {checkpoint['step']}")

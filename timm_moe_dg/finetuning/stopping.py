@@ -1,9 +1,10 @@
-"""Why a run stops early: training that has diverged, the SIGTERM of schedulers, and Ctrl-C."""
+"""Reasons to end a run early: diverged training, the SIGTERM of schedulers, and Ctrl-C."""
 
 import math
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -13,8 +14,8 @@ from torch import Tensor, distributed, nn
 from ..errors import DivergenceError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Two layers in a row multiply their weights and a norm takes the square: beyond this float32 overflows, and a network
-# with such weights, finite as they are, gives nothing but NaN
+# Two consecutive layers multiply their weights and a norm squares the product. With weights beyond this, float32
+# overflows and the network returns NaN, although the weights are finite.
 LARGEST = torch.finfo(torch.float32).max ** 0.25
 Item = TypeVar("Item")
 
@@ -23,8 +24,8 @@ class DivergenceCheck:
     """Detects non-finite training and names the first suspect step.
 
     Args:
-        first_step: The step that training starts or goes on with.
-        domains: Names of the training domains, all of which are in every step's batch.
+        first_step: The first step of this process.
+        domains: Names of the training domains, for the message.
     """
 
     def __init__(self, first_step: int, domains: Sequence[str]) -> None:
@@ -36,11 +37,11 @@ class DivergenceCheck:
 
         Args:
             step: The step that was just taken.
-            total: A sum over these steps that is finite only if they all were; reading it waits for the device.
-            checkpoint: The last good one, for the message.
+            total: A sum over these steps, finite only if every step's value was. Reading it waits for the device.
+            checkpoint: Name of the last good checkpoint, for the message.
 
         Raises:
-            DivergenceError: It is not finite.
+            DivergenceError: The sum is not finite.
         """
         value = total.item()
         if not math.isfinite(value):
@@ -53,18 +54,18 @@ class DivergenceCheck:
 
 
 def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
-    """Makes a sum of losses not finite where a weight of the network is not."""
+    """Returns a sum of losses, or NaN if a weight of the network is not finite."""
     finite = torch.stack([parameter.detach().isfinite().all() for parameter in network.parameters()]).all()
     return torch.where(finite, total, torch.full_like(total, math.nan))
 
 
 def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
-    """Makes sure that a network is worth keeping: weights above `LARGEST` are finite, and lead to NaN.
+    """Checks that no weight is above `LARGEST`, so that a checkpoint of the network is of use.
 
     Args:
         network: The network.
         step: The step that was just taken.
-        checkpoint: The last good one, for the message.
+        checkpoint: Name of the last good checkpoint, for the message.
 
     Raises:
         DivergenceError: A weight is too large.
@@ -77,23 +78,22 @@ def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
         )
 
 
-class Interrupted(Exception):  # noqa: N818 (no mistake of anybody's)
+class Interrupted(Exception):  # noqa: N818 (not an error)
     """Raised at a safe point after SIGTERM or Ctrl-C."""
 
 
 class Interruption:
-    """Notes SIGTERM and Ctrl-C while it is entered as a context; a second Ctrl-C ends the process at once.
+    """Catches SIGTERM and Ctrl-C while it is entered as a context. A second Ctrl-C ends the process at once.
 
     Args:
-        num_processes: How many processes have to agree. They do so over gloo, between CPUs, so that an accelerator is
-            not waited for.
+        num_processes: Number of processes that have to agree.
+        timeout: How long a process waits for the others.
     """
 
-    def __init__(self, num_processes: int = 1) -> None:
-        self._noted = 0  # the signal's number
-        self._group: Any = (
-            distributed.new_group(backend="gloo") if num_processes > 1 else None
-        )  # torch does not type it
+    def __init__(self, num_processes: int = 1, timeout: timedelta | None = None) -> None:
+        self._signal = 0  # number of the signal that came
+        # Over gloo, between CPUs: asking the accelerator would wait for it. Any: torch has no type for groups.
+        self._group: Any = distributed.new_group(backend="gloo", timeout=timeout) if num_processes > 1 else None
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
@@ -105,22 +105,22 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What shells report for a process that the signal ended."""
-        return 128 + self._noted
+        """Exit status, as shells report it for a process that the signal ended."""
+        return 128 + self._signal
 
     def should_stop(self) -> bool:
-        """Whether any process was told to end. All processes have to ask, and get the same answer."""
+        """Whether any process got a signal. Every process has to call it, and all get the same answer."""
         if self._group is not None:
-            noted = torch.tensor(self._noted)
-            distributed.all_reduce(noted, distributed.ReduceOp.MAX, group=self._group)
-            self._noted = int(noted)
-        return bool(self._noted)
+            largest = torch.tensor(self._signal)
+            distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self._group)
+            self._signal = int(largest)
+        return bool(self._signal)
 
     def until_stopped(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Passes items on until a process was told to end.
+        """Yields items until a process gets a signal.
 
         Raises:
-            Interrupted: One was.
+            Interrupted: A process got one.
         """
         for item in items:
             if self.should_stop():
@@ -128,7 +128,8 @@ class Interruption:
             yield item
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = number
+        self._signal = number
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.write(2, b"\nending after this step; Ctrl-C again ends at once\n")  # print may not be entered twice
+            # print may not be entered twice, as it would be if the signal came during a print
+            os.write(2, b"\nending after this step; Ctrl-C again ends at once\n")

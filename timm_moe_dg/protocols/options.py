@@ -187,6 +187,9 @@ class TrainingOptions:
     compile: bool = option(False, help="compile the model by torch.compile (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="threads of a process on CPU (default: an equal share of the cores)")
+    process_timeout: float = option(10.0, role=NO_EFFECT, type=positive, metavar="MINUTES",
+        help="end the run if a process waits longer for another one; give more than the longest evaluation, "
+        "checkpoint or reading of images takes on one process alone (default: %(default)s)")
     seed: int | None = option(None, role=IDENTITY, type=seed_number,
         help="seed of the run (default: derived from data set, algorithm, domains and seeds)")
 
@@ -204,8 +207,6 @@ class OutputOptions:
     dry_run: bool = option(False, role=ONCE, help="read the data, build the model, describe the run, and stop")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="folder of a run to resume; auto: --experiment's run, or the newest unfinished one")
-    verify: bool = option(True, role=ONCE,
-        help="compare networks, and a finished run's files, with their checksums when resuming (default: on)")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="steps between checkpoints beside those at evaluations (default: none)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")

@@ -1,28 +1,33 @@
-"""Writing files and folders so that, at every moment, what is there under its name is complete.
+"""Atomic writes of files and folders, and the CSV and JSON text that goes into them.
 
-New content is written beside the old one, put on the disk, and only then given the name. A process that is killed
-leaves the old content, or at worst both under names that start with a dot, which `recovered` settles.
-`all_or_nothing` is for a tool's result files, which appear together or not at all.
+New content is written beside the old, flushed to disk, and then renamed. A process that is killed leaves the old
+content, or both under hidden names, which `recovered` cleans up. `all_or_nothing` serves tools whose result files have
+to appear together.
 """
 
+import csv
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
+from ..cli.escape import csv_cell
 from ..errors import ArgumentError, StorageError
 
 
 @contextmanager
 def replaced(target: Path) -> Iterator[Path]:
-    """Gives a fresh folder beside `target` to write into, which takes the place of `target` if nothing is raised.
+    """Yields an empty folder beside `target`, which replaces `target` if nothing is raised.
 
     Raises:
-        StorageError: The folder cannot be written; `target` is then as it was.
+        StorageError: The folder cannot be written. `target` is then unchanged.
     """
     recovered(target)
     fresh, old = _beside(target)
@@ -31,19 +36,20 @@ def replaced(target: Path) -> Iterator[Path]:
         try:
             yield fresh
             _share_as_folder(fresh)
-            _synchronize(fresh)
+            for entry in [*fresh.rglob("*"), fresh]:
+                synchronize(entry)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
         if target.exists():
             target.rename(old)
         fresh.rename(target)
-        _synchronize_entry(target.parent)
+        synchronize(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def recovered(target: Path) -> None:
-    """Puts back a folder that an earlier process was killed while replacing, and removes what it left beside it."""
+    """Undoes a replacement of a folder that was killed half way, and removes its leftovers."""
     fresh, old = _beside(target)
     if old.exists() and not target.exists():
         old.rename(target)
@@ -52,30 +58,31 @@ def recovered(target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file, or creates it.
+    """Creates or replaces a file.
 
     Raises:
-        StorageError: The file cannot be written; what was there stays.
+        StorageError: The file cannot be written. An existing one is then unchanged.
     """
     fresh, _ = _beside(path)
     with explained(path):
         try:
             fresh.write_text(text)
-            _synchronize_entry(fresh)
+            synchronize(fresh)
             fresh.replace(path)
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        _synchronize_entry(path.parent)
+        synchronize(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file atomically.
+    """Appends a line to a file. A kill may cut the line; an error leaves the file as it was.
 
     Raises:
         StorageError: The line cannot be written.
     """
-    with explained(path), path.open("ab", buffering=0) as file:  # a buffer would try again when the file is closed
+    # Unbuffered, because a buffer would write again when the file is closed
+    with explained(path), path.open("ab", buffering=0) as file:
         end = file.tell()
         try:
             rest = line.encode() + b"\n"
@@ -89,17 +96,17 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """Gives a temporary folder to write into; what is in it moves to `folder` if nothing is raised.
+    """Yields a temporary folder, whose files move to `folder` if nothing is raised.
 
-    Enter it before the work whose results it takes: it refuses at once what it would have to refuse at the end.
+    Enter it before the work starts, so that a folder that cannot be used is refused at once.
 
     Args:
-        folder: Created if need be. Other files in it stay as they are.
-        names: Of the files to come.
+        folder: Created if it does not exist. Other files in it stay as they are.
+        names: Names of the files to come.
         overwrite: Whether files with these names may be replaced.
 
     Raises:
-        ArgumentError: Such a file exists already, or a folder of its name, or there can be no such folder.
+        ArgumentError: A file or folder with one of the names exists, or the folder cannot be written.
     """
     target = Path(folder)
     present = [name for name in names if (target / name).exists()]
@@ -128,7 +135,7 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """Turns what the system says about a failed write into an error that names the file and a remedy."""
+    """Turns a failed write into an error that names the file and a remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -138,31 +145,55 @@ def explained(target: Path) -> Iterator[None]:
         ) from error
 
 
+def synchronize(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on disk."""
+    if os.name == "nt":  # Windows opens no folders, and flushes no file that was opened for reading
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
+    """Writes CSV rows, header included, into an open file. Formulas are escaped, see `csv_cell`."""
+    csv.writer(file, lineterminator="\n").writerows(
+        # csv does not quote \r
+        [csv_cell(cell).replace("\r", "\n") if isinstance(cell, str) else cell for cell in row]
+        for row in rows
+    )
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Writes a CSV file; see `write_rows`."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_rows(file, rows)
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Formats tables, lists, texts and numbers as JSON with a final line break. NaN, which JSON lacks, becomes null."""
+    return json.dumps(_without_nan(value), indent=indent) + "\n"
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and isnan(value) else value
+
+
 def _beside(target: Path) -> tuple[Path, Path]:
     fresh, old = (target.with_name(f".{target.name}.{kind}") for kind in ("new", "old"))
     return fresh, old
 
 
 def _share_as_folder(folder: Path) -> None:
-    """Gives the files of a folder its own modes of reading and writing; safetensors' are the owner's alone.
-
-    The folder was made as the umask says, which cannot be read without being changed for all threads.
-    """
+    """Gives the files of a folder the folder's own permissions to read and write."""
+    # safetensors creates files that only their owner may read. The umask, which says what others may do, cannot be
+    # read without setting it for all threads, but the folder was created under it.
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(mode)
-
-
-def _synchronize(folder: Path) -> None:
-    for entry in [*folder.rglob("*"), folder]:
-        _synchronize_entry(entry)
-
-
-def _synchronize_entry(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

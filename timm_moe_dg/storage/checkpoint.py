@@ -1,49 +1,42 @@
-"""Checkpoints that a run can be resumed from: any nested state, written atomically and checked when read.
+"""Checkpoints that a run resumes from, each a file written by `torch.save` with its SHA-256 beside it."""
 
-A checkpoint is a folder of three files: tensors.safetensors, state.json (everything else, with the tensors' places in
-it, the format's number and versions) and checksums.json. Nothing in it is pickled.
-"""
-
-import json
+import hashlib
 import logging
-import re
-import shutil
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from pickle import UnpicklingError
+from typing import Any, Protocol, TypedDict
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+import torch
 
-from ..errors import CheckpointError, FormatError
+from ..errors import CheckpointError
 from ..protocols.options import Arguments
 from ..protocols.run_identity import check_format, stamp
-from .atomic import replaced
-from .checksums import damage, json_of, write_checksums
+from .atomic import explained, synchronize, write_text
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
-KEPT = 2  # if the newest is damaged, there is the one before
+RETAINED = 2  # if the newest is damaged, there is the one before
+_UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, UnpicklingError)
 _logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """What has a state: modules, optimizers, gradient scalers."""
+    """Anything with a state: modules, optimizers, gradient scalers."""
 
     def state_dict(self) -> Mapping[str, object]:
         """Returns the state."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
-        """Takes a state over."""
+        """Restores a state."""
 
 
 class ProcessStates(TypedDict):
     """The states of all processes.
 
     Attributes:
-        shared: Name -> state of what is the same in every process.
-        own: For every process, name -> state of what may differ.
+        shared: Name -> state that is the same in every process.
+        own: For each process, name -> state that may differ between processes.
     """
 
     shared: Mapping[str, Mapping[str, object]]
@@ -51,28 +44,26 @@ class ProcessStates(TypedDict):
 
 
 class RunState(ProcessStates):
-    """What a run goes on from.
+    """The content of a checkpoint.
 
     Attributes:
-        step: The last that was taken.
-        identity: All that the numbers of the run follow from.
-        records: The evaluations before, as lines of results.jsonl; earlier releases kept no copy.
+        step: The last step taken.
+        identity: Everything that determines the run's numbers; see `RunPlan.identity`.
     """
 
     step: int
     identity: Arguments
-    records: NotRequired[list[str]]
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that the next step depends on besides the command line and the data.
+    """Everything that the next step depends on, apart from the command line and the data.
 
     Attributes:
-        shared: What is the same in every process: network, optimizer and so on, by name.
-        own: What may differ from process to process.
-        gather: Collects a list of objects over processes, as accelerate's `gather_object` does.
-        process: This process's index.
+        shared: Parts that are the same in every process, by name: network, optimizer and so on.
+        own: Parts that may differ between processes.
+        gather: Concatenates a list over processes, like accelerate's `gather_object`.
+        process: Index of this process.
     """
 
     shared: Mapping[str, Stateful]
@@ -81,7 +72,7 @@ class TrainingState:
     process: int = 0
 
     def collect(self) -> ProcessStates:
-        """Returns the state of all processes, which have to ask for it together."""
+        """Returns the state of all processes. Every process has to call it."""
         own = {name: part.state_dict() for name, part in self.own.items()}
         return {
             "shared": {name: part.state_dict() for name, part in self.shared.items()},
@@ -89,7 +80,7 @@ class TrainingState:
         }
 
     def restore(self, state: ProcessStates) -> None:
-        """Puts everything back to what `collect` found."""
+        """Restores a state that `collect` returned."""
         for name, part in self.shared.items():
             part.load_state_dict(state["shared"][name])
         for name, part in self.own.items():
@@ -97,55 +88,54 @@ class TrainingState:
 
 
 class Checkpoints:
-    """The checkpoints of a run, the last two of which are kept.
+    """The two newest checkpoints of a run.
 
     Args:
-        folder: Where they lie; created when the first is saved.
+        folder: Their folder, created when the first is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, step: int, state: Mapping[str, object]) -> Path:
-        """Writes the checkpoint of a step and removes those before the last two.
+        """Writes the checkpoint of a step and removes all but the two newest.
 
         Raises:
-            StorageError: It cannot be written; those before are then untouched.
-            CheckpointError: The state holds something that is neither a tensor, a number, text, nor a nesting of them.
+            StorageError: It cannot be written. Earlier ones are unchanged.
+            CheckpointError: The state holds an object that `torch.load(weights_only=True)` refuses.
         """
-        target = self.folder / _name(step)
-        tensors: dict[str, Tensor] = {}
-        skeleton = _pack(state, "state", tensors)
-        with replaced(target) as fresh:
-            save_file(tensors, fresh / TENSORS)
-            (fresh / STATE).write_text(json.dumps({**stamp(), "state": skeleton}))
-            write_checksums(fresh)
-        self.keep(KEPT)
-        return target
+        path, fresh = self.folder / f"step-{step:06d}.pt", self.folder / ".new.pt"
+        with explained(path):
+            # Not its parents: a run folder that was removed must not come back half empty
+            self.folder.mkdir(exist_ok=True)
+            try:
+                _write({**stamp(), "state": state}, fresh)
+                # The digest goes first: alone it does no harm, whereas a checkpoint without one counts as damaged
+                write_text(_digest_file(path), f"{_sha256(fresh)}\n")
+                fresh.replace(path)
+            finally:
+                fresh.unlink(missing_ok=True)
+            synchronize(self.folder)
+        self.prune(RETAINED)
+        return path
 
-    def keep(self, number: int) -> None:
+    def prune(self, number: int) -> None:
         """Removes all but the newest."""
-        for old in self._paths()[:-number]:
-            shutil.rmtree(old)
+        for path in self._paths()[:-number]:
+            _digest_file(path).unlink(missing_ok=True)
+            path.unlink()
 
-    def at(self, step: int) -> dict[str, object] | None:
-        """Reads the checkpoint of a step; None if it is not there or damaged."""
-        try:
-            return read_checkpoint(self.folder / _name(step))
-        except CheckpointError:
-            return None
-
-    def newest(self) -> dict[str, object] | None:
-        """Reads the newest checkpoint that is complete; None if there is none. Damaged ones are reported.
+    def newest(self) -> dict[str, Any] | None:
+        """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported.
 
         Raises:
-            FormatError: It is of another format.
+            FormatError: It has another format.
         """
         for path in reversed(self._paths()):
             try:
                 return read_checkpoint(path)
             except CheckpointError as error:
-                _logger.warning(f"{error}; taking the one before")
+                _logger.warning(f"{error}; using the checkpoint before it")
         return None
 
     def describe(self) -> str:
@@ -153,65 +143,59 @@ class Checkpoints:
         return str(self._paths()[-1]) if self._paths() else "none yet"
 
     def _paths(self) -> list[Path]:
-        found = [path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        steps = {path: path.stem.removeprefix("step-") for path in self.folder.glob("step-*.pt")}
+        # By number: the alphabet has step-1000000 before step-999999
+        return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
 
 
-def _name(step: int) -> str:
-    return f"step-{step:06d}"
-
-
-def read_checkpoint(path: Path) -> dict[str, object]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint.
 
     Raises:
-        CheckpointError: Something is missing from it, or is not what was written.
-        FormatError: It is of another format.
+        CheckpointError: It is missing, or differs from what was written.
+        FormatError: It has another format.
     """
     try:
-        if found := damage(path, (TENSORS, STATE)):
-            raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({found})")
-        stamped = _table(json_of((path / STATE).read_text()))
-        check_format(stamped, f"checkpoint={str(path)!r}")
-        # Before formats were numbered, the state stood there alone
-        return _unpack(stamped["state"] if "format" in stamped else stamped, load_file(path / TENSORS))
-    except FormatError:
-        raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({type(error).__name__}: {error})") from error
-
-
-def _table(state: object) -> dict[str, object]:
-    if not isinstance(state, dict):
-        raise ValueError(f"{STATE} holds no table")
+        # torch.load itself does not notice a flipped bit in a tensor
+        if _sha256(path) != _digest_file(path).read_text().strip():
+            raise ValueError(f"its SHA-256 is not that in {_digest_file(path).name}")
+        stamped = torch.load(path, map_location="cpu", weights_only=True)
+        state = stamped["state"]
+    except _UNREADABLE as error:
+        raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({_reason(error)})") from error
+    check_format(stamped, f"checkpoint={str(path)!r}")
     return state
 
 
-def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:
-    """Turns nested containers into what JSON can hold; tensors go into `tensors` under their place."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        name = f"{len(tensors)}.{place}"
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses shared memory
-        return {"tensor": name}
-    if isinstance(value, list):
-        return [_pack(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
-    if type(value) is tuple:
-        return {"tuple": _pack(list(value), place, tensors)}
-    if isinstance(value, Mapping):
-        return {"dict": [[key, _pack(item, f"{place}.{key}", tensors)] for key, item in value.items()]}
-    raise CheckpointError(f"{place}={value!r}: a {type(value).__name__} cannot be kept in a checkpoint")
+def _write(content: Mapping[str, object], path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # torch's writer replaces the system's error, such as a full disk, by its own
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # An object that only pickle can read would make the run impossible to resume. mmap reads no tensors.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        remedy = "a state may hold tensors, numbers, texts and containers of them"
+        raise CheckpointError(f"checkpoint={str(path)!r}: cannot be read back ({_reason(error)}); {remedy}") from error
 
 
-def _unpack(value: object, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "tuple":
-        return tuple(_unpack(content, tensors))
-    return {key: _unpack(item, tensors) for key, item in content}
+def _reason(error: Exception) -> str:
+    """The cause in one line, without torch's advice to load the file unprotected."""
+    cause = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" Please use")[0]
+    return cause.strip().partition("\n")[0]
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,17 +1,24 @@
-"""The output folder of a run: args.yaml, results.jsonl, log.txt, checkpoints/, best/, best_oracle/ and lastly done.
+"""The output folder of a run.
 
-Of data with a validation split under shift there are best_ood_worst_group/ and best_ood_f1_macro/ besides.
+It holds args.yaml, results.jsonl, summary.csv, log.txt, checkpoints/, best/, best_oracle/, and `done` once the run is
+finished. Data with a validation split under shift adds best_ood_worst_group/ and best_ood_f1_macro/.
 
-Nothing half-made is ever seen under its final name: the folder appears with its first evaluation complete, and folders
-in it are written beside the old ones and then put in their place. Networks and checkpoints have checksums beside them,
-each checkpoint a copy of the evaluations before it, and `done` says what the finished run vouches for.
+A run folder promises:
+
+- Nothing is ever half written under its final name. The folder appears with its first evaluation complete.
+- One process at a time writes to it, see `ownership`.
+- The two newest checkpoints are kept, each with a digest, see `checkpoint`.
+- A last line of results.jsonl that a kill has cut is dropped on resume.
 """
 
+import csv
+import io
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,15 +31,12 @@ from ..protocols.run_identity import check_unchanged, read_arguments
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
+    reported_accuracy,
     training_domain_validation,
+    validation_accuracy,
 )
-from .atomic import append_line, explained, recovered, replaced, write_text
+from .atomic import append_line, recovered, replaced, write_text
 from .checkpoint import Checkpoints, RunState
-from .checksums import write_checksums
-from .outcome import DONE, lost, vouch
-from .reopening import RESULTS, kept_records, needs_remaking
-from .summary_table import SUMMARY, summary_table
-from .watch import Watch
 
 # selection rule -> folder of its network
 BEST = {
@@ -40,180 +44,141 @@ BEST = {
     "oracle": "best_oracle",
     **{rule: f"best_{rule}" for rule in OOD_RULES},
 }
-ARGUMENTS, LOG = "args.yaml", "log.txt"
+ARGUMENTS, RESULTS, SUMMARY, LOG, DONE = "args.yaml", "results.jsonl", "summary.csv", "log.txt", "done"
 _logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Writes what a run finds.
+    """Writes the results of a run.
 
     Args:
         path: The folder. Nothing is created or changed before the first `add`.
-        args: The run's arguments, for args.yaml.
-        resume: Whether it may hold an unfinished run of these arguments, to go on with or to start afresh; or a
-            finished run, of fewer steps to be extended, or one that has lost something, to be mended.
-        verify: Whether the files of a finished run, and the networks of one to go on with, are compared with their
-            checksums.
+        args: Arguments of the run, for args.yaml.
+        resume: Whether the folder may hold a run with these arguments: an unfinished one, or a finished one that took
+            fewer steps.
 
     Attributes:
         records: The evaluations so far.
-        missing: Names of the folders whose network is lost, until there is a better one.
+        checkpoints: The run's checkpoints.
 
     Raises:
         ArgumentError: The folder holds something else.
-        FormatError: What it holds is of another format.
+        FormatError: The run in it has another format.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], args: Arguments, *, resume: bool = False, verify: bool = True
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], args: Arguments, *, resume: bool = False) -> None:
         self.path = Path(path)
         self.args = args
         self.records: list[Record] = []
-        self.missing: set[str] = set()
-        self._unlogged = ""
-        self._reopens = False
-        self._resumed = resume
-        self._verify = verify
-        self._watch = Watch(self.path)
         self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._resume = resume
+        self._extends = False
         if self._is_occupied():
-            self._check_occupant(resume)
+            self._check_occupant()
 
     @property
     def selected(self) -> Record:
-        """The record that training-domain validation picks so far."""
+        """The record that training-domain validation selects so far."""
         return training_domain_validation(self.records)
 
     def newest_checkpoint(self) -> RunState | None:
-        """Reads what to go on from; None, and a message if the run had begun, when it starts afresh."""
-        checkpoint = cast(RunState | None, self.checkpoints.newest())  # what was written
+        """Reads the newest intact checkpoint. If a run without one exists, a message says that it starts afresh."""
+        checkpoint = cast(RunState | None, self.checkpoints.newest())
         if checkpoint is None and self.path.exists():
             _logger.info(f"{self.path} holds no complete checkpoint: starting afresh")
         return checkpoint
 
-    def read_back(self, checkpoint: RunState) -> None:
-        """Loads the evaluations up to a checkpoint; see `reopening.kept_records`."""
-        self.records = kept_records(self.path, checkpoint, self.args["steps"])
+    def read_back(self, step: int) -> None:
+        """Loads the evaluations up to the step of a checkpoint.
+
+        Raises:
+            RecordError: results.jsonl is missing or damaged, or has no such evaluation.
+        """
+        # The average is evaluated at the end, after all steps
+        kept_records = [record for record in self._complete_records() if record.step <= step and not record.averaged]
+        if not kept_records:
+            remedy = "start another run with --experiment"
+            raise RecordError(f"{self.path / RESULTS}: holds no evaluation up to step {step}; {remedy}")
+        # A run that is extended has more steps than when its first records were written
+        self.records = [replace(record, args={**record.args, "steps": self.args["steps"]}) for record in kept_records]
 
     def cut_back(self) -> None:
-        """Removes from the files what `read_back` left out or was half-written, and the end of a run that goes on."""
-        if self._reopens:
+        """Removes everything after the checkpoint from the files, and half-written folders."""
+        if self._extends:
             (self.path / DONE).unlink()
             write_text(self.path / ARGUMENTS, _yaml(self.args))
         write_text(self.path / RESULTS, "".join(record.to_json() + "\n" for record in self.records))
         write_text(self.path / SUMMARY, summary_table(self.records))
         for name in BEST.values():
             recovered(self.path / name)
-        self._watch.note(ARGUMENTS, RESULTS, SUMMARY, *BEST.values())
-
-    def lost_networks(self) -> dict[str, int]:
-        """Finds the networks that stand for the run so far and are not there, or not what was written.
-
-        Returns:
-            Name of the folder -> step of the network; `missing` is these from now on.
-        """
-        steps = {BEST[rule]: record.step for rule, record in self._standing().items()}
-        found = {n: step for n, step in steps.items() if needs_remaking(self.path / n, self._verify)}
-        self.missing = set(found)
-        return found
-
-    def put(self, name: str, save: Callable[[Path], None]) -> None:
-        """Replaces the network in one of the folders of `BEST`."""
-        self._watch.check()
-        with replaced(self.path / name) as folder:
-            _save(save, folder)
-        self._watch.note(name)
-        self.missing.discard(name)
 
     def save_checkpoint(self, state: RunState) -> None:
-        """Writes what the run can be resumed from, with a copy of the evaluations so far.
+        """Writes a checkpoint.
 
         Raises:
-            StorageError: It cannot be written, or something else has changed the folder.
+            StorageError: It cannot be written.
         """
-        self.check()
-        self.checkpoints.save(state["step"], {**state, "records": [record.to_json() for record in self.records]})
-
-    def check(self) -> None:
-        """Makes sure that the folder is as this process left it; see `Watch`.
-
-        Raises:
-            StorageError: It is not.
-        """
-        self._watch.check()
+        self.checkpoints.save(state["step"], state)
 
     def add(self, record: Record, save: Callable[[Path], None]) -> None:
         """Writes one evaluation.
 
         Args:
             record: The evaluation.
-            save: Writes the network into a folder: best_oracle/, and those of the rules by which the record is the best
-                so far.
+            save: Writes the network into a folder. It is called for best_oracle/, and for the folder of each rule that
+                now selects this record.
 
         Raises:
-            StorageError: Something cannot be written; what was there stays.
+            StorageError: Something cannot be written. Existing files are unchanged.
         """
-        self._watch.check()
         self.records.append(record)
         if len(self.records) == 1:
             self._begin(record, save)
             return
+        # Networks go first: after a kill in between, the evaluation is repeated and writes them again
         for rule in self._selecting(record):
-            self.put(BEST[rule], save)
+            with replaced(self.path / BEST[rule]) as folder:
+                save(folder)
         self._append(self.path, record)
-        self._watch.note(RESULTS, SUMMARY)
-
-    def log(self, text: str) -> None:
-        """Appends text to log.txt, as soon as there is a folder of this run."""
-        self._unlogged += text
-        if self.records and self._unlogged and self.path.is_dir():  # if it vanished, the next write says so
-            with explained(self.path / LOG), (self.path / LOG).open("a") as file:
-                file.write(self._unlogged)
-            self._unlogged = ""
 
     def finish(self, *, can_go_on: bool = False) -> None:
-        """Marks the run as complete, as DomainBed does, and removes its checkpoints.
+        """Marks the run as finished with the file `done`, as DomainBed does, and removes its checkpoints.
 
         Args:
-            can_go_on: Keep the last one, which a run of more steps goes on from.
+            can_go_on: Keep the last checkpoint, for a run of more steps.
 
         Raises:
-            StorageError: Something else has changed the folder, or it cannot be written.
+            StorageError: The file cannot be written.
         """
-        self._watch.check()
         if can_go_on:
-            self.checkpoints.keep(1)
-        names = [BEST[rule] for rule in self._standing() if BEST[rule] not in self.missing]
-        vouch(self.path, (ARGUMENTS, RESULTS, SUMMARY), names)
+            self.checkpoints.prune(1)
+        write_text(self.path / DONE, "done\n")
         if not can_go_on:
             shutil.rmtree(self.checkpoints.folder, ignore_errors=True)
 
     def _begin(self, record: Record, save: Callable[[Path], None]) -> None:
         """Writes the whole folder with its first evaluation."""
-        if not self._resumed and self._is_occupied():
+        # The lock keeps out other runs, but not other programs, whose files would be replaced
+        if not self._resume and self._is_occupied():
             remedy = "was filled by something else while the run was starting; start it again with another --experiment"
             raise StorageError(f"output={str(self.path)!r}: {remedy}")
         first, *others = (BEST[rule] for rule in self._selecting(record))
         with replaced(self.path) as folder:
             (folder / ARGUMENTS).write_text(_yaml(self.args))
             self._append(folder, record)
-            _save(save, folder / first)
+            save(folder / first)
             for name in others:
                 shutil.copytree(folder / first, folder / name)
-        self._watch.note(ARGUMENTS, RESULTS, SUMMARY, *BEST.values())
-
-    def _standing(self) -> dict[str, Record]:
-        """Rule of `BEST` -> the record that stands for the run so far; without those that the data does not have."""
-        found = {}
-        for rule in BEST:
-            with suppress(RecordError):  # the data has no such validation
-                found[rule] = self.records[-1] if rule == "oracle" else SELECTION_RULES[rule](self.records)
-        return found
 
     def _selecting(self, newest: Record) -> list[str]:
-        """Rules of `BEST` by which the newest record stands for the run so far."""
-        return [rule for rule, record in self._standing().items() if record is newest]
+        """Rules of `BEST` that select the newest record."""
+        rules = []
+        for rule in BEST:
+            with suppress(RecordError):  # the data has no such validation
+                selected = self.records[-1] if rule == "oracle" else SELECTION_RULES[rule](self.records)
+                if selected is newest:
+                    rules.append(rule)
+        return rules
 
     def _is_occupied(self) -> bool:
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
@@ -222,33 +187,55 @@ class RunFolder:
         append_line(folder / RESULTS, record.to_json())
         write_text(folder / SUMMARY, summary_table(self.records))
 
-    def _check_occupant(self, resume: bool) -> None:
-        done, written = (self.path / DONE).exists(), self.path / ARGUMENTS
-        recorded = read_arguments(written, "resume") if resume and written.exists() else {}
-        extends = bool(recorded) and done and self.args["steps"] > recorded["steps"]
-        self._reopens = extends or (bool(recorded) and done and self._verify and lost(self.path) is not None)
-        if not recorded or (done and not self._reopens):
-            state = "a finished run" if done else "files of another run"
+    def _complete_records(self) -> list[Record]:
+        """Reads results.jsonl without a last line that a kill has cut."""
+        path = self.path / RESULTS
+        try:
+            # Lines are written with their break at the end, so text after the last break is cut
+            lines = path.read_bytes().split(b"\n")[:-1]
+            return [Record.from_json(line.decode()) for line in lines]
+        except (OSError, UnicodeDecodeError, RecordError) as error:
+            remedy = "restore the file, or start another run with --experiment"
+            raise RecordError(f"{path}: cannot be read ({error}); {remedy}") from error
+
+    def _check_occupant(self) -> None:
+        finished, path = (self.path / DONE).exists(), self.path / ARGUMENTS
+        recorded = read_arguments(path, "resume") if self._resume and path.exists() else {}
+        self._extends = bool(recorded) and finished and self.args["steps"] > recorded["steps"]
+        if not recorded or (finished and not self._extends):
+            state = "a finished run" if finished else "files of another run"
             raise ArgumentError.of("output", str(self.path), f"holds {state}; give another --output or --experiment")
-        check_unchanged(recorded, {**self.args, **({"steps": recorded["steps"]} if extends else {})})
+        check_unchanged(recorded, {**self.args, **({"steps": recorded["steps"]} if self._extends else {})})
 
 
 def run_arguments(model: str) -> dict[str, Any]:
-    """Returns the arguments of the run that a `local-dir:` model lies in, from args.yaml beside it; empty without one.
+    """Returns the arguments of the run that a `local-dir:` model belongs to; an empty table if there is no such run.
 
     Raises:
-        ArgumentError: The file cannot be read as such.
-        FormatError: It is of another format.
+        ArgumentError: args.yaml beside the model's folder cannot be read.
+        FormatError: args.yaml has another format.
     """
     source, _, folder = model.partition(":")
     path = Path(folder).parent / ARGUMENTS
     return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
 
 
+def summary_row(record: Record) -> dict[str, float | bool]:
+    """Returns the numbers of an evaluation by column of summary.csv."""
+    row = {"step": record.step, "epoch": record.epoch, **dict(sorted(record.losses.items()))}
+    row |= {"step_time": record.step_time, "validation_acc": validation_accuracy(record)}
+    return row | {"test_acc": reported_accuracy(record)} | record.scores | {"averaged": record.averaged}
+
+
+def summary_table(records: Sequence[Record]) -> str:
+    """Formats summary.csv, one row for each evaluation, with the columns of the first."""
+    rows = [summary_row(record) for record in records]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def _yaml(args: Arguments) -> str:
     return yaml.safe_dump(dict(args), sort_keys=True)
-
-
-def _save(save: Callable[[Path], None], folder: Path) -> None:
-    save(folder)
-    write_checksums(folder)

@@ -1,8 +1,8 @@
-"""Runs as processes: several at a time on this machine, each with a log, one failure apart.
+"""Runs as processes: several at a time on this machine, each with a log, unaffected by each other's failures.
 
-A run is finished when its folder has the file `done`. While one is going its log is locked, also against a sweep that
-was started a second time, and also when the sweep that started it has been killed: all processes of the job hold that
-lock. A run that was started by hand is known by the lock of its folder.
+A run is finished when its folder has the file `done`. A sweep holds the lock of the log of each run that it starts, so
+that a second sweep leaves the run alone. The run itself holds the lock of its folder, also when its sweep was killed or
+it was started by hand.
 """
 
 import json
@@ -13,22 +13,24 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ..cli.ending import duration
-from ..storage.outcome import DONE
-from ..storage.ownership import is_locked, is_owned, try_lock
+from ..errors import FolderInUseError
+from ..storage.ownership import is_owned, owned
+from ..storage.run_folder import DONE
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-_ENDED = "sweep: exit status "
-_STATUS = re.compile(rf"{_ENDED}(-?\d+)")
+_EXIT_STATUS = "sweep: exit status "
+_EXIT_STATUS_LINE = re.compile(rf"{_EXIT_STATUS}(-?\d+)")
 _POLL = 0.2  # seconds
-# Slurm's notice before a time limit goes to every process of a job, and ends those that do not expect it
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+# Slurm's notice before a time limit goes to every process of a job, and ends those that do not expect it.
+# Windows has no such signals.
+NOTICES = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Job:
     """One run.
 
     Attributes:
-        name: What it is called.
-        command: Program and arguments; must go on with what an interrupted run has left.
-        folder: Where the run puts `done` when it is finished.
+        name: Its name.
+        command: Program and arguments. Repeated, it has to continue an interrupted run.
+        folder: Its folder, in which it puts `done` when it is finished.
         log: File for everything that it prints, over all attempts.
     """
 
@@ -53,25 +55,22 @@ class Job:
         return (self.folder / DONE).exists()
 
     def state(self) -> str:
-        """Returns the state, one of `STATES`; incomplete runs were interrupted and can go on, failed ones as well.
-
-        Asking takes no lock that starting needs.
-        """
+        """Returns the state, one of `STATES`. Incomplete runs were interrupted; they and failed ones can go on."""
         if self.is_finished:
             return "finished"
-        if is_locked(self.log) or is_owned(self.folder):
+        if is_owned(self.log) or is_owned(self.folder):
             return "running"
         try:
-            last = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+            last_line = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
         except FileNotFoundError:
             return "incomplete" if self.folder.exists() else "missing"
-        if self.is_finished:  # meanwhile
+        if self.is_finished:  # since the first look
             return "finished"
-        status = _STATUS.fullmatch(last)
+        status = _EXIT_STATUS_LINE.fullmatch(last_line)
         return "failed" if status and int(status[1]) not in INTERRUPTED else "incomplete"
 
     def progress(self) -> str:
-        """Says how many steps were evaluated of how many, and about how long the others take, as far as is known."""
+        """Describes how many steps were evaluated, and about how long the others take, as far as is known."""
         try:
             record = json.loads((self.folder / "results.jsonl").read_text().splitlines()[-1])
             done, steps, seconds = record["step"] + 1, record["args"]["steps"], record["step_time"]
@@ -81,40 +80,43 @@ class Job:
 
 
 class Attempt:
-    """A job's process; use `Attempt.start`."""
+    """The process of a job, in a process group of its own. Use `Attempt.start`."""
 
-    def __init__(self, job: Job, log: IO[str], process: subprocess.Popen[bytes]) -> None:
-        self.job, self.log, self.process = job, log, process
+    def __init__(self, job: Job, log: IO[str], lock: ExitStack, process: subprocess.Popen[bytes]) -> None:
+        self.job, self.process = job, process
         self.started = time.monotonic()
+        self._log, self._lock = log, lock
 
     @classmethod
     def start(cls, job: Job, environment: Mapping[str, str] | None = None) -> "Attempt | None":
-        """Starts a job in a process group of its own; None if another process runs it, or has finished it meanwhile."""
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        log = job.log.open("a")
-        if not try_lock(log.fileno()) or is_owned(job.folder) or job.is_finished:
-            log.close()
-            return None
-        log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
-        log.flush()
-        variables = {**os.environ, **(environment or {})}
-        process = subprocess.Popen(
-            job.command,
-            env=variables,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_ignore_notices,
-        )
-        return cls(job, log, process)
+        """Starts a job; None if another process runs it, or has finished it."""
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(owned(job.log))
+            except FolderInUseError:
+                return None
+            if is_owned(job.folder) or job.is_finished:
+                return None
+            log = lock.enter_context(job.log.open("a"))
+            log.write(f"sweep: {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(job.command)}\n")
+            log.flush()
+            process = subprocess.Popen(
+                job.command,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_ignore_notices,
+            )
+            return cls(job, log, lock.pop_all(), process)
 
     def poll(self) -> int | None:
-        """Returns the exit status, or None while the process goes on."""
+        """Returns the exit status, or None while the process runs."""
         status = self.process.poll()
-        if status is not None and not self.log.closed:
-            self.log.write(f"\n{_ENDED}{status}\n")
-            self.log.close()
+        if status is not None and not self._log.closed:
+            self._log.write(f"\n{_EXIT_STATUS}{status}\n")
+            self._lock.close()
         return status
 
     def wait(self) -> int:
@@ -123,9 +125,9 @@ class Attempt:
         return self.poll() or 0
 
     def stop(self, seconds: float) -> None:
-        """Waits for a process that was asked to end, and kills what is left of it after some seconds.
+        """Waits some seconds for a process that was asked to end, then kills the process group.
 
-        A launcher may end before the processes that it started; those hold the log's lock, and are asked as well.
+        A launcher may end before the processes that it started, which are asked as well.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -139,25 +141,24 @@ class Attempt:
         self.wait()
 
     def leave(self, seconds: float) -> None:
-        """Asks all processes to end, and waits some seconds for it; for signal handlers, which may interrupt `wait`."""
+        """Asks the process group to end and waits some seconds. Signal handlers that interrupt `wait` may call it."""
         self._signal_group(signal.SIGTERM)
-        self.log.close()  # the processes keep its lock
+        self._lock.close()
         self.settle(seconds)
 
     def settle(self, seconds: float) -> None:
-        """Waits some seconds for what a launcher that has ended left behind; it may be saving."""
+        """Waits some seconds for processes of a launcher that has ended, which may be saving a checkpoint."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.job.state() == "running":
             time.sleep(_POLL)
 
     def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # nobody is left
+        with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(self.process.pid, number)
 
 
 def _ignore_notices() -> None:
-    """Makes a new process, and all that it starts, deaf to what only its parent is to act on."""
-    for number in _NOTICES:
+    for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -168,51 +169,51 @@ def run_jobs(
     watch: Callable[[Sequence[Job]], object] | None = None,
     watch_every: float = 60.0,
 ) -> Iterator[tuple[Job, int | None, float]]:
-    """Runs jobs, one in each slot at a time, and yields each as it ends.
+    """Runs jobs, one at a time in each slot, and yields each as it ends.
 
-    When the caller stops early, by an exception or by closing the iterator, processes that are going get SIGTERM, and
-    some seconds to save what they have.
+    When the caller stops early, by an exception or by closing the iterator, running processes get SIGTERM and some
+    seconds to save a checkpoint.
 
     Args:
         jobs: In the order in which they are started.
         slots: Environment variables of each slot; their number is the number of jobs at a time.
         grace: Seconds between SIGTERM and SIGKILL.
-        watch: Called now and then with the jobs that are going.
+        watch: Called now and then with the running jobs.
         watch_every: Seconds between its calls.
 
     Yields:
-        The job, its exit status (None: another process runs or has finished it) and the seconds that it took.
+        The job, its exit status (None: another process runs it or has finished it) and its duration in seconds.
     """
-    waiting, going = list(reversed(jobs)), dict[int, Attempt]()
+    waiting, running = list(reversed(jobs)), dict[int, Attempt]()
     watched = time.monotonic()
     try:
-        while waiting or going:
-            for slot in [number for number in range(len(slots)) if number not in going and waiting]:
-                if waiting:
+        while waiting or running:
+            for slot in range(len(slots)):
+                if slot not in running and waiting:
                     job = waiting.pop()
                     attempt = Attempt.start(job, slots[slot])
                     if attempt is None:
                         yield job, None, 0.0
                     else:
-                        going[slot] = attempt
-            for slot, attempt in list(going.items()):
+                        running[slot] = attempt
+            for slot, attempt in list(running.items()):
                 status = attempt.poll()
                 if status is not None:
-                    del going[slot]
+                    del running[slot]
                     yield attempt.job, status, time.monotonic() - attempt.started
-            if watch and going and time.monotonic() - watched >= watch_every:
+            if watch and running and time.monotonic() - watched >= watch_every:
                 watched = time.monotonic()
-                watch([attempt.job for attempt in going.values()])
+                watch([attempt.job for attempt in running.values()])
             time.sleep(_POLL)
     finally:
-        for attempt in going.values():
+        for attempt in running.values():
             attempt.process.terminate()
         deadline = time.monotonic() + grace
-        for attempt in going.values():
+        for attempt in running.values():
             attempt.stop(max(0.0, deadline - time.monotonic()))
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """Returns the last lines of a log that are not the sweep's own."""
+    """Returns the last lines of a log, without the sweep's own."""
     text = log.read_text(errors="replace").replace("\r", "\n").splitlines()
     return "\n".join([line for line in text if line.strip() and not line.startswith("sweep: ")][-lines:])

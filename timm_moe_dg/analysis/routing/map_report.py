@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...storage.json_text import json_text
+from ...storage.atomic import json_text
 from ..run_view import RunView
 from .attention import class_attention, head_similarity, mass_mask
 from .chosen_images import ImageRows, batches, choose_images, photographs

@@ -8,7 +8,7 @@ import torch
 
 from ...data import Domain
 from ...errors import ArgumentError
-from ...storage.json_text import json_text
+from ...storage.atomic import json_text
 from ..run_view import RunView
 from .annotations import annotate
 from .association import PermutationTest

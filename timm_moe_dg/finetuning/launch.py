@@ -1,54 +1,87 @@
-"""Checks that launch settings took effect: processes, precision, CPU threads and messages."""
+"""The processes of a run: joining them, checking that launch settings took effect, and losing one of them."""
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import get_int_from_env
+from accelerate.utils import InitProcessGroupKwargs
+from torch import distributed
 
-from ...cli.arguments import available_cpus
-from ...errors import ArgumentError
-from ...protocols.options import RunOptions
+from ..cli.arguments import available_cpus
+from ..errors import ArgumentError, MoeDgError, ProcessLostError
+from ..protocols.options import RunOptions
+from .progress import wanted_trackers
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # as accelerate calls them
+_DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names
 _PLUGINS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
 _UNSUPPORTED = (
     "the launcher's plugin is not supported, since averages, checkpoints and methods need the whole network in every "
     "process; launch without it (--use_fsdp and the like), and see --grad-checkpointing; choose from "
     f"{', '.join(_DISTRIBUTED)}"
 )
+_logger = logging.getLogger(__name__)
 
 
 def join_processes(options: RunOptions) -> Accelerator:
-    """Joins the other processes and says what the run has to work with.
+    """Joins the other processes and logs the resources of the run.
 
     Raises:
-        ArgumentError: That is not what it was launched with; see `check_launch`.
+        ArgumentError: The launch settings did not take effect, see `check_launch`.
     """
-    accelerator = Accelerator(mixed_precision=PRECISIONS[options.amp_dtype] if options.amp_dtype else None)
+    accelerator = Accelerator(
+        mixed_precision=PRECISIONS[options.amp_dtype] if options.amp_dtype else None,
+        log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
+        project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout))],
+    )
     check_launch(accelerator)
     if accelerator.device.type == "cpu":
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(options.cpu_threads or max(1, share))
-    accelerator.print(
+    _logger.info(
         f"processes {accelerator.num_processes}, device {accelerator.device}, threads {torch.get_num_threads()}, "
         f"mixed precision {accelerator.mixed_precision}, seed {options.seed}"
     )
+    if accelerator.num_processes > 1:
+        limit = f"{options.process_timeout:g} min"
+        _logger.info(f"the run ends if a process waits more than {limit} for another one (--process-timeout)")
     return accelerator
+
+
+@contextmanager
+def lost_process_explained(options: RunOptions, accelerator: Accelerator) -> Iterator[None]:
+    """Turns a failed exchange between processes into one line that says what to do.
+
+    Raises:
+        ProcessLostError: Another process ended or did not answer in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Errors of gloo have no class of their own, but quote a file of its source
+        is_exchange = isinstance(error, distributed.DistError) or "gloo" in str(error)
+        if isinstance(error, MoeDgError) or not is_exchange:
+            raise
+        raise ProcessLostError(
+            f"num_processes={accelerator.num_processes}: another process ended, or did not answer for "
+            f"{options.process_timeout:g} min (--process-timeout); see its own message, then start all processes again "
+            f"with --resume ({str(error).partition('. ')[0]})"
+        ) from error
 
 
 def check_launch(accelerator: Accelerator) -> None:
     """Checks that launch settings took effect.
 
     Raises:
-        ArgumentError: It has not; see the other checks.
+        ArgumentError: They did not, see the other checks.
     """
     check_plugins(os.environ)
     check_world_size(os.environ, accelerator.num_processes)
@@ -57,17 +90,17 @@ def check_launch(accelerator: Accelerator) -> None:
 
 
 def check_world_size(environment: Mapping[str, str], num_processes: int) -> None:
-    """Makes sure that a run has the processes that it was launched with.
+    """Checks that a run has as many processes as it was launched with.
 
-    `accelerate launch --cpu --num_processes 2` starts one process, and `--multi_gpu` without accelerators starts two
-    that do not know of each other; both would run to the end and report something else than was asked for.
+    `accelerate launch --cpu --num_processes 2` starts one process. `--multi_gpu` without accelerators starts two that
+    do not know of each other. Both would run to the end and report something else than was asked for.
 
     Args:
         environment: The process's environment variables.
-        num_processes: How many processes the run has.
+        num_processes: Number of processes that the run has.
 
     Raises:
-        ArgumentError: The two differ.
+        ArgumentError: It has another number.
     """
     requested = next((environment[name] for name in _WORLD_SIZES if name in environment), None)
     if requested is not None and int(requested) != num_processes:
@@ -84,23 +117,23 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
 
 
 def check_precision(mixed_precision: str, device: str) -> None:
-    """Makes sure that float16 is not asked for on CPU, where accelerate would silently train in full precision.
+    """Refuses float16 on CPU, where accelerate would silently train in full precision.
 
     Raises:
-        ArgumentError: It is.
+        ArgumentError: It was asked for.
     """
     if mixed_precision == "fp16" and device == "cpu":
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
 
 
 def check_plugins(environment: Mapping[str, str]) -> None:
-    """Makes sure that no plugin was asked for, which accelerate would leave out in silence on CPU.
+    """Refuses plugins of the launcher, which accelerate silently ignores on CPU.
 
     Args:
-        environment: The process's environment variables, in which the launcher says what was asked for.
+        environment: The process's environment variables, through which the launcher asks for plugins.
 
     Raises:
-        ArgumentError: One was.
+        ArgumentError: A plugin was asked for.
     """
     for name in _PLUGINS:
         if environment.get(f"ACCELERATE_USE_{name}", "false").lower() in ("true", "1"):
@@ -108,14 +141,14 @@ def check_plugins(environment: Mapping[str, str]) -> None:
 
 
 def check_distribution(distributed_type: str, gradient_accumulation_steps: int) -> None:
-    """Makes sure that every process holds the whole network, and that accelerate does not divide losses itself.
+    """Checks that every process holds the whole network, and that accelerate does not divide losses.
 
     Args:
         distributed_type: One of accelerate's.
-        gradient_accumulation_steps: What accelerate was told.
+        gradient_accumulation_steps: The number that accelerate was told.
 
     Raises:
-        ArgumentError: The network would be sharded, or run by a backend that nobody has tried; or losses be divided.
+        ArgumentError: The network would be sharded or run by an untested backend, or losses would be divided.
     """
     if distributed_type not in _DISTRIBUTED:
         raise ArgumentError.of("distributed_type", str(distributed_type), _UNSUPPORTED)
@@ -124,13 +157,3 @@ def check_distribution(distributed_type: str, gradient_accumulation_steps: int) 
             "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS; to cut a step's images into parts use --grad-accum-steps"
         )
         raise ArgumentError.of("gradient_accumulation_steps", gradient_accumulation_steps, remedy)
-
-
-def set_up_logging() -> None:
-    """Shows the package's messages once, from the main process.
-
-    Rank comes from the environment; the process group does not exist yet.
-    """
-    logging.basicConfig(format="%(message)s")
-    level = logging.ERROR if get_int_from_env(RANKS, 0) else logging.INFO
-    logging.getLogger("timm_moe_dg").setLevel(level)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from timm_moe_dg.errors import ArgumentError, FolderInUseError
-from timm_moe_dg.finetuning import RunPlan, make_plan, owner, owning
+from timm_moe_dg.finetuning import RunPlan, make_plan, owning, plan, run
 from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.storage.ownership import is_owned, owned
 
@@ -16,7 +16,7 @@ from timm_moe_dg.storage.ownership import is_owned, owned
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One process, without accelerate."""
-    monkeypatch.setattr(owner, "broadcast_object_list", lambda found: found)
+    monkeypatch.setattr(run, "broadcast_object_list", lambda names: names)
     return SimpleNamespace(is_main_process=True)
 
 
@@ -41,8 +41,8 @@ def planned(images):
 
 
 def test_a_run_owns_its_folder_and_nothing_is_left_of_one_that_wrote_nothing(tmp_path, planned, processes):
-    with owning(planned(tmp_path / "runs", "a"), processes) as plan:
-        assert is_owned(plan.folder.path)
+    with owning(planned(tmp_path / "runs", "a"), processes) as own_plan:
+        assert is_owned(own_plan.folder.path)
     assert not list(tmp_path.iterdir())
 
 
@@ -62,14 +62,14 @@ def test_a_given_name_that_is_taken_is_refused(tmp_path, planned, processes):
 
 
 def test_names_that_were_made_up_get_numbers(tmp_path, planned, processes, monkeypatch):
-    monkeypatch.setattr(owner, "run_names", lambda options: iter(["same", "same-2", "same-3"]))
+    monkeypatch.setattr(run, "run_names", lambda options: iter(["same", "same-2", "same-3"]))
     with ExitStack() as stack:
         plans = [stack.enter_context(owning(planned(tmp_path), processes)) for _ in range(3)]
-        assert [plan.options.experiment for plan in plans] == ["same", "same-2", "same-3"]
-    for plan in plans:
-        name = plan.options.experiment
-        assert (plan.folder.path, plan.folder.args["experiment"]) == (tmp_path / name, name)
-        assert plan.record_args["experiment"] == name
+        assert [own_plan.options.experiment for own_plan in plans] == ["same", "same-2", "same-3"]
+    for own_plan in plans:
+        name = own_plan.options.experiment
+        assert (own_plan.folder.path, own_plan.folder.args["experiment"]) == (tmp_path / name, name)
+        assert own_plan.record_args["experiment"] == name
 
 
 def test_a_made_up_name_is_one_that_is_not_there(tmp_path, planned):
@@ -77,13 +77,13 @@ def test_a_made_up_name_is_one_that_is_not_there(tmp_path, planned):
     name = first.options.experiment
     for taken in (name, f"{name}-2"):
         (tmp_path / taken).mkdir()
-    names = owner.run_names(first.options)
+    names = plan.run_names(first.options)
     assert [next(names) for _ in range(3)] == [name, f"{name}-2", f"{name}-3"]
-    assert list(owner.run_names(planned(tmp_path, "given").options)) == ["given"]
+    assert list(plan.run_names(planned(tmp_path, "given").options)) == ["given"]
 
 
 def test_where_the_main_process_is_refused_the_others_end(tmp_path, planned, monkeypatch):
-    monkeypatch.setattr(owner, "broadcast_object_list", lambda found: found)  # what the main process sent: no name
+    monkeypatch.setattr(run, "broadcast_object_list", lambda names: names)  # what the main process sent: no name
     with pytest.raises(SystemExit) as caught, owning(planned(tmp_path, "a"), SimpleNamespace(is_main_process=False)):
         pass
     assert caught.value.code == 1

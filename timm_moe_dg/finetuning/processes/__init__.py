@@ -1,1 +1,0 @@
-"""The processes of a run: what they were launched with, and whether all of them are still there."""
