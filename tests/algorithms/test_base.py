@@ -62,5 +62,5 @@ def test_every_part_of_an_accumulated_step_has_every_domain():
 def test_bad_accumulation_is_refused_by_name():
     with pytest.raises(ArgumentError, match="grad_accum_steps=3: does not divide the batch of \\[4\\] images"):
         Distance(Setup(Scalar(), 1, 1)).chunk([images(4)], 3)
-    with pytest.raises(ArgumentError, match="grad_accum_steps=2: Settled has no meaning"):
+    with pytest.raises(ArgumentError, match="grad_accum_steps=2: Settled needs a whole step"):
         Settled(Setup(Scalar(), 1, 1)).chunk([images(4)], 2)

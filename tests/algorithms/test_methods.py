@@ -28,7 +28,7 @@ def test_accumulation_is_refused_where_it_has_no_meaning(method):
     algorithm, context = build(method, network("mlp"))
     context = StepContext(context.model, context.optimizer, grad_accum_steps=2)
     if not ALGORITHMS[method].ACCUMULATES:
-        with pytest.raises(ArgumentError, match=f"grad_accum_steps=2: {method} has no meaning"):
+        with pytest.raises(ArgumentError, match=f"grad_accum_steps=2: {method} needs a whole step"):
             algorithm.update(context, minibatches("mlp", 0))
     else:
         assert algorithm.update(context, minibatches("mlp", 0))["loss"].isfinite()
@@ -68,7 +68,7 @@ def test_metadata_reach_the_model_and_its_own_losses_every_objective(method, mog
     parameters = [*network.parameters(), *(p for g in algorithm.parameter_groups(1e-3, 0.0) for p in g["params"])]
     context = StepContext(network, torch.optim.Adam(parameters, lr=1e-3))
     if method == "Mixup":
-        with pytest.raises(ArgumentError, match="algorithm='Mixup': a mixture of images has no one place"):
+        with pytest.raises(ArgumentError, match="algorithm='Mixup': cannot mix the locations of images"):
             algorithm.update(context, places())
         return
     losses = algorithm.update(context, places())

@@ -101,5 +101,5 @@ def test_the_frozen_twin_is_not_in_miro_s_state_but_follows_its_device_and_type(
     algorithm, context = build("MIRO", network("mlp"))
     train(algorithm, context, "mlp", range(1))
     assert set(algorithm.state_dict()) == {"b.0", "b.1"}
-    assert next(algorithm._twin[0].parameters()).dtype == torch.float64
-    assert next(algorithm.to("meta")._twin[0].parameters()).device.type == "meta"
+    assert next(algorithm._reference[0].parameters()).dtype == torch.float64
+    assert next(algorithm.to("meta")._reference[0].parameters()).device.type == "meta"

@@ -12,6 +12,6 @@ def test_a_network_that_is_tapped_can_be_copied_and_its_copy_is_a_network_of_its
     train(algorithm, context, "mlp", range(1))
     copy = deepcopy(net)
     copy.train()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None
+    assert algorithm._features._stored is None
     net.eval()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._kept is None
+    assert algorithm._features._stored is None

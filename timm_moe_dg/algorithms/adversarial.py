@@ -1,4 +1,4 @@
-"""DANN and CDANN: features from which a discriminator cannot tell the domain."""
+"""Adversarial methods, DANN and CDANN, which train features from which a discriminator cannot tell the domain."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,19 +16,19 @@ from .taps import classifier_of, tap_features
 
 
 class Adversarial(Algorithm):
-    """Generator: min CE - lambda * D; discriminator: min D, the loss of telling domains apart by features (B, D).
+    """Network: min CE - lambda * L. Discriminator: min L, its loss of classifying domains by features (B, D).
 
-    With d = d_steps_per_g_step, step n = 1, 2, ... moves the network only if n mod (1 + d) = d, and the discriminator
-    only, by an Adam of its own, otherwise; with d = 1 they take turns and the network begins. D includes grad_penalty
-    * the mean squared gradient, over images, of the summed cross-entropy with respect to the discriminator's input.
-    Both Adams have betas (beta1, 0.9), which the run's optimizer takes over if it has betas. The paper instead
+    With d = d_steps_per_g_step, step n = 1, 2, ... updates the network alone if n mod (1 + d) = d. All other steps
+    update the discriminator alone, by its own Adam. With d = 1 they take turns and the network begins. L includes
+    grad_penalty * the mean squared gradient, over images, of the summed cross-entropy with respect to the
+    discriminator's input. The run's optimizer takes over the betas (beta1, 0.9) if it has betas. The paper instead
     reverses the gradient within one step.
 
-    The discriminator tells all training domains apart, also where a step draws some of them, as in WILDS.
+    The discriminator distinguishes all training domains, even if a step has only some of them, as in WILDS.
 
-    The network's rate and weight decay are the run's `lr` and `weight_decay`, drawn as the reference draws its
-    `lr_g` and `weight_decay_g`. `lr_d` is drawn from the same range as `lr`, another one for digits than for
-    photographs, but has one default, the reference's for photographs; its for digits is 1e-3.
+    The network's learning rate and weight decay are the run's `lr` and `weight_decay`, which a search draws as the
+    reference draws `lr_g` and `weight_decay_g`. `lr_d` is drawn from the range of `lr`, which differs between digits
+    and photographs. Its default is the reference's for photographs; the reference's for digits is 1e-3.
     """
 
     MIN_DOMAINS = 2
@@ -81,33 +81,33 @@ class Adversarial(Algorithm):
         self._optimizer = Adam(self.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
 
     def build(self, width: int) -> None:
-        """Makes what the discriminator needs beside itself, given the width of the features."""
+        """Makes further modules that the discriminator needs, given the width of the features."""
 
     def discriminator_input(self, features: Tensor, targets: Tensor) -> Tensor:
-        """What the discriminator sees of features (B, D) and classes (B,)."""
+        """Returns the discriminator's input, given features (B, D) and classes (B,)."""
         return features
 
     def discriminator_loss(self, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
-        """Loss of telling the domains (B,) apart by logits (B, M)."""
+        """Returns the loss of classifying domains (B,) by logits (B, M)."""
         return F.cross_entropy(logits, domains)
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns the generator's "loss" and its parts "task_loss", "disc_loss" and the model's own."""
+        """Returns the network's "loss" and its parts "task_loss", "disc_loss" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         task_loss = F.cross_entropy(out.logits, out.targets)
         disc_loss = self._discriminate(context, self._features.take(), out)
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes a step of the network or one of the discriminator."""
-        self.chunk(minibatches, context.grad_accum_steps)
+        """Updates the network or the discriminator."""
+        self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
         self._take_over_betas(context)
         self.step += 1
         turns = int(self.hparams["d_steps_per_g_step"])
         if int(self.step) % (1 + turns) >= turns:
             self._optimizer.zero_grad()
             losses = super().update(context, minibatches)
-            self._optimizer.zero_grad()  # the network's turn leaves gradients in the discriminator
+            self._optimizer.zero_grad()  # the network's backward pass leaves gradients in the discriminator
             return losses
         return self._discriminator_step(context, minibatches)
 
@@ -125,14 +125,14 @@ class Adversarial(Algorithm):
     def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
         sizes = torch.tensor(out.sizes, device=features.device)
         domains = torch.tensor(self.present(context), device=features.device).repeat_interleave(sizes)
-        seen = self.discriminator_input(features, out.targets)
-        if self.hparams["grad_penalty"] and not seen.requires_grad:
-            seen.requires_grad_()  # features of a pass without gradients
-        logits = self.discriminator(seen)
+        inputs = self.discriminator_input(features, out.targets)
+        if self.hparams["grad_penalty"] and not inputs.requires_grad:
+            inputs.requires_grad_()  # features of a pass without gradients
+        logits = self.discriminator(inputs)
         loss = self.discriminator_loss(logits, domains, out.targets)
         if self.hparams["grad_penalty"]:
             summed = F.cross_entropy(logits, domains, reduction="sum")
-            loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, seen)
+            loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, inputs)
         return loss
 
     def _take_over_betas(self, context: StepContext) -> None:
@@ -141,7 +141,7 @@ class Adversarial(Algorithm):
                 group["betas"] = (self.hparams["beta1"], 0.9)
 
     def get_extra_state(self) -> list[dict[str, Tensor]]:
-        """The discriminator's moments, parameter by parameter; none before its first step."""
+        """Returns the moments of the discriminator's Adam by parameter; empty before its first step."""
         return [dict(state) for _, state in sorted(self._optimizer.state_dict()["state"].items())]
 
     def set_extra_state(self, state: Sequence[Mapping[str, Tensor]]) -> None:
@@ -157,9 +157,9 @@ class DANN(Adversarial):
 class CDANN(Adversarial):
     """Adversarial features given the class (Li et al., ECCV 2018).
 
-    The discriminator sees feature + a learned embedding of the class, and every class of the step weighs alike. The
-    reference counts only classes up to the largest in the step; here all classes count, so the weights do not depend
-    on which images were drawn. The paper has one discriminator per class beside a common one.
+    The discriminator's input is feature + a learned embedding of the class, and every class of the step weighs alike.
+    The reference counts only classes up to the largest in the step. Here all classes count, so that the weights do not
+    depend on which images were drawn. The paper has one discriminator per class beside a common one.
     """
 
     def build(self, width: int) -> None:
@@ -176,7 +176,7 @@ class CDANN(Adversarial):
 
 
 def discriminator(in_features: int, out_features: int, *, width: int, depth: int, dropout: float) -> nn.Sequential:
-    """An MLP of `depth` linear layers with dropout and ReLU between them."""
+    """Makes an MLP of `depth` linear layers with dropout and ReLU between them."""
     sizes = [in_features, *[width] * (depth - 1)]
     hidden = [
         layer

@@ -1,4 +1,4 @@
-"""Weight averaging beside the training of any algorithm: what a run's weights are averaged into, and when."""
+"""Weight averaging during the training by any method: exponential and simple moving averages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from .base import SHARE, Tunable
 
 
 class Averaging(Tunable, ABC):
-    """Averages a network's weights, routers included, while it trains.
+    """Averages a network's weights, routers included, during training.
 
-    A module, so that a resumed run goes on with the averages in its `state_dict`.
+    An average is a module, so that its `state_dict` holds it and a resumed run continues it.
 
     Args:
-        network: The network that is trained, not wrapped.
+        network: The trained network, not wrapped.
         hparams: The run's hyper-parameters.
 
     Raises:
@@ -29,17 +29,17 @@ class Averaging(Tunable, ABC):
 
     @abstractmethod
     def update(self, network: nn.Module, step: int) -> None:
-        """Sees the network's weights after training step `step`, counted from 0."""
+        """Takes in the network's weights after training step `step`, counted from 0."""
 
     def evaluated(self, step: int, validation_loss: float) -> None:
-        """Sees the mean cross-entropy on the training domains' out-splits at an evaluation, after `update`."""
+        """Takes in the mean cross-entropy on the training domains' out-splits at an evaluation, after `update`."""
 
     def during(self) -> nn.Module | None:
-        """The network that evaluations look at while training goes on; None: the trained one."""
+        """Returns the network to evaluate during training; None for the trained network."""
         return None
 
     def final(self) -> nn.Module | None:
-        """The average that stands for the run at its end, as a record of its own; None: none beside `during`."""
+        """Returns the average to evaluate at the end of the run; None for none beside `during`."""
         return None
 
 
@@ -59,15 +59,15 @@ class ExponentialAverage(Averaging):
         copy_buffers(network, self.average)
 
     def during(self) -> nn.Module:
-        """The average."""
+        """Returns the average."""
         return self.average
 
 
 class MovingAverage(Averaging):
     """Simple moving average: the mean of the weights after step `sma_start_iter` and every later one, buffers copied.
 
-    Steps are counted from 1; before, the average is the trained network. Evaluations look at the average (Arpit et
-    al., Ensemble of averages, NeurIPS 2022, whose released code also counts the weights before the start once).
+    Steps are counted from 1. Before the start the average equals the trained network. Evaluations use the average
+    (Arpit et al., Ensemble of averages, NeurIPS 2022; their released code also counts the weights before the start).
     """
 
     HPARAMS = MappingProxyType({"sma_start_iter": 100})
@@ -77,30 +77,30 @@ class MovingAverage(Averaging):
         self.average = frozen_copy(network)
 
     def update(self, network: nn.Module, step: int) -> None:
-        """Takes the weights into the mean, or follows them before the start."""
+        """Takes the weights into the mean, or copies them before the start."""
         averaged = max(0, step + 1 - int(self.hparams["sma_start_iter"]))
         move(self.average, network.parameters(), 1 / (averaged + 1))
         copy_buffers(network, self.average)
 
     def during(self) -> nn.Module:
-        """The average."""
+        """Returns the average."""
         return self.average
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """Copies a network into one that is never trained."""
+    """Copies a network into one in evaluation mode without gradients."""
     return deepcopy(network).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def move(average: nn.Module, weights: Iterable[Tensor], share: float) -> None:
-    """Average <- average + share * (weights - average), parameter by parameter; a share of 1 copies exactly."""
+    """Moves each parameter: average <- average + share * (weights - average). A share of 1 copies exactly."""
     for mean, value in zip(average.parameters(), weights, strict=True):
         mean.lerp_(value, share)
 
 
 @torch.no_grad()
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    """Copies buffers, such as running statistics, which are not averaged."""
+    """Copies buffers, such as running statistics."""
     for old, new in zip(target.buffers(), source.buffers(), strict=True):
         old.copy_(new)

@@ -1,4 +1,4 @@
-"""What every algorithm is: an objective over one minibatch per training domain, and how a step minimizes it."""
+"""Base class of training methods: an objective over one minibatch per training domain, and a step that minimizes it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from ..errors import ArgumentError, ProtocolError
 from ..losses import auxiliary_loss, moge_losses
 from .step import ForwardPass, Minibatches, StepContext, detached, full_precision, mean_scalars
 
-ParameterGroup = dict[str, Any]  # torch's: "params", and its optimizers' options of whatever kind
-# How a random search draws a value; or the benchmark's hyper-parameter whose range, on each benchmark, it shares
+ParameterGroup = dict[str, Any]  # "params" and an optimizer's options, as torch has it
+# A function that draws a value, or the name of the benchmark's hyper-parameter from whose range it is drawn
 Distribution = Callable[[np.random.RandomState], float | int] | str
 
 
@@ -24,8 +24,8 @@ class Range(NamedTuple):
     """A set of numbers.
 
     Attributes:
-        words: What it is called in a message.
-        contains: Whether a number is in it.
+        words: Its description in a message.
+        contains: Whether a number is in the set.
     """
 
     words: str
@@ -40,14 +40,14 @@ class Tunable(nn.Module):
     """A module with hyper-parameters, whose values are in `hparams`.
 
     Class attributes:
-        HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark; DomainBed's names.
-        RANGES: Values that they may have, where that is not every number that is at least 0.
+        HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark, by DomainBed's names.
+        RANGES: Their ranges; every number of at least 0 for those that are not listed.
 
     Args:
-        hparams: The run's hyper-parameters, the module's own among them.
+        hparams: The run's hyper-parameters, among them the module's.
 
     Raises:
-        ArgumentError: One is outside its range.
+        ArgumentError: A hyper-parameter is outside its range.
     """
 
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
@@ -63,20 +63,20 @@ class Tunable(nn.Module):
 
 @dataclass(frozen=True)
 class Setup:
-    """What an algorithm is built from.
+    """Arguments of a training method.
 
     Attributes:
         network: The timm model with its starting weights, not wrapped, on its device.
         num_domains: Number of training domains.
-        domains_per_step: How many of them a step has; None for all.
         num_classes: Size of the classifier.
-        hparams: The run's hyper-parameters, the algorithm's own among them.
-        aux_coef: Weight of the routers' auxiliary loss, added once per forward pass; models without routers have none.
-        aux_form: Whose that loss is, see `losses.router_loss`.
-        cka_coef: Weight of MoGE's diversity loss; other models have none, nor has MoGE while no tokens are forced.
-        supcon_coef: Weight of MoGE's invariance loss; other models have none.
-        supcon_temperature: Its temperature.
-        task_loss: Of logits (N, C) and targets (N,), for methods that take another than the plain cross-entropy.
+        hparams: The run's hyper-parameters, among them the method's.
+        aux_coef: Weight of the routers' auxiliary loss, which each forward pass adds.
+        cka_coef: Weight of MoGE's diversity loss, which exists while tokens are forced.
+        supcon_coef: Weight of MoGE's invariance loss.
+        supcon_temperature: Temperature of that loss.
+        task_loss: Loss of logits (N, C) and targets (N,), for methods with `TAKES_TASK_LOSS`.
+        domains_per_step: Number of domains in a step; None for all.
+        aux_form: Form of the auxiliary loss, see `losses.router_loss`.
     """
 
     network: nn.Module
@@ -93,27 +93,27 @@ class Setup:
 
     @property
     def step_domains(self) -> int:
-        """How many domains, and so minibatches, a step has."""
+        """Number of domains, and so of minibatches, in a step."""
         return self.domains_per_step or self.num_domains
 
 
 class Algorithm(Tunable, ABC):
     """A training method.
 
-    A module, so that what a method carries from step to step (buffers, discriminators) is in its `state_dict` and a
-    resumed run goes on with it; what is no tensor, an optimizer's state say, goes through `get_extra_state`.
+    A method is a module, so that its `state_dict` holds its buffers and discriminators and a resumed run continues
+    with them. State that is no tensor, such as an optimizer's, goes through `get_extra_state`.
 
     Methods differ in `objective`. Those with inner loops or a second optimizer (Fish, MLDG, DANN, CDANN) replace
-    `update`. Every forward pass adds the model's own losses, computed on that pass; where a step makes several passes,
-    their mean counts.
+    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's). A step of several passes takes their
+    mean.
 
     Class attributes, beside those of `Tunable`:
-        SEARCH: Distributions from which a random search draws hyper-parameters, DomainBed's.
-        SEARCH_ALIASES: DomainBed's name used to seed each draw, where it calls a hyper-parameter otherwise.
-        MIN_DOMAINS: Fewest training domains in a step that the method is defined for.
+        SEARCH: DomainBed's distributions, from which a random search draws hyper-parameters.
+        SEARCH_ALIASES: DomainBed's name of a hyper-parameter that has another name here; it seeds the draw.
+        MIN_DOMAINS: Smallest number of training domains in a step.
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
-        TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss`, rather than the plain cross-entropy.
-        ACCUMULATES: Whether cutting a step's minibatches into parts leaves a meaning.
+        TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
+        ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
 
     Raises:
         ArgumentError: A hyper-parameter is outside its range.
@@ -141,25 +141,25 @@ class Algorithm(Tunable, ABC):
 
     @abstractmethod
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Computes what is to be minimized.
+        """Computes the loss to minimize.
 
         Args:
             context: Its model maps images (B, 3, H, W) to logits (B, num_classes).
             minibatches: Images and targets of each training domain.
 
         Returns:
-            Scalars: "loss", which is minimized, and its parts for the records.
+            Scalars: "loss", the one to minimize, and its parts for the records.
         """
 
     def parameter_groups(self, lr: float, weight_decay: float) -> list[ParameterGroup]:
-        """Returns further groups for the run's optimizer, with their own rates; none for most methods."""
+        """Returns the method's parameters for the run's optimizer, with their learning rates; none by default."""
         return []
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes one step on the objective; methods with inner loops or a second optimizer replace this.
+        """Takes one step on the objective.
 
         Args:
-            context: The model and what steps it.
+            context: The model, its optimizer and the run's settings.
             minibatches: Images and targets of each training domain.
 
         Returns:
@@ -181,11 +181,11 @@ class Algorithm(Tunable, ABC):
         return mean_scalars(scalars)
 
     def present(self, context: StepContext) -> list[int]:
-        """Positions, among all training domains, of those that the step's minibatches come from."""
+        """Returns the positions, among all training domains, of the domains in this step."""
         return list(range(self.num_domains) if context.domains is None else context.domains)
 
     def share_gradients(self, context: StepContext) -> None:
-        """Averages over processes the gradients of the method's own parameters, which no launcher wraps."""
+        """Averages the gradients of the method's parameters over processes; the launcher wraps only the network."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad = context.reduce(parameter.grad)
@@ -196,7 +196,7 @@ class Algorithm(Tunable, ABC):
             return [minibatches]
         if not self.ACCUMULATES:
             name = type(self).__name__
-            raise ArgumentError.of("grad_accum_steps", parts, f"{name} has no meaning on parts of a step; leave it 1")
+            raise ArgumentError.of("grad_accum_steps", parts, f"{name} needs a whole step at once; leave it 1")
         sizes = {len(minibatch[0]) for minibatch in minibatches}
         if any(size % parts for size in sizes):
             raise ArgumentError.of("grad_accum_steps", parts, f"does not divide the batch of {sorted(sizes)} images")
@@ -209,8 +209,8 @@ class Algorithm(Tunable, ABC):
         logits = full_precision(model(images, *metadata))
         aux_loss = auxiliary_loss(model, self.aux_form)
         special = moge_losses(model, targets, self.supcon_temperature)
-        own_loss = self.aux_coef * aux_loss
+        model_loss = self.aux_coef * aux_loss
         for name, loss in special.items():
-            own_loss = own_loss + self.specialization_coefs[name] * loss
+            model_loss = model_loss + self.specialization_coefs[name] * loss
         sizes = [len(minibatch[1]) for minibatch in minibatches]
-        return ForwardPass(logits, targets, sizes, own_loss, {"aux_loss": aux_loss, **special})
+        return ForwardPass(logits, targets, sizes, model_loss, {"aux_loss": aux_loss, **special})

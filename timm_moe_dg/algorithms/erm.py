@@ -1,4 +1,4 @@
-"""Empirical risk minimization (Vapnik, 1998): the domains are pooled and their labels ignored."""
+"""Empirical risk minimization (Vapnik, 1998), which pools the domains."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from .step import Minibatches, StepContext
 class ERM(Algorithm):
     """Cross-entropy over the concatenated minibatches, plus the routers' auxiliary loss and, for MoGE, its own losses.
 
-    The mean is over images, so a domain with more images in the step weighs more; it is not the mean of domain means.
+    The mean is over images, so a domain with more images in the step weighs more.
     """
 
     TAKES_TASK_LOSS = True

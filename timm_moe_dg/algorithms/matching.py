@@ -1,4 +1,4 @@
-"""Features (CORAL, MMD) or the classifier's gradients (Fishr) distributed alike in all domains."""
+"""Methods that match distributions across domains: of features (CORAL, MMD) or of gradients (Fishr)."""
 
 from abc import abstractmethod
 from itertools import combinations
@@ -18,8 +18,8 @@ from .taps import classifier_of, tap_features
 class Alignment(Algorithm):
     """mean_e R_e + gamma * mean over pairs of domains of a distance between their features.
 
-    Features are what the classifier is given. Each domain has a forward pass of its own, as in the reference. Under
-    several processes each compares the features of its own images.
+    Features are the classifier's inputs. Each domain has its own forward pass, as in the reference. With several
+    processes, each compares the features of its own images.
     """
 
     MIN_DOMAINS = 2
@@ -32,10 +32,10 @@ class Alignment(Algorithm):
 
     @abstractmethod
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compares the features (B, D) of two domains; a scalar."""
+        """Returns the distance between the features (B, D) of two domains, a scalar."""
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         scalars, features = [], []
         for minibatch in minibatches:
             out = self.forward_domains(context.model, [minibatch])
@@ -48,13 +48,13 @@ class Alignment(Algorithm):
 
 
 class CORAL(Alignment):
-    """Means and covariances alike (Sun and Saenko, Deep CORAL, 2016).
+    """Distance of means and covariances (Sun and Saenko, Deep CORAL, 2016).
 
-    The paper compares covariances only, in one layer's logits; the reference adds the means, and takes features.
+    The paper compares covariances of one layer's logits. The reference compares means too, and takes features.
     """
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean squared differences of means and covariances; see `losses.coral_distance`."""
+        """Returns the mean squared differences of means and covariances, see `losses.coral_distance`."""
         return coral_distance(x, y)
 
 
@@ -62,21 +62,22 @@ class MMD(Alignment):
     """Maximum mean discrepancy with Gaussian kernels (Li et al., CVPR 2018), without that paper's adversary."""
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Squared discrepancy over seven kernels; see `losses.mmd_distance`."""
+        """Returns the squared discrepancy over seven kernels, see `losses.mmd_distance`."""
         return mmd_distance(x, y)
 
 
 class Fishr(Annealed):
     """CE + lambda * mean over domains and classifier parameters of (v_e - mean_e v_e)^2.
 
-    Variances of gradients alike in all domains (Rame et al., ICML 2022): v_e is the variance, over a domain's images,
-    of the gradient with respect to the linear classifier, smoothed over steps: v_e <- ema v_e + (1 - ema) Var_e, from
-    0. It is divided by 1 - ema, so that what flows back does not depend on ema, and collected from the first step on.
-    The penalty weighs 0 before step `penalty_anneal_iters`, where the optimizer starts afresh. As the reference; the
-    paper's penalty sums over parameters. Variances are those within each process's images, averaged over processes.
+    Matches the variances of gradients (Rame et al., ICML 2022). v_e is the variance, over a domain's images, of the
+    gradient with respect to the linear classifier, smoothed over steps: v_e <- ema v_e + (1 - ema) Var_e, from 0. In
+    the penalty it is divided by 1 - ema, which makes its gradient independent of ema. Before step
+    `penalty_anneal_iters` the penalty weighs 0, and at that step the optimizer is reset. All this is as in the
+    reference; the paper's penalty sums over parameters. With several processes, Var_e is the mean of the variances
+    within each process.
 
-    Where a step draws some of the domains, only their averages move, and the penalty compares these. Averages begin at
-    0 and are small while young, so that domains which were drawn less often differ by that as well.
+    If a step has some of the domains, only their averages move, and the penalty compares these. Averages start at 0
+    and are small at first, so that domains which were drawn less often differ by that as well.
     """
 
     ANNEAL = "penalty_anneal_iters"
@@ -102,7 +103,7 @@ class Fishr(Annealed):
         self.register_buffer("variances", torch.zeros(setup.num_domains, size))
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Moves the averages and returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Moves the averages and returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         columns = (self._features.take(), out.logits, out.targets)
         domains = zip(*(out.by_domain(column) for column in columns), strict=True)

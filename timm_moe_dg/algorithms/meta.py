@@ -1,4 +1,4 @@
-"""Methods with steps inside a step, taken on the network in place: Fish goes part of the way, MLDG back."""
+"""Meta-learning methods with inner-loop updates: Fish and MLDG."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -17,12 +17,11 @@ from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, detached,
 class Fish(ERM):
     """w <- w + meta_lr * (w' - w), where w' comes from w by one optimizer step on each domain in turn.
 
-    Gradients of the domains are matched to first order (Shi et al., ICLR 2022, algorithm 1).
+    Matches the gradients of the domains to first order (Shi et al., ICLR 2022, algorithm 1).
 
     The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
-    the reference's inner Adam does. The outer weights move by interpolation only; buffers such as running statistics
-    are interpolated too, counters are not; what did not change stays as it is, infinite or not. The domains keep their
-    order; the paper permutes them.
+    the reference's inner Adam does. Floating-point buffers, such as running statistics, are interpolated like weights.
+    The domains keep their order; the paper permutes them.
     """
 
     MIN_DOMAINS = 2
@@ -31,8 +30,8 @@ class Fish(ERM):
     SEARCH = MappingProxyType({"meta_lr": lambda random: float(random.choice([0.05, 0.1, 0.5]))})
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes the inner steps, then moves part of the way."""
-        self.chunk(minibatches, context.grad_accum_steps)
+        """Takes the inner steps, then interpolates."""
+        self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
         state = [*context.model.parameters(), *context.model.buffers()]
         outer = [value.detach().clone() for value in state]
         scalars = []
@@ -46,18 +45,19 @@ class Fish(ERM):
             for inner, start in zip(state, outer, strict=True):
                 if inner.is_floating_point():
                     moved = start.lerp(inner, self.hparams["meta_lr"])
-                    inner.copy_(torch.where(inner == start, inner, moved))  # avoids inf - inf
+                    inner.copy_(torch.where(inner == start, inner, moved))  # avoids inf - inf, which is NaN
         return mean_scalars(scalars)
 
 
 class MLDG(ERM):
-    """grad R_i(w) + beta * grad R_j(w'), w' one Adam step from w on R_i: what helps domain i shall help domain j.
+    """grad R_i(w) + beta * grad R_j(w'), with w' one Adam step from w on R_i: a step on domain i should help domain j.
 
-    Meta-learning for domain generalization (Li et al., AAAI 2018). A random `n_meta_test` of the domains are the j;
-    every other domain i is paired with one of them in turn, and the larger minibatch of a pair is cut to the smaller.
-    The sum over pairs is divided by the number of all domains. As the reference: first order (the paper differentiates
-    through the inner step), and a fresh Adam, with the run's rate and weight decay, for each pair's inner step. The
-    inner steps are taken on the network in place; running statistics, which the reference leaves alone, see every pass.
+    Meta-learning for domain generalization (Li et al., AAAI 2018). A random `n_meta_test` of the domains are the j.
+    Every other domain i is paired with one of them in turn, and the larger minibatch of a pair is cut to the smaller.
+    The sum over pairs is divided by the number of all domains. As in the reference, gradients are first order (the
+    paper differentiates through the inner step), and each pair's inner step has a new Adam with the run's learning rate
+    and weight decay. The inner steps change the network in place, so running statistics are updated by every pass; the
+    reference's are not.
     """
 
     MIN_DOMAINS = 2
@@ -77,14 +77,14 @@ class MLDG(ERM):
             raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Gathers the gradients of all pairs, then steps.
+        """Adds up the gradients of all pairs, then takes a step.
 
         Raises:
-            ArgumentError: Gradients are scaled, as float16 needs it, and cannot be added up here.
+            ArgumentError: Gradients are scaled, as float16 needs.
         """
         if getattr(context.optimizer, "scaler", None) is not None:
             raise ArgumentError.of("amp_dtype", "float16", "MLDG adds up gradients itself; take bfloat16 or none")
-        self.chunk(minibatches, context.grad_accum_steps)
+        self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
         groups = context.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
         totals = [torch.zeros_like(parameter) for parameter in parameters]
@@ -105,7 +105,7 @@ class MLDG(ERM):
     def _pairs(self, context: StepContext, minibatches: Minibatches) -> list[tuple[Minibatch, Minibatch]]:
         """Pairs every domain of a random split with one of the `n_meta_test` others in turn, cut to one size."""
         held_out = int(self.hparams["n_meta_test"])
-        # The mean of what processes draw is the same order on all of them
+        # Averaged over processes, the random numbers give the same order on all
         order = context.reduce(torch.rand(len(minibatches), device=minibatches[0][1].device)).argsort().tolist()
         pairs = zip(order[:-held_out], cycle(order[-held_out:]), strict=False)
         return [cut_to_smaller(minibatches[inner], minibatches[outer]) for inner, outer in pairs]
@@ -118,7 +118,7 @@ class MLDG(ERM):
         totals: Sequence[Tensor],
         weight: float,
     ) -> dict[str, Tensor]:
-        """Adds one domain's weighted gradients, where the network stands, to the totals; leaves them in `grad` too."""
+        """Adds one domain's weighted gradients to the totals; leaves them in `grad` too."""
         context.optimizer.zero_grad()
         losses = self.objective(context, [minibatch])
         context.backward(losses["loss"])
@@ -129,9 +129,9 @@ class MLDG(ERM):
 
 
 def _fresh_adam(groups: Sequence[ParameterGroup]) -> Adam:
-    """Adam without moments, with the rate and the weight decay of an optimizer's groups."""
-    kept = ("params", "lr", "weight_decay")
-    return Adam([{name: group[name] for name in kept if name in group} for group in groups])
+    """Makes an Adam without moments, with the learning rates and weight decays of an optimizer's groups."""
+    names = ("params", "lr", "weight_decay")
+    return Adam([{name: group[name] for name in names if name in group} for group in groups])
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Algorithms and averages by name, and how further algorithms are registered."""
+"""Registry of training methods and weight averages by name."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -31,7 +31,7 @@ def register_algorithm(method: Method) -> Method:
     """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class.
 
     Raises:
-        ArgumentError: The name is taken, or what is decorated is no `Algorithm`.
+        ArgumentError: The name is taken, or the class is no `Algorithm`.
     """
     name = method.__name__
     if not issubclass(method, Algorithm):
@@ -51,13 +51,13 @@ def get_algorithm(name: str) -> type[Algorithm]:
     Raises:
         ArgumentError: There is no such algorithm or module.
     """
-    module, _, own = name.rpartition(":")
+    module, _, class_name = name.rpartition(":")
     if module:
         _import(name, module)
-    if own not in ALGORITHMS:
+    if class_name not in ALGORITHMS:
         choices = f"choose from {', '.join(ALGORITHMS)}, or give MODULE:CLASS of one registered elsewhere"
         raise ArgumentError.of("algorithm", name, choices)
-    return ALGORITHMS[own]
+    return ALGORITHMS[class_name]
 
 
 def _import(name: str, module: str) -> None:
@@ -65,15 +65,15 @@ def _import(name: str, module: str) -> None:
         import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there and misses another
+            raise  # the module exists, and an import inside it fails
         raise ArgumentError.of("algorithm", name, f"no module {module!r}; install it or set PYTHONPATH") from None
 
 
 def get_averaging(name: str) -> type[Averaging]:
-    """Looks up a way of averaging by its name in `AVERAGING`.
+    """Looks up a weight average in `AVERAGING`.
 
     Raises:
-        ArgumentError: There is no such way.
+        ArgumentError: There is no such average.
     """
     if name not in AVERAGING:
         raise ArgumentError.of("averaging", name, f"choose from {', '.join(AVERAGING)}")

@@ -1,4 +1,4 @@
-"""ERM with a regularizer that compares no domains: of images (Mixup), of logits (SD), of features (MIRO)."""
+"""Regularized ERM: of images (Mixup), of logits (SD) and of features (MIRO)."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -15,16 +15,16 @@ from .base import POSITIVE, Algorithm, ParameterGroup, Setup
 from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, mean_scalars
 from .taps import Tap
 
-SMALLEST, FIRST = 1e-5, 0.1  # MIRO's variance
+SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 
 
 class Mixup(Algorithm):
     """mean over pairs of a CE(f(x), y_i) + (1 - a) CE(f(x), y_j), x = a x_i + (1 - a) x_j, a ~ Beta(alpha, alpha).
 
-    Between domains (Zhang et al., ICLR 2018; Yan et al., 2020; Xu et al., AAAI 2020): the domains are put in random
-    order, each is paired with the next one and the last with the first; the larger of two minibatches is cut to the
-    smaller. There is one a and one forward pass per pair. Metadata cannot be mixed, so models routed by place are
-    refused.
+    Mixup between domains (Zhang et al., ICLR 2018; Yan et al., 2020; Xu et al., AAAI 2020). The domains are put in
+    random order, and each is paired with the next one, the last with the first. The larger of two minibatches is cut
+    to the smaller. There is one a and one forward pass per pair. Metadata cannot be mixed, so minibatches with metadata
+    are an error.
     """
 
     MIN_DOMAINS = 2
@@ -33,13 +33,13 @@ class Mixup(Algorithm):
     SEARCH = MappingProxyType({"mixup_alpha": lambda random: 10 ** random.uniform(-1, 1)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss" and the model's own.
+        """Returns "loss" and its parts "task_loss" and those of the model.
 
         Raises:
             ArgumentError: The minibatches have metadata.
         """
         if len(minibatches[0]) > 2:
-            raise ArgumentError.of("algorithm", "Mixup", "a mixture of images has no one place; take another method")
+            raise ArgumentError.of("algorithm", "Mixup", "cannot mix the locations of images; take another method")
         order = torch.randperm(len(minibatches)).tolist()
         pairs = zip(order, order[1:] + order[:1], strict=True)
         return mean_scalars([self._mix(context, minibatches[first], minibatches[second]) for first, second in pairs])
@@ -47,7 +47,7 @@ class Mixup(Algorithm):
     def _mix(self, context: StepContext, first: Minibatch, second: Minibatch) -> dict[str, Tensor]:
         (x, targets), (y, others) = cut_to_smaller(first, second)
         alpha = float(self.hparams["mixup_alpha"])
-        # From torch's generator, which a resumed run sets: the reference draws from numpy's
+        # From torch's generator, which a resumed run restores; the reference draws from numpy's
         share = torch.distributions.Beta(alpha, alpha).sample().item()
         out = self.forward_domains(context.model, [(share * x + (1 - share) * y, targets)])
         task_loss = share * F.cross_entropy(out.logits, targets) + (1 - share) * F.cross_entropy(out.logits, others)
@@ -65,7 +65,7 @@ class SD(Algorithm):
     SEARCH = MappingProxyType({"sd_reg": lambda random: 10 ** random.uniform(-5, -1)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         task_loss, penalty = F.cross_entropy(out.logits, out.targets), spectral_decoupling(out.logits)
         return out.scalars(task_loss + self.hparams["sd_reg"] * penalty, task_loss=task_loss, penalty=penalty)
@@ -74,16 +74,14 @@ class SD(Algorithm):
 class MIRO(Algorithm):
     """CE + ld * sum over blocks of mean((f - f0)^2 / v + log v) / 2.
 
-    Features kept near those of the pretrained network (Cha et al., ECCV 2022): f is a block's output and f0 that of a
-    frozen twin, the network as the run started; v = softplus(b) + 1e-5 per channel starts at 0.1, and b is learned at
-    `lr_mult` times the rate. Blocks are those that timm lists in a model's `feature_info`: every transformer block,
-    every stage of a convolutional network, as the reference takes the stem and the stages of a ResNet. The twin is in
-    evaluation mode, without router noise and dropout.
-
-    The twin is not in the state: a resumed run makes it from the same starting weights.
+    Keeps features near those of the pretrained network (Cha et al., ECCV 2022). f is a block's output, and f0 that of
+    a frozen copy of the starting network. The variance v = softplus(b) + 1e-5 per channel starts at 0.1, and b is
+    learned at `lr_mult` times the learning rate. Blocks are those in timm's `feature_info` of the model: every
+    transformer block, or every stage of a convolutional network, as the reference takes the stem and the stages of a
+    ResNet. The copy is in evaluation mode, without router noise and dropout.
 
     Raises:
-        ArgumentError: The network does not list its blocks.
+        ArgumentError: The network has no `feature_info`.
     """
 
     HPARAMS = MappingProxyType({"ld": 0.1, "lr_mult": 10.0})
@@ -91,41 +89,42 @@ class MIRO(Algorithm):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        twin = frozen_copy(setup.network)
-        self._twin = (twin,)  # a tuple, whose modules are not in the state
+        reference = frozen_copy(setup.network)
+        # In a tuple, so that it is not in the state: a resumed run copies the same starting weights
+        self._reference = (reference,)
         self._channels, self._features = _tap_blocks(setup.network)
-        _, self._references = _tap_blocks(twin, frozen=True)
+        _, self._reference_features = _tap_blocks(reference, frozen=True)
         first = torch.tensor(FIRST - SMALLEST).expm1().log().item()
         self.b = nn.ParameterList(torch.full((channels,), first) for channels in self._channels)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._twin[0]._apply(fn, recurse)
+        self._reference[0]._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     def parameter_groups(self, lr: float, weight_decay: float) -> list[ParameterGroup]:
-        """The variances, at their own rate."""
+        """Returns the variances with their learning rate."""
         return [{"params": list(self.b), "lr": lr * self.hparams["lr_mult"], "weight_decay": weight_decay}]
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         images, _, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         with torch.no_grad(), context.autocast():
-            self._twin[0](images, *metadata)
-        taps = zip(self._features, self._references, self.b, strict=True)
+            self._reference[0](images, *metadata)
+        taps = zip(self._features, self._reference_features, self.b, strict=True)
         penalty = torch.stack([_divergence(tap.take(), reference.take(), b) for tap, reference, b in taps]).sum()
         task_loss = F.cross_entropy(out.logits, out.targets)
         return out.scalars(task_loss + self.hparams["ld"] * penalty, task_loss=task_loss, penalty=penalty)
 
 
 def _tap_blocks(network: nn.Module, *, frozen: bool = False) -> tuple[list[int], list[Tap]]:
-    """Taps what each block gives; returns their channels too."""
+    """Taps the output of each block; returns the numbers of channels and the taps."""
     blocks = getattr(network, "feature_info", None)
     if not isinstance(blocks, list):
         raise ArgumentError.of("model", type(network).__name__, "MIRO needs a model with timm's feature_info")
     taps = [Tap(network, frozen=frozen) for _ in blocks]
     for block, tap in zip(blocks, taps, strict=True):
-        network.get_submodule(block["module"]).register_forward_hook(tap.keep_output)
+        network.get_submodule(block["module"]).register_forward_hook(tap.store_output)
     return [block["num_chs"] for block in blocks], taps
 
 

@@ -1,4 +1,4 @@
-"""Methods that judge the domains' risks: GroupDRO weighs them, IRM, V-REx and RDM add a penalty after some steps."""
+"""Methods on the risks of domains: GroupDRO, which weighs them, and IRM, V-REx and RDM, which add a penalty."""
 
 from types import MappingProxyType
 from typing import ClassVar
@@ -12,16 +12,16 @@ from .step import Minibatches, StepContext
 
 
 class GroupDRO(Algorithm):
-    """sum_e q_e R_e with q_e <- q_e exp(eta R_e) / sum: the domains' weights rise with their risks.
+    """sum_e q_e R_e with q_e <- q_e exp(eta R_e) / sum, so that weights rise with risks.
 
-    Group distributionally robust optimization (Sagawa et al., ICLR 2020). The weights that a step's risks lead to weigh
-    the same step (paper, algorithm 1). They start at ones and have sum 1 after the first step, so the first step starts
-    from equal weights. Risks are means over all processes, so the weights stay equal on all. The reference makes one
-    forward pass per domain, this one pass over all images.
+    Group distributionally robust optimization (Sagawa et al., ICLR 2020). A step's risks update the weights before they
+    are applied to the same step (paper, algorithm 1). Weights start equal and sum to 1 from the first step on. Risks
+    are means over all processes, so that all have the same weights. The reference makes one forward pass per domain;
+    here one pass takes all images.
 
-    Where a step draws m of the M domains, only their weights take the factor exp(eta R_e), and all M are normalized, as
-    in WILDS. The loss is the sum over the domains drawn, times M / m so that it is of the size of the sum over all: the
-    routers' auxiliary loss keeps its proportion to it. WILDS, which has no such loss, leaves that factor out.
+    If a step has m of the M domains, only their weights take the factor exp(eta R_e), and all M are normalized, as
+    in WILDS. The loss is the sum over the m domains, times M / m, which keeps its proportion to the routers' auxiliary
+    loss. WILDS has no such loss and leaves that factor out.
     """
 
     MIN_DOMAINS = 2
@@ -35,19 +35,19 @@ class GroupDRO(Algorithm):
         self.register_buffer("weights", torch.ones(setup.num_domains))
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Moves the weights and returns "loss" and its parts: "task_loss", "worst_risk" and the model's own."""
+        """Moves the weights and returns "loss" and its parts "task_loss", "worst_risk" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         risks = context.mean_keeping_gradient(out.risks())
         present = self.present(context)
-        seen = torch.zeros_like(self.weights, dtype=risks.dtype)
-        seen[present] = risks.detach()
-        self.weights.copy_(group_weights(self.weights, seen, self.hparams["groupdro_eta"]))
+        all_risks = torch.zeros_like(self.weights, dtype=risks.dtype)
+        all_risks[present] = risks.detach()
+        self.weights.copy_(group_weights(self.weights, all_risks, self.hparams["groupdro_eta"]))
         objective = (self.weights[present] * risks).sum() * (self.num_domains / len(present))
         return out.scalars(objective, task_loss=objective, worst_risk=risks.max())
 
 
 class Annealed(Algorithm):
-    """Counts steps, and forgets the optimizer's moments right before the first step with the full penalty.
+    """Base of methods whose penalty has its full weight only after some steps; the optimizer is reset at that step.
 
     Class attributes:
         ANNEAL: Name of the hyper-parameter that holds the number of steps before the full penalty.
@@ -66,11 +66,11 @@ class Annealed(Algorithm):
         return bool(self.step >= self.hparams[self.ANNEAL])
 
     def restart(self, context: StepContext) -> None:
-        """Starts the optimizer afresh: its moments belong to gradients of another magnitude."""
-        context.optimizer.state.clear()  # also through a launcher's wrapper; rates and groups stay
+        """Resets the optimizer's moments, which belong to gradients of another magnitude."""
+        context.optimizer.state.clear()  # works through a launcher's wrapper too; groups and rates stay
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes one step, the one at which the penalty sets in with a fresh optimizer."""
+        """Takes one step, after a reset of the optimizer if this is the first step with the full penalty."""
         if self.step == self.hparams[self.ANNEAL]:
             self.restart(context)
         losses = super().update(context, minibatches)
@@ -82,9 +82,9 @@ class IRM(Annealed):
     """mean_e R_e + lambda * mean_e grad_w R_e(w * logits)^2 at w = 1, over training domains e.
 
     Invariant risk minimization (Arjovsky et al., 2019). The square is the product of the gradients on the even and on
-    the odd images of the domain. The penalty weighs 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from it
-    on; there the optimizer starts afresh. As the reference does it; the paper instead divides the whole loss by lambda.
-    Under several processes each takes the penalty on its own images.
+    the odd images of the domain. The penalty weighs 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from that
+    step on, at which the optimizer is reset. This is as in the reference; the paper instead divides the whole loss by
+    lambda. With several processes, each computes the penalty of its own images.
     """
 
     ANNEAL = "irm_penalty_anneal_iters"
@@ -97,7 +97,7 @@ class IRM(Annealed):
     )
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         domains = zip(out.by_domain(out.logits), out.by_domain(out.targets), strict=True)
         penalty = torch.stack([irm_penalty(logits, targets) for logits, targets in domains]).mean()
@@ -110,8 +110,8 @@ class VREx(Annealed):
     """mean_e R_e + lambda * Var_e R_e, over training domains e, the variance divided by their number.
 
     Risk extrapolation (Krueger et al., ICML 2021). The penalty weighs 1 before step `vrex_penalty_anneal_iters` and
-    `vrex_lambda` from it on; there the optimizer starts afresh, as in the reference; the paper takes the sum of risks.
-    Risks are means over all processes.
+    `vrex_lambda` from that step on, at which the optimizer is reset. This is as in the reference; the paper takes the
+    sum of risks. Risks are means over all processes.
     """
 
     ANNEAL = "vrex_penalty_anneal_iters"
@@ -125,7 +125,7 @@ class VREx(Annealed):
     )
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         risks = context.mean_keeping_gradient(out.risks())
         task_loss, penalty = risks.mean(), vrex_penalty(risks)
@@ -136,15 +136,15 @@ class VREx(Annealed):
 class RDM(Annealed):
     """mean_e R_e + lambda * MMD^2(risks of the worst domain, risks of all) + variance_weight * (their variances).
 
-    Distributions of risks matched between domains (Nguyen et al., WACV 2024). Risks are those of single images, the
-    worst domain has the largest mean. Both penalties weigh 0 before step `rdm_penalty_anneal_iters`; there the
-    optimizer starts afresh at the rate `rdm_lr`, which it keeps: a run whose rate a schedule, a warm-up or a decay by
-    layer sets after every step is refused. Under several processes each compares the risks of its own images.
+    Matches the distributions of risks between domains (Nguyen et al., WACV 2024). Risks are those of single images,
+    and the worst domain has the largest mean. Both penalties weigh 0 before step `rdm_penalty_anneal_iters`. At that
+    step the optimizer is reset with the learning rate `rdm_lr`, which it keeps. A run is refused if a schedule, a
+    warm-up or a decay by layer would change that rate. With several processes, each compares the risks of its images.
 
-    The authors' settings depend on the data set, and these do not: `rdm_lambda`, `variance_weight` and the annealing
-    (DomainNet 0.5, 0, 2400; TerraIncognita and OfficeHome variance weight 0), and the batch, which here is the
-    benchmark's, 2 ** U(3, 5.5) images per domain in a search (theirs: 88, from U(70, 100); for DomainNet and
-    TerraIncognita 40, from U(30, 60)). Set them.
+    The authors' settings depend on the data set; the defaults here do not. For DomainNet they have `rdm_lambda` 0.5,
+    `variance_weight` 0 and 2400 steps; for TerraIncognita and OfficeHome `variance_weight` 0. Their batch has 88
+    images per domain, in a search U(70, 100); for DomainNet and TerraIncognita 40, U(30, 60). Here it is the
+    benchmark's, in a search 2 ** U(3, 5.5).
     """
 
     ANNEAL = "rdm_penalty_anneal_iters"
@@ -163,13 +163,13 @@ class RDM(Annealed):
     )
 
     def restart(self, context: StepContext) -> None:
-        """Starts the optimizer afresh, at another rate."""
+        """Resets the optimizer, with another learning rate."""
         super().restart(context)
         for group in context.optimizer.param_groups:
             group["lr"] = self.hparams["rdm_lr"]
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss", "penalty", "variance_penalty" and the model's own."""
+        """Returns "loss" and its parts "task_loss", "penalty", "variance_penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         risks = out.by_domain(out.sample_risks())
         task_loss, (matching, variance) = out.risks().mean(), rdm_penalties(risks)

@@ -1,4 +1,4 @@
-"""One step of training: what it is taken with, and what a forward pass in it gave."""
+"""Inputs of a training step and results of its forward passes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,24 +9,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-# Of one training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
+# One training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
 Minibatch = tuple[Tensor, ...]
 Minibatches = Sequence[Minibatch]
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step is taken with.
+    """The model, its optimizer and the run's settings in a step.
 
     Attributes:
-        model: The network as the launcher wrapped it; forward passes go through it, once or several times a step.
-        optimizer: Steps the network's parameters and those of `Algorithm.parameter_groups`.
+        model: The network as the launcher wrapped it; every forward pass goes through it.
+        optimizer: Optimizer of the network's parameters and those of `Algorithm.parameter_groups`.
         backward: Computes gradients of a loss, scaled or synchronized as the run needs.
         reduce: Mean of a tensor over processes.
-        grad_accum_steps: Parts that a step's minibatches are cut into, to save memory.
+        grad_accum_steps: Number of parts into which a step's minibatches are cut, to save memory.
         autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
-        domains: Which of the training domains the step's minibatches come from, as positions among them; None where
-            every step has all of them, in order.
+        domains: Positions of the step's domains among the training domains; None for all of them, in order.
     """
 
     model: nn.Module
@@ -38,33 +37,31 @@ class StepContext:
     domains: Sequence[int] | None = None
 
     def mean_keeping_gradient(self, value: Tensor) -> Tensor:
-        """Mean of a statistic over processes, through which this process's own gradient flows.
-
-        The launcher averages gradients over processes, which makes the gradient of a function of the mean exact.
-        """
+        """Averages a statistic over processes and keeps this process's gradient."""
+        # The launcher averages gradients over processes, which makes the gradient of a function of the mean exact
         return value + (self.reduce(value.detach()) - value.detach())
 
     def synchronized(self, *, last: bool) -> AbstractContextManager[object]:
-        """Lets a distributed model exchange gradients in the last part of a step only."""
+        """Returns a context in which a distributed model exchanges gradients only in the last part of a step."""
         return nullcontext() if last else getattr(self.model, "no_sync", nullcontext)()
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What one forward pass over the images of one or more domains gave.
+    """Result of a forward pass over the images of one or more domains.
 
     Attributes:
         logits: (N, num_classes), float32 or better.
         targets: (N,).
-        sizes: Images of each domain, in the order of the minibatches; N in all.
-        own_loss: What the model adds to any objective: the routers' auxiliary loss and MoGE's losses, weighted.
-        parts: Those losses, unweighted, by name.
+        sizes: Number of images of each domain, in the order of the minibatches; N in all.
+        model_loss: Losses of the model, weighted: the routers' auxiliary loss and MoGE's losses.
+        parts: The same losses by name, not weighted.
     """
 
     logits: Tensor
     targets: Tensor
     sizes: Sequence[int]
-    own_loss: Tensor
+    model_loss: Tensor
     parts: Mapping[str, Tensor]
 
     def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -80,17 +77,17 @@ class ForwardPass:
         return torch.stack([risks.mean() for risks in self.by_domain(self.sample_risks())])
 
     def scalars(self, objective: Tensor, **parts: Tensor) -> dict[str, Tensor]:
-        """Returns "loss", the objective with the model's own losses, then the parts of both."""
-        return {"loss": objective + self.own_loss, **parts, **self.parts}
+        """Returns "loss", the objective plus the losses of the model, then the parts of both."""
+        return {"loss": objective + self.model_loss, **parts, **self.parts}
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Lifts half-precision values, as autocast gives them, to float32; statistics of them need it."""
+    """Converts half-precision values, as autocast returns them, to float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def detached(scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Lets go of the graph behind scalars."""
+    """Detaches scalars from their graph."""
     return {name: value.detach() for name, value in scalars.items()}
 
 

@@ -14,20 +14,20 @@ _logger = logging.getLogger(__name__)
 
 
 class SegmentState(TypedDict):
-    """What a checkpoint keeps of a `Segment`."""
+    """State of a `Segment` in a checkpoint."""
 
     weights: list[Tensor]
     count: int
 
 
 class WaitingState(SegmentState):
-    """The same with the validation loss at its end."""
+    """State of a segment and the validation loss at its end."""
 
     loss: float
 
 
 class SWADState(TypedDict):
-    """What a checkpoint keeps of `SWAD`."""
+    """State of `SWAD` in a checkpoint."""
 
     average: SegmentState
     since: SegmentState
@@ -47,7 +47,7 @@ class Segment:
 
     @torch.no_grad()
     def add(self, other: "Segment") -> None:
-        """Takes as many further weights into the mean as the other stands for."""
+        """Takes another segment into the mean, weighted by its number of steps."""
         if not self.count:
             self.weights = [weight.detach().clone() for weight in other.weights]
         elif other.count:
@@ -57,44 +57,44 @@ class Segment:
         self.count += other.count
 
     def copy(self) -> "Segment":
-        """A segment that is added to without changing this one."""
+        """Returns a copy."""
         return Segment([weight.clone() for weight in self.weights], self.count)
 
     def state(self) -> SegmentState:
-        """Tensors and a number, for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return {"weights": self.weights, "count": self.count}
 
 
 def weights_of(network: nn.Module) -> Segment:
-    """The weights as they are, as a segment of one step; not copied."""
+    """Returns the current weights as a segment of one step, not copied."""
     return Segment([parameter.detach() for parameter in network.parameters()], 1)
 
 
 class SWAD(Averaging):
     """Mean of the weights after every step from the detected start to the detected end, each once.
 
-    The start is the first evaluation whose validation loss none of the next swad_n_converge - 1 falls below. The
+    The start is the first evaluation whose validation loss is not above that of the next swad_n_converge - 1. The
     threshold is then (1 + swad_tolerance_ratio) times the mean loss of these swad_n_converge evaluations. The end is
-    the last evaluation before swad_n_tolerance in a row that are above the threshold, or else the run's last step.
-    As the paper's algorithm, which evaluates after every step; here, as in its experiments, only evaluations are
-    looked at. What the released code does differently is `ReleasedSWAD`.
+    the last evaluation before swad_n_tolerance evaluations in a row above the threshold, or else the run's last step.
+    This is the paper's algorithm, with evaluations in place of steps, as in its experiments. `ReleasedSWAD` is the
+    authors' code, which differs.
 
-    A run whose loss still falls has no start; the mean is then over the steps from its lowest loss on, the best guess
-    at a start, with a warning. (The paper's algorithm would average the whole run, the released code the steps between
-    its last two evaluations.) Buffers are those of the network at the run's last step.
+    A run whose loss still falls has no start. The mean is then over the steps from its lowest loss on, with a warning.
+    (The paper's algorithm would average the whole run, the released code the steps between its last two evaluations.)
+    Buffers are those of the network at the run's last step.
     """
 
     HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        # Tuples, which keep them out of the state. The copy is made now: after a training forward, layers hold what
-        # they reported, graph and all, and cannot be copied
+        # In tuples, so that they are not in the state. Copied now, because after a training forward the layers hold
+        # reports that belong to a graph and cannot be copied
         self._network, self._copy = (network,), (frozen_copy(network),)
-        self._average = Segment()  # of the valley as far as it is certain
-        self._since = Segment()  # of the steps after the last evaluation
-        # Evaluations after those in the average: their losses, and the steps up to each. While the start is sought,
-        # these are the evaluations after the lowest loss; in the valley, those in a row above the threshold
+        self._average = Segment()  # steps that are certain to be in the valley
+        self._since = Segment()  # steps after the last evaluation
+        # Later evaluations: their losses, and the steps up to each. Before the start is known these are the evaluations
+        # after the lowest loss; in the valley, those in a row above the threshold
         self._waiting: list[tuple[float, Segment]] = []
         self._lowest: float | None = None
         self._threshold: float | None = None
@@ -107,7 +107,7 @@ class SWAD(Averaging):
             self._since.add(weights_of(network))
 
     def evaluated(self, step: int, validation_loss: float) -> None:
-        """Looks for the start, then for the end."""
+        """Searches for the start of the valley, then for its end."""
         if self._ended:
             return
         segment, self._since = self._since, Segment()
@@ -124,7 +124,7 @@ class SWAD(Averaging):
             self._enter()
 
     def _enter(self) -> None:
-        """Fixes the start and the threshold, and looks at what waited."""
+        """Sets the start and the threshold, and decides about the waiting evaluations."""
         assert self._lowest is not None
         losses = [self._lowest, *(loss for loss, _ in self._waiting)]
         self._threshold = (1 + self.hparams["swad_tolerance_ratio"]) * sum(losses) / len(losses)
@@ -135,21 +135,21 @@ class SWAD(Averaging):
         self._confirm(len(self._waiting) - int(self.hparams["swad_n_tolerance"]) + 1)
 
     def _go_on(self, loss: float, segment: Segment) -> None:
-        """Lets an evaluation in the valley wait, or confirms it and all that wait."""
+        """Confirms an evaluation in the valley and all waiting ones, or lets it wait if its loss is too high."""
         assert self._threshold is not None
         self._waiting.append((loss, segment))
         if loss <= self._threshold:
             self._confirm(len(self._waiting))
 
     def _confirm(self, number: int) -> None:
-        """Takes the first that wait into the average."""
+        """Takes the first of the waiting evaluations into the average."""
         number = max(0, number)
         for _, segment in self._waiting[:number]:
             self._average.add(segment)
         self._waiting = self._waiting[number:]
 
     def final(self) -> nn.Module | None:
-        """The mean over the valley; None before the first evaluation."""
+        """Returns the mean over the valley; None before the first evaluation."""
         if self._lowest is None:
             return None
         if self._threshold is None:
@@ -160,7 +160,7 @@ class SWAD(Averaging):
         return filled(self._copy[0], self._network[0], total)
 
     def get_extra_state(self) -> SWADState:
-        """Segments as lists of tensors, and numbers."""
+        """Returns segments as lists of tensors, and numbers."""
         return {
             "average": self._average.state(),
             "since": self._since.state(),
@@ -180,13 +180,13 @@ class SWAD(Averaging):
 
 
 def read(state: SegmentState, network: nn.Module) -> Segment:
-    """The segment of a state, on the network's device."""
-    pairs = zip(state["weights"], network.parameters(), strict=bool(state["weights"]))  # a new segment has none
+    """Returns the segment of a state, on the network's device."""
+    pairs = zip(state["weights"], network.parameters(), strict=bool(state["weights"]))  # an empty segment has none
     return Segment([weight.to(parameter.device) for weight, parameter in pairs], state["count"])
 
 
 def filled(copy: nn.Module, network: nn.Module, segment: Segment) -> nn.Module:
-    """A copy of a network with that network's buffers, on its device, and a segment's weights."""
+    """Fills a copy of a network with a segment's weights and the network's buffers."""
     copy.to(segment.weights[0].device)
     copy_buffers(network, copy)
     move(copy, segment.weights, 1.0)

@@ -1,4 +1,4 @@
-"""SWAD as its released code computes it, which is not quite its paper."""
+"""SWAD as in its authors' released code, which differs from the paper."""
 
 import logging
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights o
 
 
 class EvaluationState(SegmentState):
-    """What a checkpoint keeps of an `Evaluation`."""
+    """State of an `Evaluation` in a checkpoint."""
 
     step: int
     loss: float
 
 
 class ReleasedSWADState(TypedDict):
-    """What a checkpoint keeps of `ReleasedSWAD`."""
+    """State of `ReleasedSWAD` in a checkpoint."""
 
     since: SegmentState
     average: SegmentState
@@ -32,21 +32,26 @@ class ReleasedSWADState(TypedDict):
 
 
 class ReleasedSWAD(Averaging):
-    """Mean of segments, each the mean weights between two evaluations, chosen as khanrc/swad chooses them.
+    """Mean of segments, each the mean weights between two evaluations, chosen as in khanrc/swad.
 
-    It differs from `SWAD`: segments weigh alike, however many steps they have (the first has one). The average starts
-    a segment earlier, for a segment ends with its evaluation; and on convergence it reaches back to earlier segments
-    below the threshold, all but the earliest of them. Segments enter oldest first, swad_n_tolerance evaluations late,
-    so that the segment of convergence enters twice where there were such earlier ones, and the first segments of a run
-    several times where the loss settles at once. At the end of the run the oldest in the queue is dropped. Without
-    convergence it is the last segment. Training goes on after the end of the valley; the released code stops there.
+    Differences from `SWAD`:
+
+    - Segments have equal weights, whatever their numbers of steps (the first has one).
+    - The average starts a segment earlier, because a segment ends with its evaluation.
+    - On convergence, earlier segments below the threshold are included, all but the earliest of them.
+    - Segments enter oldest first, swad_n_tolerance evaluations late. The segment of convergence therefore enters twice
+      if there were such earlier ones, and the first segments of a run several times if the loss settles at once.
+    - At the end of the run the oldest segment in the queue is dropped.
+    - Without convergence the average is the last segment.
+
+    Training continues after the end of the valley; the released code stops there.
     """
 
     HPARAMS = SWAD.HPARAMS
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        self._network, self._copy = (network,), (frozen_copy(network),)  # tuples, which keep them out of the state
+        self._network, self._copy = (network,), (frozen_copy(network),)  # in tuples, so that the state lacks them
         self._patience, self._tolerance = (int(self.hparams[name]) for name in ("swad_n_converge", "swad_n_tolerance"))
         self._since = Segment()
         self._average = Segment()
@@ -61,7 +66,7 @@ class ReleasedSWAD(Averaging):
             self._since.add(weights_of(network))
 
     def evaluated(self, step: int, validation_loss: float) -> None:
-        """Looks for convergence, then lets the oldest segment of the queue in or ends the valley."""
+        """Searches for convergence, then adds the oldest segment of the queue or ends the valley."""
         if self._ended:
             return
         self._recent.append((step, validation_loss, self._since))
@@ -69,32 +74,32 @@ class ReleasedSWAD(Averaging):
         self._since = Segment()
         queue = self._recent[-self._tolerance :]
         if self._converged is None:
-            self._look_for_convergence(queue)
+            self._search_convergence(queue)
         elif queue[0][0] >= self._converged:
             if _lowest(queue) > self._threshold:
                 self._ended = True
             else:
-                self._let_in(queue[0])
+                self._add(queue[0])
 
-    def _look_for_convergence(self, queue: list[Evaluation]) -> None:
+    def _search_convergence(self, queue: list[Evaluation]) -> None:
         window = self._recent[-self._patience :]
         step, loss, segment = window[0]
         if len(window) < self._patience or loss > _lowest(window):
             return
         self._converged = step
-        self._average = Segment(segment.copy().weights)  # of no weight: the first segment let in replaces it
+        self._average = Segment(segment.copy().weights)  # count 0: the first added segment replaces it
         self._threshold = (1 + self.hparams["swad_tolerance_ratio"]) * sum(item[1] for item in window) / len(window)
         ahead = self._patience - self._tolerance
         early = queue[: 1 - ahead] if ahead < 0 else []
         above = [index for index, item in enumerate(early) if item[1] > self._threshold]
         for item in [*window[1 : 1 + max(0, ahead)], *early[max(above, default=-1) + 2 :]]:
-            self._let_in(item)
+            self._add(item)
 
-    def _let_in(self, item: Evaluation) -> None:
+    def _add(self, item: Evaluation) -> None:
         self._average.add(Segment(item[2].weights, 1))
 
     def final(self) -> nn.Module | None:
-        """The mean of the segments; None before the first evaluation."""
+        """Returns the mean of the segments; None before the first evaluation."""
         if not self._recent:
             return None
         if self._converged is None:
@@ -107,7 +112,7 @@ class ReleasedSWAD(Averaging):
         return filled(self._copy[0], self._network[0], total)
 
     def get_extra_state(self) -> ReleasedSWADState:
-        """Segments as lists of tensors, and numbers."""
+        """Returns segments as lists of tensors, and numbers."""
         return {
             "since": self._since.state(),
             "average": self._average.state(),

@@ -1,8 +1,4 @@
-"""Hooks that keep what passes through a network's modules, for methods that look at features.
-
-Hooks sit on the modules themselves, so they also see forward passes of a wrapped network. They keep while the network
-is in training mode only: an evaluation, or that of an averaged copy of the network, leaves nothing behind.
-"""
+"""Hooks that store inputs or outputs of a network's modules, for methods on features."""
 
 from torch import Tensor, nn
 
@@ -11,45 +7,46 @@ from .step import full_precision
 
 
 class Tap:
-    """Keeps one tensor of the last forward pass until it is taken.
+    """Stores one tensor of the last forward pass in training mode.
 
     Args:
-        network: Whose mode decides; that of the module may differ, as a frozen BatchNorm's does.
-        frozen: The network is never in training mode; keep anyway.
+        network: The network whose mode counts. The mode of a module may differ, such as that of a frozen BatchNorm.
+        frozen: The network is never in training mode; store always.
     """
 
     def __init__(self, network: nn.Module, *, frozen: bool = False) -> None:
         self._network = network
         self._frozen = frozen
-        self._kept: Tensor | None = None
+        self._stored: Tensor | None = None
 
-    def keep_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Forward pre-hook: keeps the module's first input."""
+    # Evaluations, also those of an averaged copy of the network, must store nothing
+    def store_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Forward pre-hook: stores the module's first input."""
         if self._network.training:
-            self._kept = inputs[0]
+            self._stored = inputs[0]
 
-    def keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Forward hook: keeps the module's output."""
+    def store_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Forward hook: stores the module's output."""
         if self._network.training or self._frozen:
-            self._kept = output
+            self._stored = output
 
     def take(self) -> Tensor:
-        """Returns what was kept, float32 or better, and lets go of it.
+        """Returns the stored tensor in float32 or better, and clears it.
 
         Raises:
             ArgumentError: No forward pass went through the module in training mode.
         """
-        if self._kept is None:
+        if self._stored is None:
             raise ArgumentError.of("model", None, "no forward pass in training mode went through the tapped module")
-        kept, self._kept = self._kept, None
-        return full_precision(kept)
+        stored, self._stored = self._stored, None
+        return full_precision(stored)
 
 
 def classifier_of(network: nn.Module, method: str) -> nn.Linear:
-    """The last layer of a timm model.
+    """Returns the last layer of a timm model.
 
     Raises:
-        ArgumentError: It is not one linear layer.
+        ArgumentError: The classifier is not one linear layer.
     """
     classifier = getattr(network, "get_classifier", lambda: None)()
     if not isinstance(classifier, nn.Linear):
@@ -59,11 +56,11 @@ def classifier_of(network: nn.Module, method: str) -> nn.Linear:
 
 
 def tap_features(network: nn.Module, method: str) -> Tap:
-    """Taps what the classifier is given, (B, D).
+    """Taps the classifier's inputs, (B, D).
 
     Raises:
         ArgumentError: The classifier is not one linear layer.
     """
     tap = Tap(network)
-    classifier_of(network, method).register_forward_pre_hook(tap.keep_input)
+    classifier_of(network, method).register_forward_pre_hook(tap.store_input)
     return tap

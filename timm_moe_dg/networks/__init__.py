@@ -1,4 +1,4 @@
-"""Networks: built with their starting weights, loaded as they were trained, frozen in part, and saved."""
+"""Networks: building with starting weights, loading trained ones, freezing of parts, and saving."""
 
 from .build import build_network, data_config, save_network
 from .freeze import freeze_backbone

@@ -1,9 +1,4 @@
-"""The network that a run starts from and the folder that it leaves behind.
-
-Weights that were asked for and did not load are the classic way to an irreproducible number, so loading is strict here:
-the network is built with as many classes as the weights have, which keeps timm's own check on, and gets its new
-classifier afterwards.
-"""
+"""Building of networks with starting weights, and saving to folders that timm loads."""
 
 import difflib
 import json
@@ -34,25 +29,25 @@ from ..data.bands import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError
 
 CONFIG = "config.json"
-DROP_PATH = 0.1  # what the papers fine-tune vision transformers with
-_WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks whose papers fine-tune without
+DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
+_WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
 _HUB_SECONDS = 5.0  # within which the Hub has to answer
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
-Config: TypeAlias = dict[str, Any]  # JSON of timm's
-Network: TypeAlias = Any  # timm's classes have attributes and methods that torch.nn.Module does not declare
+Config: TypeAlias = dict[str, Any]  # content of timm's config.json
+Network: TypeAlias = Any  # timm's classes have attributes that torch.nn.Module does not declare
 
 
 class DataConfig(TypedDict):
-    """How images reach a network, in timm's words.
+    """Preprocessing of a network's images, by timm's names.
 
     Attributes:
         input_size: (channels, height, width).
-        mean: Of each channel, which is subtracted.
-        std: Of each channel, which is divided by.
-        interpolation: Of resizing.
-        crop_pct: Share of the image that is seen.
-        crop_mode: How it is cut or squeezed to size.
+        mean: Mean of each channel, which is subtracted.
+        std: Standard deviation of each channel, by which it is divided.
+        interpolation: Interpolation of resizing.
+        crop_pct: Share of the image inside the crop.
+        crop_mode: timm's mode of cropping or squeezing to size.
     """
 
     input_size: tuple[int, int, int]
@@ -78,19 +73,17 @@ def build_network(
 
     Args:
         name: A timm model, with a tag or without, or `hf-hub:` and `local-dir:` sources.
-        num_classes: Classes of the new classifier; one of that size that comes with the weights is kept. None keeps
-            whatever classifier there is.
+        num_classes: Classes of the new classifier. A loaded classifier of that size is kept; None keeps any classifier.
         pretrained: Start from the model's published weights.
-        initial_checkpoint: Start from this file instead; it passes through the model's own checkpoint filter, so a
-            mixture model is upcycled from a dense checkpoint.
-        img_size: Side of the input in pixels, for models that are built for one size; None for the model's own.
-        in_chans: Channels of its images, to which the first convolution of loaded weights is adapted as timm does; None
-            for the model's own.
-        drop_path: Stochastic depth; None for 0.1 where the model has it, and for none in ResNets, as in DomainBed.
+        initial_checkpoint: Start from this file instead, through the model's checkpoint filter: a mixture model is
+            upcycled from a dense checkpoint.
+        img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
+        in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
+        drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
 
     Raises:
-        ArgumentError: There is no such model, or it does not take an argument, or has other channels than asked for.
+        ArgumentError: There is no such model, or it does not take an argument or that number of channels.
         CheckpointError: The weights cannot be read or do not fit.
     """
     check_name(name)
@@ -101,15 +94,16 @@ def build_network(
     source = _source_of_weights(name, kwargs)
     overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
-    asks_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
+    from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
-        with hub_or_cache() if asks_hub else nullcontext():
-            saved_config(name)
+        with _hub_or_cache() if from_hub else nullcontext():
+            saved_config(name)  # names the damaged field, where timm would fail far from the file
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
-            keeps = loads or num_classes is None
-            classes = options["pretrained_cfg"]["num_classes"] if keeps else num_classes
+            # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
+            keeps_classifier = loads or num_classes is None
+            classes = options["pretrained_cfg"]["num_classes"] if keeps_classifier else num_classes
             if source != name or parse_model_name(name)[0] is not None:
-                # timm keeps saved options that are None only if it reads them itself
+                # timm keeps saved options with the value None only if it reads config.json itself
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
             network = _create(
@@ -138,7 +132,7 @@ def build_network(
 
 
 @contextmanager
-def hub_or_cache() -> Iterator[None]:
+def _hub_or_cache() -> Iterator[None]:
     """Reads from the Hub's cache alone while the Hub does not answer.
 
     The client would retry each missing file for half a minute, with a message each time.
@@ -163,20 +157,21 @@ def _default_drop_path(name: str) -> float:
 
 
 def in_chans_of(network: nn.Module) -> int:
-    """Channels of the images that a network takes."""
+    """Returns the number of image channels that a network takes."""
     return int(get_model_input_config(network)["input_size"][0])
 
 
 def check_channels(network: nn.Module, in_chans: int) -> None:
-    """Makes sure that a network takes images of so many channels as they are read with.
+    """Checks that a network takes the number of channels with which images are read.
 
     Raises:
-        ArgumentError: It takes others.
+        ArgumentError: The network takes another number.
     """
-    own = in_chans_of(network)
-    if own != in_chans:
+    expected = in_chans_of(network)
+    if expected != in_chans:
         read = f"as RGB, {RGB} channels; leave it out" if in_chans == RGB else f"with {in_chans} bands"
-        raise ArgumentError.of("in_chans", own, f"images are read {read}, or give --in-chans {own} and such images")
+        remedy = f"images are read {read}, or give --in-chans {expected} and such images"
+        raise ArgumentError.of("in_chans", expected, remedy)
 
 
 def data_config(
@@ -185,33 +180,30 @@ def data_config(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> DataConfig:
-    """Returns timm's data configuration of a network as this package feeds it: squeezed to size, bilinear, no crop.
+    """Returns the preprocessing of a network's images in this package: squeezed to size, bilinear, without a crop.
 
     Args:
         network: A timm model.
-        img_size: Side of the input for networks that take any; None for the size that the network recommends.
-        mean: Of each channel; None for what the network recommends.
-        std: Likewise.
-
-    Returns:
-        input_size (channels, height, width), mean, std, interpolation, crop_pct and crop_mode.
+        img_size: Side of the input for networks that take any; None for the network's recommended size.
+        mean: Mean of each channel; None for the network's.
+        std: Standard deviation of each channel; None for the network's.
     """
-    wanted = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
-    own = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
-    given = wanted | {name: value for name, value in own.items() if value}
-    return cast(DataConfig, resolve_input_data_config(network, args=given))
+    given = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
+    args = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
+    args |= {name: value for name, value in given.items() if value}
+    return cast(DataConfig, resolve_input_data_config(network, args=args))
 
 
 def without_origin(config: Mapping[str, object]) -> dict[str, object]:
-    """Returns a network's configuration without what it says of published weights that its own did not begin as."""
+    """Returns a pretrained configuration without the origin of weights that the network does not have."""
     return {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
 def checkpoint_activations(network: Network) -> None:
-    """Lets a network compute activations again in the backward pass instead of keeping them.
+    """Turns on gradient checkpointing: activations are recomputed in the backward pass.
 
     Raises:
-        ArgumentError: It cannot.
+        ArgumentError: The network does not support it.
     """
     try:
         network.set_grad_checkpointing(True)
@@ -221,11 +213,12 @@ def checkpoint_activations(network: Network) -> None:
 
 
 def lay_channels_last(network: nn.Module) -> None:
-    """Keeps four-dimensional weights channels last in memory, and images from the first convolution on.
+    """Stores four-dimensional weights channels last in memory, which activations follow from the first convolution on.
 
-    The `state_dict` shows them in the usual layout: files are the same, and safetensors takes no other.
+    The `state_dict` keeps the usual layout, so that saved files are the same.
     """
     network.to(memory_format=torch.channels_last)
+    # safetensors takes no other layout than the usual one
     network.register_state_dict_post_hook(_show_contiguous)
 
 
@@ -242,9 +235,9 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
 
     Args:
         network: A timm model, not wrapped.
-        folder: Created if need be; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads it.
+        folder: Created if it does not exist; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads it.
         classes: Names of the classes, in the order of the logits.
-        config: From `data_config`.
+        config: Preprocessing, from `data_config`.
     """
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
     save_for_hf(
@@ -254,14 +247,9 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
         safe_serialization=True,
         data_config=dict(config),
     )
-    _say_classes_once(folder / "config.json")
-
-
-def _say_classes_once(config: Path) -> None:
-    """Leaves the number of classes at the top level alone: transformers' TimmWrapper trips over a second one."""
-    saved = json.loads(config.read_text())
-    del saved["model_args"]["num_classes"]
-    config.write_text(json.dumps(saved, indent=2))
+    saved = json.loads((folder / CONFIG).read_text())
+    del saved["model_args"]["num_classes"]  # transformers' TimmWrapper fails on a second one beside the top level's
+    (folder / CONFIG).write_text(json.dumps(saved, indent=2))
 
 
 def read_config(path: Path) -> Config:
@@ -304,7 +292,7 @@ def saved_config(name: str) -> Config:
         return read_config(Path(location, CONFIG))
     if source is None:
         return {}
-    with hub_or_cache():
+    with _hub_or_cache():
         return read_config(Path(download_from_hf(location, CONFIG)))
 
 
@@ -319,10 +307,10 @@ def _are_names(names: object) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Makes sure that a model's name can be one.
+    """Checks that a model exists, and weights by its tag.
 
     Raises:
-        ArgumentError: There is no such model, or no such kind of source.
+        ArgumentError: There is no such model, tag or kind of source; lists the nearest.
     """
     try:
         source, model = parse_model_name(name)
@@ -336,12 +324,12 @@ def check_name(name: str) -> None:
     try:
         timm.get_pretrained_cfg(model if source is None else architecture)
     except RuntimeError as error:
-        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")) or "none"
+        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
         raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
 def _check_patches(network: nn.Module, img_size: int | None) -> None:
-    """Refuses a size whose last pixels no patch would hold."""
+    """Refuses a size that patches do not divide, whose last pixels would be cut off."""
     embedding = getattr(network, "patch_embed", None)
     patch = max(embedding.patch_size) if isinstance(embedding, PatchEmbed) else 1
     if img_size is not None and img_size % patch:
@@ -361,7 +349,7 @@ def _check_kwargs(kwargs: Mapping[str, object]) -> None:
 
 def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> ArgumentError:
     columns = kwargs.get("metadata_columns")
-    if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # which have an option of their own
+    if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # given by --metadata-columns
         remedy = f"{name} reads none; leave it out, or train a model that does, such as moge_tiny"
         return ArgumentError.of("metadata_columns", list(columns), remedy)
     # Options that the user did not type are of the model's config.json, so the message has to name the model.
@@ -371,11 +359,7 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
 
 
 def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
-    """The model whose weights a network starts from: its `backbone`, where it has one.
-
-    Raises:
-        ArgumentError: There is no such model.
-    """
+    """Returns the model whose weights a network starts from: its `backbone` if it has one."""
     backbone = kwargs.get("backbone")
     if not isinstance(backbone, str) or parse_model_name(name)[0] is not None:
         return name
@@ -387,9 +371,9 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, ob
     """Points a model's configuration at a file, with the number of classes that is in it."""
     try:
         weights = load_state_dict(str(path))
-    except Exception as error:  # a file of another kind fails anywhere in the readers
+    except Exception as error:  # files of other kinds fail anywhere in the readers
         raise _unusable(name, path, error) from error
-    weights = weights.get("model_dict", weights)  # the layer that DomainBed's checkpoints add
+    weights = weights.get("model_dict", weights)  # DomainBed's checkpoints are nested
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise _unusable(name, path, TypeError("holds something else than tensors by name"))
     classifier = resolve_model_input_args(name)["pretrained_cfg"].get("classifier") or ()
@@ -400,7 +384,7 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, ob
 
 
 def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:
-    """Calls timm's factory, without stochastic depth for models that have none and when nobody asked for it."""
+    """Calls timm's factory; leaves stochastic depth out if the model has none and the caller did not set it."""
     try:
         return timm.create_model(**options)
     except TypeError as error:

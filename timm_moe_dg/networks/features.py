@@ -1,4 +1,4 @@
-"""What a network's classifier sees: its features, collected beside its answers."""
+"""Features of a network: the inputs of its classifier, collected during forward passes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,30 +11,31 @@ from .build import Network
 
 @contextmanager
 def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
-    """Collects the inputs of a network's classifier, (B, D) with each forward; whoever reads them takes them out.
+    """Collects the inputs of a network's classifier, one (B, D) tensor per forward; the caller empties the list.
 
     Args:
-        network: Any network of timm's.
+        network: A timm model.
 
     Raises:
-        ArgumentError: It has no single classifier.
+        ArgumentError: The network has no single classifier.
     """
-    seen: list[Tensor] = []
-    handle = _classifier(network).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1).float()))
+    collected: list[Tensor] = []
+    classifier = _classifier(network)
+    handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
     try:
-        yield seen
+        yield collected
     finally:
         handle.remove()
 
 
 class WithFeatures(nn.Module):
-    """A network that gives, beside its logits, what its classifier saw: (B, C) and (B, D).
+    """A network that returns logits (B, C) and the classifier's inputs (B, D).
 
     Args:
-        network: One of timm's, of images or of images and metadata.
+        network: A timm model of images, or of images and metadata.
 
     Raises:
-        ArgumentError: It has no single classifier.
+        ArgumentError: The network has no single classifier.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -45,14 +46,14 @@ class WithFeatures(nn.Module):
     def forward(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) images and their metadata -> logits and features."""
         inputs = (images,) if metadata is None else (images, metadata)
-        with classifier_inputs(self.network) as seen:
+        with classifier_inputs(self.network) as collected:
             logits = self.network(*inputs)
-        return logits, seen.pop()
+        return logits, collected.pop()
 
 
 def _classifier(network: Network) -> nn.Module:
     classifier = network.get_classifier()
     if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.Identity):
-        remedy = "has no single classifier whose inputs could be kept"
+        remedy = "has no single classifier; take a model with one"
         raise ArgumentError.of("model", type(network).__name__, remedy)
     return classifier

@@ -1,4 +1,4 @@
-"""What is trained and what stays as it is."""
+"""Freezing of parts of a network: its backbone, its routers, or all but these."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ _logger = logging.getLogger(__name__)
 
 
 def freeze_backbone(network: Network) -> nn.Module:
-    """Draws a new classifier and freezes everything else, such as a MoGE model's shared path (MoGE, section 2.2, i).
+    """Initializes a new classifier and freezes everything else (MoGE, section 2.2, i).
 
-    Dropout and stochastic depth are switched off: they would blur features that cannot adapt to them.
+    Dropout and stochastic depth are turned off: frozen features cannot adapt to them.
 
     Args:
         network: A timm model with a classifier; changed in place.
@@ -44,7 +44,7 @@ def freeze_backbone(network: Network) -> nn.Module:
 
 
 def train_routers_only(network: nn.Module) -> None:
-    """Freezes everything but the routers, the classifier too: it learns where to send tokens, and nothing else.
+    """Freezes everything but the routers, the classifier included.
 
     Raises:
         ArgumentError: The model has no routers.
@@ -55,9 +55,9 @@ def train_routers_only(network: nn.Module) -> None:
 
 
 def train_gating_only(network: nn.Module) -> None:
-    """Freezes everything but the routers and a MoGE model's location encoder, which decide who answers where.
+    """Freezes everything but the routers and a MoGE model's metadata encoder.
 
-    What of the encoder does not learn in any case, such as SatCLIP's published weights, stays frozen.
+    Parts of the encoder that are never trained, such as SatCLIP's published weights, stay frozen.
 
     Raises:
         ArgumentError: The model has no routers, or none that read metadata.
@@ -93,9 +93,9 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
 
 
 def freeze_batch_norm(network: nn.Module) -> None:
-    """Keeps the running statistics of batch normalization as they are, and normalizes by them in training too.
+    """Freezes the running statistics of batch normalization, which then normalize in training too.
 
-    Scales and shifts are trained still. Says so where there is any; vision transformers have none.
+    Scales and shifts are still trained. The number of such layers is logged.
     """
     layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:

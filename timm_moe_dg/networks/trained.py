@@ -1,4 +1,4 @@
-"""Trained networks: a checkpoint with its own classifier, what its classes are called, and what it is given to see."""
+"""Trained networks: loading with their classifier, class names, and metadata that they read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,21 +20,21 @@ def load_trained(
     expert_mode: str | None = None,
     **kwargs: Any,
 ) -> Network:
-    """Builds a network with its weights and with the classifier that they come with, in evaluation mode.
+    """Builds a network with its trained weights and classifier, in evaluation mode.
 
-    A MoGE model of which the shared expert alone was trained answers with that.
+    A MoGE model keeps the saved expert mode, such as 'shared' if only the shared expert was trained.
 
     Args:
-        name: A timm model, or a `local-dir:` or `hf-hub:` source, which always gives its weights.
+        name: A timm model, or a `local-dir:` or `hf-hub:` source, whose weights are always loaded.
         pretrained: Load the model's published weights.
         initial_checkpoint: Load this file.
-        coverage_radius: Replaces that of a MoGE model, see `GeoMoeVisionTransformer`; infinity for none.
+        coverage_radius: Replaces that of a MoGE model, see `models.MetadataRoutingOptions`; infinity for none.
         expert_mode: Replaces that of a MoGE model: "routed" or "shared".
-        **kwargs: Of `build_network`.
+        **kwargs: Arguments of `build_network`.
 
     Raises:
-        ArgumentError: See `build_network`; or nothing says where the weights come from; or a radius
-            was given for a model without an index of training coordinates.
+        ArgumentError: See `build_network`; or no source of weights is given; or a radius is given for a model without
+            an index of training coordinates.
         CheckpointError: The weights cannot be read, do not fit, are not finite, or lack a classifier.
     """
     check_name(name)
@@ -58,10 +58,10 @@ def load_trained(
 
 
 def set_coverage_radius(network: Network, radius: float) -> None:
-    """Sets how far from its training coordinates a MoGE model routes, in km; see `GeoMoeVisionTransformer`.
+    """Sets how far from its training coordinates a MoGE model routes, in km; see `models.MetadataRoutingOptions`.
 
     Raises:
-        ArgumentError: Another model, or one without an index.
+        ArgumentError: The network is no MoGE model, or has no index of coordinates.
     """
     if not hasattr(network, "set_coverage_radius"):
         raise ArgumentError.of("coverage_radius", radius, f"{type(network).__name__} has no metadata-routed experts")
@@ -69,7 +69,7 @@ def set_coverage_radius(network: Network, radius: float) -> None:
 
 
 def _check_finite(name: str, network: nn.Module) -> None:
-    """Refuses weights that answer NaN to every image."""
+    """Refuses weights that are not finite, which would give NaN for every image."""
     broken = [key for key, value in network.named_parameters() if not value.isfinite().all()]
     if broken:
         raise CheckpointError(
@@ -79,7 +79,7 @@ def _check_finite(name: str, network: nn.Module) -> None:
 
 
 def label_names(network: Network) -> tuple[str, ...] | None:
-    """Returns the names of a network's classes in the order of its logits, or None where the checkpoint has none."""
+    """Returns the names of a network's classes in the order of its logits, or None if the checkpoint has none."""
     names = network.pretrained_cfg.get("label_names")
     if not names or len(names) != network.num_classes:
         return None
@@ -89,9 +89,9 @@ def label_names(network: Network) -> tuple[str, ...] | None:
 
 
 def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
-    """Says which class of the data each logit is about: int64 (num_classes,), a permutation.
+    """Returns the class of the data for each logit, int64 (num_classes,), a permutation.
 
-    Classes are matched by name, so that another order does no harm; a checkpoint without names is taken at its word.
+    Classes are matched by name. A checkpoint without names is assumed to have the data's order.
 
     Args:
         network: From `load_trained`.
@@ -104,42 +104,40 @@ def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
     if names is None and network.num_classes == len(classes):
         return torch.arange(len(classes))
     if names is None or sorted(names) != sorted(classes):
-        own = _listed(names) if names else f"{network.num_classes} without names"
-        remedy = f"the checkpoint's are {own}; fine-tune it on these classes, or give the data that it was trained for"
+        trained = _listed(names) if names else f"{network.num_classes} without names"
+        remedy = f"the checkpoint's are {trained}; fine-tune it on these classes, or give the data it was trained on"
         raise ArgumentError.of("classes", _listed(classes), remedy)
     positions = {name: position for position, name in enumerate(classes)}
     return torch.tensor([positions[name] for name in names])
 
 
 def metadata_columns(network: nn.Module) -> tuple[str, ...]:
-    """Names of the numbers that a network reads beside longitude and latitude, in their order."""
+    """Returns the names of the numbers that a network reads after longitude and latitude."""
     encoder = getattr(getattr(network, "metadata_encoder", None), "encoder", None)
     return getattr(encoder, "columns", ())
 
 
 def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Sequence[str] | None = None) -> bool:
-    """Whether a network is to be given the images' metadata: it reads them, and every domain has some.
+    """Returns whether a network gets the images' metadata: it reads metadata, and every domain has them.
 
     Args:
         network: A timm model.
         domains: The data.
-        columns: What the domains' metadata have beside longitude and latitude.
+        columns: Columns of the domains' metadata after longitude and latitude.
 
     Raises:
         ArgumentError: The network reads other columns.
     """
     takes = hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
-    given, own = tuple(columns or ()), metadata_columns(network)
-    if (takes or given) and given != own:
-        remedy = (
-            f"the network reads these; give --metadata-columns {' '.join(own)}"
-            if own
-            else ("the network reads none; leave it out, or train a MoGE model with them")
-        )
+    given, expected = tuple(columns or ()), metadata_columns(network)
+    if (takes or given) and given != expected:
+        remedy = "the network reads none; leave it out, or train a MoGE model with them"
+        if expected:
+            remedy = f"the network reads others; give --metadata-columns {' '.join(expected)}"
         raise ArgumentError.of("metadata_columns", list(given), remedy)
     return takes
 
 
-def _listed(names: Sequence[str], shown: int = 8) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{len(names)}: {', '.join(names[:shown])}{more}"
+def _listed(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{len(names)}: {', '.join(names[:limit])}{more}"
