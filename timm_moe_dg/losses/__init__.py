@@ -1,4 +1,4 @@
-"""Losses: tensors in, scalar out."""
+"""Losses: functions of tensors that return a scalar."""
 
 from .domain import (
     class_balanced_cross_entropy,

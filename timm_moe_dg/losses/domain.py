@@ -1,7 +1,8 @@
-"""What the domain-generalization methods penalize, as functions of features, logits, risks or gradients.
+"""Penalties of domain-generalization methods, as functions of features, logits, risks or gradients.
 
-Axes: B samples, D features, C classes, M domains, P parameters. A risk is the mean cross-entropy of a domain, or the
-cross-entropy of one sample where it says so.
+A risk is the mean cross-entropy of a domain, unless stated otherwise.
+
+Axes: B samples, D features, C classes, M domains, P parameters.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,16 @@ from torch.nn import functional as F
 
 from ..errors import ArgumentError
 
-# Widths of the Gaussian kernels exp(-gamma * squared distance) that MMD and RDM sum over
+# Gaussian kernels exp(-gamma * squared distance)
 MMD_GAMMAS = tuple(10.0**power for power in range(-3, 4))
 RDM_GAMMAS = tuple(10.0**power for power in range(-4, 4))
 
 
 def irm_penalty(logits: Tensor, targets: Tensor) -> Tensor:
-    """Squared gradient of the risk with respect to a dummy scale of the logits, estimated without bias.
+    """Squared gradient of the risk with respect to a dummy scale of the logits (Arjovsky et al., 2019, IRMv1).
 
-    The gradients g(w) = d/dw CE(w * logits, targets) at w = 1 of the even and of the odd samples are multiplied
-    (Arjovsky et al., 2019, IRMv1 as its authors estimate it), so one batch can give a negative value.
+    The estimate is unbiased, as in the authors' code, and may be negative: it is the product of the gradients
+    d/dw CE(w * logits, targets) at w = 1 of the even and of the odd samples.
 
     Args:
         logits: (B, C) of one domain.
@@ -72,19 +73,19 @@ def _covariance(x: Tensor) -> Tensor:
 def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> Tensor:
     """Squared maximum mean discrepancy with a sum of Gaussian kernels, biased (Li et al., 2018; Gretton et al., 2012).
 
-    mean k(x, x') + mean k(y, y') - 2 mean k(x, y), means over all pairs, a sample with itself among them.
+    mean k(x, x') + mean k(y, y') - 2 mean k(x, y), where the means are over all pairs, including equal samples.
 
     Args:
         x: (B, D).
         y: (B', D).
-        gammas: k(a, b) = sum over these of exp(-gamma * |a - b|^2).
+        gammas: k(a, b) is the sum over gammas of exp(-gamma * |a - b|^2).
 
     Returns:
-        Scalar, not negative up to rounding.
+        Scalar, at least 0 up to rounding.
     """
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        # From differences: inner products would cancel where gamma = 1000 magnifies what is left
+        # Distances from inner products would cancel, and gamma = 1000 would magnify the rounding errors
         squares = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
         return torch.stack([torch.exp(-gamma * squares).mean() for gamma in gammas]).sum()
 
@@ -92,15 +93,15 @@ def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> 
 
 
 def group_weights(weights: Tensor, risks: Tensor, eta: float) -> Tensor:
-    """(M,) weights of the domains after one step of exponentiated gradient ascent (Sagawa et al., 2020, algorithm 1).
+    """Updates domain weights by one step of exponentiated gradient ascent (Sagawa et al., 2020, algorithm 1).
 
     Args:
-        weights: (M,) positive, of any sum.
+        weights: (M,) positive, with any sum.
         risks: (M,).
         eta: Step size.
 
     Returns:
-        (M,) with sum 1; no gradient flows into the risks.
+        (M,) with sum 1, without a gradient into the risks.
     """
     weights = weights * torch.exp(eta * risks.detach())
     return weights / weights.sum()
@@ -109,18 +110,18 @@ def group_weights(weights: Tensor, risks: Tensor, eta: float) -> Tensor:
 def classifier_gradient_variance(features: Tensor, logits: Tensor, targets: Tensor, bias: bool = True) -> Tensor:
     """Variance over samples of the cross-entropy's gradient with respect to a linear classifier (Rame et al., 2022).
 
-    In closed form: sample i has the gradient (p_i - y_i) outer z_i for the weight and p_i - y_i for the bias, so the
-    moments over samples are products of matrices and no gradient of one sample is stored.
-
     Args:
-        features: (B, D) what the classifier was given, z.
-        logits: (B, C) what it answered; p is their softmax.
-        targets: (B,) class indices, y one-hot.
-        bias: Whether the classifier has one.
+        features: (B, D) the classifier's input.
+        logits: (B, C) the classifier's output.
+        targets: (B,) class indices.
+        bias: Whether the classifier has a bias.
 
     Returns:
-        (P,) variances divided by B, the weight's C * D first, the bias's C last; connected to features and logits.
+        (P,) population variances, first of the weight's C * D entries, then of the bias's C; differentiable with
+        respect to features and logits.
     """
+    # Sample i has the gradient (p_i - y_i) outer z_i for the weight and p_i - y_i for the bias. The moments over
+    # samples are therefore matrix products, and no gradient of a single sample is stored.
     residual = logits.softmax(1) - F.one_hot(targets, logits.shape[1])
     if bias:
         features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
@@ -137,14 +138,14 @@ def fishr_penalty(variances: Tensor) -> Tensor:
 
 
 def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """How the worst domain's risks differ from all, and how much risks vary (Nguyen et al., 2024).
+    """Risk distribution matching: the worst domain's risks against those of all domains (Nguyen et al., 2024).
 
     Args:
-        risks: Of each domain, the cross-entropy of each sample, (B,).
+        risks: (B,) cross-entropy of each sample, for each domain.
 
     Returns:
-        The squared discrepancy of `mmd_distance`, with kernels `RDM_GAMMAS`, between the samples' risks in the domain
-        with the largest mean and those in all domains; and the sum of the unbiased variances of the two. Scalars.
+        Two scalars. The first is the `mmd_distance`, with kernels `RDM_GAMMAS`, between the risks of the domain with
+        the largest mean and the risks of all domains. The second is the sum of their unbiased variances.
 
     Raises:
         ArgumentError: A domain has fewer than two samples.
@@ -158,23 +159,23 @@ def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Cross-entropy in which every class of images weighs alike, however many images it has (CDANN).
+    """Cross-entropy of domains with the same weight for every class of images (CDANN).
 
     Args:
-        logits: (B, M) of the domains.
+        logits: (B, M) logits of the domains.
         targets: (B,) domain indices.
         classes: (B,) class indices.
-        num_classes: All classes, also those that no image here has.
+        num_classes: Number of classes, including those absent from this batch.
 
     Returns:
-        Scalar: the sum over samples of the cross-entropy / (images of its class here * num_classes).
+        Scalar: the sum over samples of the cross-entropy / (number of images of its class * num_classes).
     """
     counts = torch.bincount(classes, minlength=num_classes)[classes]
     return (F.cross_entropy(logits, targets, reduction="none") / (counts * num_classes)).sum()
 
 
 def input_gradient_penalty(loss: Tensor, inputs: Tensor) -> Tensor:
-    """Mean over samples of the squared norm of a summed loss's gradient with respect to its inputs (B, D)."""
+    """Summed loss and its inputs (B, D) -> mean over samples of the squared norm of the gradient."""
     (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
     return gradient.square().sum(1).mean()
 
@@ -185,12 +186,12 @@ def spectral_decoupling(logits: Tensor) -> Tensor:
 
 
 def feature_divergence(features: Tensor, reference: Tensor, variance: Tensor) -> Tensor:
-    """How far features went from a frozen network's: mean of ((f - f0)^2 / v + log v) / 2 (Cha et al., 2022).
+    """Divergence of features from a frozen network's: mean of ((f - f0)^2 / v + log v) / 2 (Cha et al., 2022).
 
     Args:
-        features: Any shape, f.
-        reference: The same shape, f0.
-        variance: Positive, broadcast to that shape, v.
+        features: f, any shape.
+        reference: f0, the same shape.
+        variance: v, positive, broadcast to that shape.
 
     Returns:
         Scalar, the Gaussian negative log-likelihood without its constant.

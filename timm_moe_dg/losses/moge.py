@@ -1,7 +1,6 @@
-"""How MoGE's losses reach what its layers report.
+"""MoGE's losses: diversity of the routed experts, invariance of the shared expert, and both for a whole model.
 
-A layer reports in each training forward: the class token that left its shared expert, and the outputs of every routed
-expert for the same random tokens, if it was asked to force some. A report replaces the one before.
+Axes: B samples, D features, E routed experts, T forced tokens.
 """
 
 from typing import cast
@@ -17,91 +16,27 @@ from ..layers.precision import without_autocast
 UNKNOWN_DOMAIN = -1
 
 
-def _layers(model: nn.Module) -> list[GeoMoeMlp]:
-    # By attribute: a scripted layer has lost its class, and must be told from a model without any
-    return [cast(GeoMoeMlp, module) for module in model.modules() if hasattr(module, "forced_tokens")]
-
-
-def force_tokens(model: nn.Module, num_tokens: int) -> None:
-    """Asks every MoGE layer to send random tokens through all its experts in training, for the diversity loss.
-
-    Args:
-        model: Any model, also wrapped for distributed training.
-        num_tokens: Tokens per layer and forward, chosen anew each time; 0 stops it.
-
-    Raises:
-        ArgumentError: A negative number, or 1, whose centered output is nothing.
-    """
-    if num_tokens < 0 or num_tokens == 1:
-        raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
-    for layer in _layers(model):
-        layer.forced_tokens = num_tokens
-
-
-def discovered_domains(routing: RouterOutput) -> Tensor:
-    """(B,) int64: the expert with the largest noiseless weight of each sample; -1 for one without metadata.
-
-    Args:
-        routing: What a MoGE layer recorded.
-    """
-    domains = routing.probabilities.detach().argmax(dim=-1)
-    return domains if routing.routed is None else domains.masked_fill(~routing.routed, UNKNOWN_DOMAIN)
-
-
-def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
-    """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
-
-    Call it between forward and backward, once per forward.
-
-    Args:
-        model: Any model, also wrapped for distributed training.
-        targets: (B,) class indices of that forward's images.
-        temperature: Of the invariance loss.
-
-    Returns:
-        "cka_loss", the mean over the layers that forced tokens, and "supcon_loss", of the last layer's shared expert;
-        without such layers, or without a shared expert, they are left out.
-
-    Raises:
-        ArgumentError: There are MoGE layers and none has reported.
-    """
-    layers = _layers(model)
-    if not layers:
-        return {}
-    last = layers[-1]
-    if last.report is None or last.routing is None:
-        raise ArgumentError.of("model", type(model).__name__, "nothing is reported; run a forward in training mode")
-    reports = [layer.report for layer in layers if layer.report is not None]
-    forced = [report.forced for report in reports if report.forced is not None]
-    losses = {"cka_loss": torch.stack([cka_diversity_loss(outputs) for outputs in forced]).mean()} if forced else {}
-    if last.report.shared is not None:
-        domains = discovered_domains(last.routing)
-        losses["supcon_loss"] = supcon_invariance_loss(last.report.shared, targets, domains, temperature)
-    return losses
-
-
 def cka_diversity_loss(outputs: Tensor) -> Tensor:
     """Mean linear CKA over the pairs of experts, on the same tokens (MoGE, equation 2).
 
-    CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, Frobenius norms. It is computed
-    from the T x T inner products of the tokens, in float32 or better: |H_i' H_j|^2 = <H_i H_i', H_j H_j'>.
-
-    Where all experts are equal, as upcycling leaves them, the loss is at its maximum 1 and its gradient is zero.
+    CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, with Frobenius norms. If all
+    experts are equal, as after upcycling without perturbation, the loss has its maximum 1 and a gradient of zero.
 
     Args:
         outputs: (E, T, D) outputs of each expert for the same tokens.
 
     Returns:
-        Scalar in 0..1; 0 for a single expert.
+        Scalar in 0..1, computed in float32 or better; 0 for a single expert.
 
     Raises:
-        ArgumentError: `outputs` does not have three axes.
+        ArgumentError: `outputs` has not three axes.
     """
     if outputs.ndim != 3:
         raise ArgumentError.of("outputs", tuple(outputs.shape), "give (experts, tokens, features)")
     with without_autocast(outputs.device.type):
         outputs_ETD = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         centered_ETD = outputs_ETD - outputs_ETD.mean(dim=1, keepdim=True)
+        # |H_i' H_j|^2 = <H_i H_i', H_j H_j'>: cosines of the flattened T x T inner products, P = T * T
         grams_EP = (centered_ETD @ centered_ETD.transpose(1, 2)).flatten(1)
         similarity_EE = F.normalize(grams_EP, dim=1) @ F.normalize(grams_EP, dim=1).T
     first, second = torch.triu_indices(len(outputs), len(outputs), offset=1, device=outputs.device)
@@ -109,22 +44,23 @@ def cka_diversity_loss(outputs: Tensor) -> Tensor:
 
 
 def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, temperature: float = 0.1) -> Tensor:
-    """Supervised contrast of the shared expert across discovered domains (MoGE, equation 3).
+    """Supervised contrastive loss of the shared expert across discovered domains (MoGE, equation 3).
 
-    Positives P_i of an anchor share its class in another domain, negatives N_i its domain in another class. Over all
-    anchors that have both: -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)], q normalized.
+    An anchor's positives P_i are samples of its class in other domains. Its negatives N_i are samples of its domain in
+    other classes. Over the anchors with both, and with normalized features q, the loss is
+    -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)].
 
     Args:
         features: (B, D) the shared expert's feature of each sample.
         targets: (B,) class indices.
-        domains: (B,) discovered domains; a negative one is unknown, and leaves the sample out.
+        domains: (B,) discovered domains; samples with a negative one, unknown, are left out.
         temperature: t, positive.
 
     Returns:
-        Scalar, not negative; 0, connected to `features`, where no sample has both a positive and a negative.
+        Scalar, at least 0; 0 with a gradient of zero if no sample has both positives and negatives.
 
     Raises:
-        ArgumentError: The shapes do not match, or the temperature is not positive.
+        ArgumentError: Shapes that do not match, or a temperature that is not positive.
     """
     if features.ndim != 2 or not targets.shape == domains.shape == features.shape[:1]:
         shapes = [tuple(tensor.shape) for tensor in (features, targets, domains)]
@@ -133,8 +69,8 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
         raise ArgumentError.of("temperature", temperature, "give a positive number, such as 0.1")
     same_class = targets.unsqueeze(1) == targets
     same_domain = domains.unsqueeze(1) == domains
-    known = (domains >= 0).unsqueeze(1) & (domains >= 0)
-    positive, negative = known & same_class & ~same_domain, known & ~same_class & same_domain
+    both_known = (domains >= 0).unsqueeze(1) & (domains >= 0)
+    positive, negative = both_known & same_class & ~same_domain, both_known & ~same_class & same_domain
     anchors = positive.any(dim=1) & negative.any(dim=1)
     if not anchors.any():
         return features.sum() * 0.0
@@ -144,3 +80,64 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     attracted = logits.masked_fill(~positive[anchors], -torch.inf).logsumexp(dim=1)
     compared = logits.masked_fill(~(positive | negative)[anchors], -torch.inf).logsumexp(dim=1)
     return (compared - attracted).mean()
+
+
+def _layers(model: nn.Module) -> list[GeoMoeMlp]:
+    # By attribute, since scripted layers have another class
+    return [cast(GeoMoeMlp, module) for module in model.modules() if hasattr(module, "forced_tokens")]
+
+
+def force_tokens(model: nn.Module, num_tokens: int) -> None:
+    """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
+
+    Args:
+        model: Any model, also wrapped for distributed training.
+        num_tokens: Tokens per layer and forward, chosen anew each time; 0 for none.
+
+    Raises:
+        ArgumentError: A negative number, or 1, since the centered output of one token is zero.
+    """
+    if num_tokens < 0 or num_tokens == 1:
+        raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
+    for layer in _layers(model):
+        layer.forced_tokens = num_tokens
+
+
+def discovered_domains(routing: RouterOutput) -> Tensor:
+    """Recorded routing of a MoGE layer -> (B,) int64, best expert without noise; -1 for samples without metadata."""
+    domains = routing.probabilities.detach().argmax(dim=-1)
+    return domains if routing.routed is None else domains.masked_fill(~routing.routed, UNKNOWN_DOMAIN)
+
+
+def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
+    """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
+
+    Call this between forward and backward, once per forward. In training, each forward of a MoGE layer replaces its
+    report: the class token after its shared expert, and the outputs of all routed experts for the forced tokens.
+
+    Args:
+        model: Any model, also wrapped for distributed training.
+        targets: (B,) class indices of that forward's images.
+        temperature: Temperature of the invariance loss.
+
+    Returns:
+        "cka_loss", the mean over the layers with forced tokens, and "supcon_loss", for the last layer's shared expert.
+        Each is left out of a model without such layers.
+
+    Raises:
+        ArgumentError: The MoGE layers have no report.
+    """
+    layers = _layers(model)
+    if not layers:
+        return {}
+    last = layers[-1]
+    if last.report is None or last.routing is None:
+        remedy = "its MoGE layers have no report; run a forward in training mode"
+        raise ArgumentError.of("model", type(model).__name__, remedy)
+    reports = [layer.report for layer in layers if layer.report is not None]
+    forced = [report.forced for report in reports if report.forced is not None]
+    losses = {"cka_loss": torch.stack([cka_diversity_loss(outputs) for outputs in forced]).mean()} if forced else {}
+    if last.report.shared is not None:
+        domains = discovered_domains(last.routing)
+        losses["supcon_loss"] = supcon_invariance_loss(last.report.shared, targets, domains, temperature)
+    return losses

@@ -1,4 +1,4 @@
-"""Load-balancing losses of the routers, and how to reach the routing that a model recorded.
+"""Load-balancing losses of routers, and access to a model's recorded routing.
 
 Axes: T items (tokens, or images in MoGE), E experts, K experts per item.
 """
@@ -18,10 +18,7 @@ FORMS = ("vmoe", "tutel")
 
 
 def squared_cv(values: Tensor, unbiased: bool = False) -> Tensor:
-    """(E,) non-negative -> scalar: (std / mean)^2, with the population standard deviation unless `unbiased`.
-
-    All zeros (no item was routed) are balanced: 0.
-    """
+    """(E,) non-negative -> (std / mean)^2 with the population standard deviation, unless `unbiased`; 0 for zeros."""
     if len(values) == 1:
         return values.sum() * 0.0
     return values.var(correction=int(unbiased)) / values.mean().square().clamp(min=torch.finfo(values.dtype).tiny)
@@ -31,12 +28,12 @@ def importance_loss(probabilities: Tensor, routed: Tensor | None = None, unbiase
     """Squared coefficient of variation of the experts' total routing probability (Shazeer et al., 2017; GMoE, eq. 8).
 
     Args:
-        probabilities: (T, E) noiseless routing probabilities.
-        routed: (T,) bool, the items that count; None for all.
+        probabilities: (T, E) routing probabilities without noise.
+        routed: (T,) bool, items to include; None for all.
         unbiased: Divide the variance by E - 1 instead of E.
 
     Returns:
-        Scalar; 0 when every expert has the same importance.
+        Scalar; 0 if all experts have the same importance.
     """
     if routed is not None:
         probabilities = probabilities * routed.unsqueeze(1)
@@ -53,20 +50,19 @@ def load_loss(
 ) -> Tensor:
     """Squared coefficient of variation of the experts' expected number of items (GMoE, eq. 10; V-MoE, appendix A).
 
-    p_te = 1 - Phi((eta_t - logits_te) / noise_std) is the probability that expert e is among the K best of item t when
-    only its own noise is drawn again, eta_t being the K-th largest noisy logit of the item.
-
     Args:
         logits: (T, E) before noise.
-        noisy_logits: (T, E) the selection was made from these.
+        noisy_logits: (T, E) with noise, from which experts were chosen.
         top_k: K.
         noise_std: Standard deviation of the noise, positive.
-        routed: (T,) bool, the items that count; None for all.
+        routed: (T,) bool, items to include; None for all.
         unbiased: Divide the variance by E - 1 instead of E.
 
     Returns:
-        Scalar; 0 when every expert expects the same load.
+        Scalar; 0 if all experts have the same expected load.
     """
+    # p_te = 1 - Phi((eta_t - logits_te) / noise_std): the probability that expert e is among the K best of item t if
+    # its noise alone is drawn again, where eta_t is the K-th largest noisy logit of the item
     threshold_T1 = noisy_logits.topk(top_k, dim=-1).values[:, -1:]
     chances_TE = 0.5 * torch.erfc((threshold_T1 - logits) / (noise_std * math.sqrt(2.0)))
     if routed is not None:
@@ -75,12 +71,11 @@ def load_loss(
 
 
 def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
-    """The auxiliary loss of one layer: (importance + load) / 2, or importance alone where there was no noise.
+    """The auxiliary loss of one layer: (importance + load) / 2, or importance alone without noise.
 
     Args:
-        routing: What a forward of the layer recorded.
-        form: 'vmoe', or 'tutel' for the arithmetic of the library behind GMoE's released code: it compares the
-            noisy logits with the noiseless *probabilities* and uses the unbiased variance.
+        routing: Recorded routing of the layer.
+        form: 'vmoe', or 'tutel' as in the library behind GMoE's released code.
 
     Returns:
         Scalar.
@@ -90,6 +85,7 @@ def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
     """
     if form not in FORMS:
         raise ArgumentError.of("form", form, f"choose one of {FORMS}")
+    # Tutel compares the noisy logits with the *probabilities* without noise, and uses the unbiased variance
     tutel = form == "tutel"
     importance = importance_loss(routing.probabilities, routing.routed, unbiased=tutel)
     if routing.noise_std == 0:
@@ -101,41 +97,41 @@ def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
 
 
 def _routed_modules(model: nn.Module) -> Iterator[tuple[str, RoutedMlp]]:
-    # By attribute: a scripted layer has lost its class, and must be told from a model without any
-    found = ((name, module) for name, module in model.named_modules() if hasattr(module, "record_routing"))
-    return ((name, cast(RoutedMlp, module)) for name, module in found)
+    # By attribute, since scripted layers have another class
+    for name, module in model.named_modules():
+        if hasattr(module, "record_routing"):
+            yield name, cast(RoutedMlp, module)
 
 
 def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
-    """The last recorded routing of each mixture layer.
+    """Returns the last recorded routing of each mixture layer, by module name.
 
-    A forward records in training, and in evaluation inside `record_routing`; each record replaces the one before.
-
-    Returns:
-        Module name -> its routing, without the layers that recorded nothing yet.
+    Each forward in training replaces the record. In evaluation, only forwards inside `record_routing` do. Layers
+    without a record are left out.
     """
     return {name: module.routing for name, module in _routed_modules(model) if module.routing is not None}
 
 
 def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
-    """Sum of `router_loss` over the mixture layers, from the last training forward (GMoE, section 4.3).
+    """Sum of `router_loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
 
-    Call it between forward and backward, once per forward, and add it with a small coefficient (the papers' is 0.01).
+    Call this between forward and backward, once per forward, and add it with a small coefficient (0.01 in the papers).
 
     Args:
-        model: Any model, also wrapped for distributed training; one without mixture layers gives 0.
+        model: Any model, also wrapped for distributed training.
         form: See `router_loss`.
 
     Returns:
-        Scalar on the model's device, connected to the routers' parameters.
+        Scalar on the model's device, differentiable with respect to the routers; 0 for a model without mixture layers.
 
     Raises:
-        ArgumentError: There are mixture layers and none has recorded a routing.
+        ArgumentError: The mixture layers have recorded no routing.
     """
     layers = list(_routed_modules(model))
     outputs = router_outputs(model)
     if layers and not outputs:
-        raise ArgumentError.of("model", type(model).__name__, "no routing is recorded; run a forward in training mode")
+        remedy = "its mixture layers have recorded no routing; run a forward in training mode"
+        raise ArgumentError.of("model", type(model).__name__, remedy)
     losses = [router_loss(routing, form) for routing in outputs.values()]
     if losses:
         return torch.stack(losses).sum()
@@ -144,7 +140,7 @@ def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
 
 @contextmanager
 def record_routing(model: nn.Module) -> Iterator[nn.Module]:
-    """Within the context every forward, also in evaluation, records the routing of each mixture layer."""
+    """Context in which forwards record the routing of each mixture layer in evaluation too."""
     modules = [module for _, module in _routed_modules(model)]
     before = [module.record_routing for module in modules]
     try:
