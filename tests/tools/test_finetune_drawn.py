@@ -50,7 +50,7 @@ def kept(run: Path) -> dict[str, torch.Tensor]:
 def test_group_dro_s_weights_rise_for_the_traps_that_the_sampler_drew(traps, tmp_path):
     run = trained(traps, tmp_path, "GroupDRO", "--hparams", '{"groupdro_eta": 0.5}', "--seed", "7")
     sampler = StepSampler(range(TRAPS), 2, domains_per_step=2, seed=7)
-    drawn = {trap for step in range(STEPS) for trap in sampler.drawn_at(step)}
+    drawn = {trap for step in range(STEPS) for trap in sampler.domain_indices(step)}
     weights = kept(run)["weights"]
     lowest = weights.min()
     assert {trap for trap in range(TRAPS) if weights[trap] > lowest} == drawn

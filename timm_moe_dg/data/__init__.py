@@ -1,7 +1,7 @@
-"""Domains of images: the benchmarks' table, splits, transforms and loaders."""
+"""Domains of images: benchmarks, splits, transforms and loaders."""
 
 from .benchmarks import BENCHMARKS, Benchmark, get_benchmark, register_benchmark
-from .domains import UNGROUPED, Domain, Split
+from .domains import UNGROUPED, Domain, Split, file_names
 from .loaders import (
     AugmentedValidation,
     EvaluationImages,
@@ -34,6 +34,7 @@ __all__ = [
     "evaluation_loader",
     "evaluation_only",
     "evaluation_transform",
+    "file_names",
     "get_benchmark",
     "read_folder",
     "register_benchmark",

@@ -60,6 +60,7 @@ class TrainingDraws(Dataset):
 
     def __getitem__(self, draw: DrawIndex) -> TrainingSample:
         domain, number = draw
+        # The kinds of random numbers and their order must stay, or a resumed run would not repeat its draws.
         random = np.random.default_rng((self.seed, domain, number))
         pools = self._pools[domain]
         pool = pools[random.integers(len(pools))] if self.class_balanced else pools[0]
@@ -100,7 +101,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
         """The number of domains, and so of minibatches, in a step."""
         return self.domains_per_step or len(self.domains)
 
-    def drawn_at(self, step: int) -> list[int]:
+    def domain_indices(self, step: int) -> list[int]:
         """Returns a step's domains as indices into `domains`, in the order of its minibatches."""
         if self.domains_per_step is None:
             return list(range(len(self.domains)))
@@ -109,7 +110,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
 
     def domains_at(self, step: int) -> list[int]:
         """Returns a step's domains, in the order of its minibatches; the same in every process."""
-        return [self.domains[position] for position in self.drawn_at(step)]
+        return [self.domains[position] for position in self.domain_indices(step)]
 
     def __iter__(self) -> Iterator[list[DrawIndex]]:
         for step in itertools.count(self.first_step):
@@ -193,6 +194,7 @@ class EvaluationImages(Dataset):
         self.transform = transform
         self.with_metadata = with_metadata
         self.augmented = augmented
+        # Arrays rather than lists, so that loader workers share their memory.
         parts = [part for split in splits for part in (split.inside, split.outside)]
         self.positions = np.concatenate(parts)
         self.groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -223,6 +225,7 @@ def evaluation_loader(
 def seeded_torch(seed: int) -> Iterator[None]:
     """Seeds torch's CPU generator within the block and restores it afterwards; accelerators' generators stay as is."""
     state = torch.get_rng_state()
+    # torch.manual_seed would seed accelerators too.
     torch.default_generator.manual_seed(seed)
     try:
         yield
@@ -242,6 +245,7 @@ def _metadata(domain: Domain, index: int) -> tuple[Tensor]:
 
 
 def _collate_by_domain(samples: Sequence[TrainingSample], num_domains: int) -> list[Minibatch]:
+    # The sampler lists the draws of one domain after the other, equally many of each.
     images, targets, *metadata = zip(*samples, strict=True)
     columns = [torch.stack(images), torch.tensor(targets), *map(torch.stack, metadata)]
     return list(zip(*(column.chunk(num_domains) for column in columns), strict=True))

@@ -32,6 +32,7 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
     readable: list[Domain] = []
     messages: list[str] = []
     for domain in domains:
+        # Threads suffice, because Pillow's decoders release the interpreter's lock.
         with ThreadPoolExecutor(max(1, workers)) as pool:
             errors = list(pool.map(partial(_read_error, domain), range(len(domain))))
         unreadable = {position: error for position, error in enumerate(errors) if error}

@@ -81,6 +81,7 @@ def photograph_part(file: str) -> Part:
     'test'
     """
     digest = hashlib.md5(PurePath(file).stem.encode(), usedforsecurity=False).digest()
+    # The first 64 bits as a fraction of their range
     fraction = int.from_bytes(digest[:8], "big") / 2**64
     if fraction < HELD_OUT_PHOTOGRAPHS:
         return "test"

@@ -154,7 +154,7 @@ class FineTuning:
 
     def context(self, step: int) -> StepContext:
         """Everything that a step is taken with, and its domains."""
-        return replace(self.model.training, domains=self.sampler.drawn_at(step))
+        return replace(self.model.training, domains=self.sampler.domain_indices(step))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether an evaluation follows a step."""

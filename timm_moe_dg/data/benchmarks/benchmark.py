@@ -99,6 +99,7 @@ class Benchmark:
         root = Path(data_dir)
         if not root.is_dir():
             raise DataError(f"data_dir={str(root)!r}: no such folder; give the one that holds {self._layout()}")
+        # Without a match the folder itself is read, so that the error lists its contents.
         candidates = [root, *(root / alias for alias in self.aliases)]
         return next((folder for folder in candidates if self._holds_a_domain(folder)), root)
 

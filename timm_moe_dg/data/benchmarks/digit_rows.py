@@ -116,8 +116,6 @@ DIGIT_ROWS = (
         source="drawn by this package",
         license="Apache-2.0",
     ),
-    *_domainbed(
-        MNIST, "MNIST", "LeCun et al., Gradient-based learning, 1998; as DomainBed shares it out", "CC BY-SA 3.0"
-    ),
-    *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017; shared out as DomainBed does MNIST", "MIT"),
+    *_domainbed(MNIST, "MNIST", "LeCun et al., Gradient-based learning, 1998; as DomainBed divides it", "CC BY-SA 3.0"),
+    *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017; divided as DomainBed does MNIST", "MIT"),
 )

@@ -28,6 +28,7 @@ def register_benchmark(row: Benchmark) -> Benchmark:
         raise ArgumentError.of(
             "name", row.name, "give a name without slashes and colons; run folders are named after it"
         )
+    # Registering the same row again is no error.
     if _ROWS.setdefault(row.name, row) is not row:
         raise ArgumentError.of("name", row.name, "is the name of another benchmark; choose another")
     return row

@@ -29,6 +29,7 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
         DataError: There is no such file, it has no rows, or it lacks a required column.
     """
     try:
+        # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             header = reader.fieldnames or []

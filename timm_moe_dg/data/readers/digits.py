@@ -101,6 +101,7 @@ def colored_digits() -> list[DigitsDomain]:
     images, digits = load_digits("colored_digits")
     random = np.random.RandomState(SEED)
     order = random.permutation(len(images))
+    # The order of the two calls fixes the data set.
     labels = (digits < 5) ^ (random.uniform(size=len(images)) < LABEL_NOISE)
     chance = random.uniform(size=len(images))
     domains = []
@@ -120,6 +121,7 @@ def geo_digits() -> list[PlacesDomain]:
     images, digits = load_digits("geo_digits")
     random = np.random.default_rng(SEED)
     remaining = random.permutation(len(images))
+    # A split's digits stand once on each of its continents.
     blocks = []  # (split, continent, digits)
     for part, size in SIZES.items():
         members, remaining = remaining[:size], remaining[size:]
@@ -189,6 +191,7 @@ def _ink(image: np.ndarray, green: bool) -> np.ndarray:
 
 
 def _labels(random: np.random.Generator, digits: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
+    # A uniform number per digit picks its rule: the first one whose cumulated probability exceeds the number.
     thresholds = rule_probabilities(lonlat).cumsum(axis=1)
     rule = (random.random((len(digits), 1)) > thresholds[:, :-1]).sum(axis=1)
     return np.stack(list(RULES.values()))[rule, digits]

@@ -63,6 +63,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
     else:
         values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
     files = (os.path.abspath(os.path.join(table.parent, path.strip())) for path in fields["path"])
+    # Of two rows for one file, the later one counts.
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     return np.stack([metadata.get(os.path.abspath(path), unknown) for path in paths])

@@ -103,6 +103,7 @@ def read_picture(path: str, bands: int = RGB) -> Image.Image:
 def _check_bands(image: Image.Image) -> None:
     """Raises for TIFF files with bands that Pillow would drop silently: from the fifth on, or in further pages."""
     tags = getattr(image, "tag_v2", {})  # only TIFF files have tags
+    # Bands may be samples of one page, or pages of one sample each.
     in_page = tags.get(SAMPLES_PER_PIXEL, 1)
     bands = getattr(image, "n_frames", 1) if tags and in_page == 1 else in_page
     if bands > 4 or bands > in_page:

@@ -127,6 +127,7 @@ def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
     images, classes = _shuffled(data_dir, release, generator)
     domains = []
     for position, (name, noise) in enumerate(COLOR_NOISE.items()):
+        # DomainBed draws a domain's label noise and then its color noise.
         members = slice(position, None, len(COLOR_NOISE))
         labels = _flipped(classes[members] < 5, LABEL_NOISE, generator)
         colors = _flipped(labels, noise, generator)

@@ -54,6 +54,7 @@ class Places:
 
     def __post_init__(self) -> None:
         for name in ("targets", "metadata", "part", "group"):
+            # A view, so that the caller's array stays writable
             column = vars(self)[name].view()
             column.flags.writeable = False
             object.__setattr__(self, name, column)
@@ -142,6 +143,7 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
 
 def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: str, outside: str) -> PlacesDomain:
     inside_rows, outside_rows = (np.flatnonzero(member & (places.part == part)) for part in (inside, outside))
+    # Inside images come first, so that the split is two ranges.
     rows, first_outside = np.concatenate([inside_rows, outside_rows]), len(inside_rows)
     return PlacesDomain(
         name=role if group == POOLED else f"{role} {group}",

@@ -155,9 +155,11 @@ def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
         animals: The animals to draw.
         angle: Degrees by which the picture is turned about its middle, counter-clockwise.
     """
+    # float32 throughout: half the memory of (7, N, 48, 48) distances
     middle = np.arange(SIZE, dtype=np.float32) - np.float32((SIZE - 1) / 2)
     down, right = np.meshgrid(middle, middle, indexing="ij")
     sine, cosine = math.sin(math.radians(angle)), math.cos(math.radians(angle))
+    # Every pixel's coordinates turned back, where the animals stand upright
     upright = right * cosine - down * sine, right * sine + down * cosine
     scale = animals.scale[:, None, None]
     x, y = ((pixels - animals.offset[:, axis, None, None]) / scale for axis, pixels in enumerate(upright))
@@ -198,6 +200,7 @@ def _segment(x: np.ndarray, y: np.ndarray, start: tuple[float, float], end: tupl
 
 def _part_maps(distances: np.ndarray) -> np.ndarray:
     """The topmost part at each pixel: the last one painted over it."""
+    # Parts are listed in painting order, so the last one that a pixel lies in is on top. The background is 0.
     inside = distances < 0
     topmost = len(distances) - inside[::-1].argmax(axis=0)
     return np.where(inside.any(axis=0), topmost, 0)

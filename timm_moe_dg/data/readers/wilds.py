@@ -127,6 +127,7 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     part = np.array([_OFFICIAL[name] for name in official])
     targets = np.array(parsed(table, fields, "y", int, "a class index"))
     locations = np.array(parsed(table, fields, "location_remapped", int, "a location id"))
+    # Ids of traps that are not trained on would mean nothing to an embedding.
     trained = np.isin(locations, locations[part == "train"])
     files = parsed(table, fields, "filename", below(root / "train"), "the name of a file below train/")
     places = Places(
@@ -180,7 +181,7 @@ def _fmow_table(data_dir: DataDir) -> Places:
         images=file_names(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(labels))),
         targets=np.searchsorted(classes, labels),
         metadata=coordinates(table, fields),
-        part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)], dtype="U8"),
+        part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)]),
         group=np.array([regions.get(code, UNGROUPED) for code in fields["country_code"]]),
     )
 
