@@ -1,36 +1,30 @@
-"""docs/architecture.md is about the package as it is."""
+"""docs/architecture.md describes the package as it is."""
 
 import re
 from pathlib import Path
 
-from tests.draw_architecture import PICTURE, draw, room_imports
+from tests.draw_architecture import PICTURE, draw, package_imports
 from tests.test_imports import LEVELS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def test_the_picture_shows_todays_imports():
-    assert PICTURE.read_text() == draw(room_imports()), "run python -m tests.draw_architecture"
-
-
-def test_the_picture_is_on_the_page():
+def test_the_picture_has_the_imports_of_today():
+    imports = package_imports()
+    assert PICTURE.read_text() == draw(imports), "run python -m tests.draw_architecture"
     assert f"({PICTURE.name})" in PAGE
-
-
-def test_an_import_more_changes_the_picture():
-    imports = room_imports()
     assert "layers" not in imports["metrics"]
     assert draw({**imports, "metrics": {*imports["metrics"], "layers"}}) != draw(imports)
 
 
-def test_every_room_has_its_line():
-    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == sorted(LEVELS, key=lambda room: LEVELS[room])
+def test_every_package_has_a_row():
+    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == sorted(LEVELS, key=lambda package: LEVELS[package])
 
 
-def test_every_file_that_is_named_exists():
-    named = re.findall(r"`([\w/]+/[\w/]*(?:\.\w+)?)`", PAGE)
-    files = [name for name in named if name.startswith(("timm_moe_dg/", "tools/", "tests/"))]
+def test_every_named_file_exists():
+    names = re.findall(r"`([\w/]+/[\w/]*(?:\.\w+)?)`", PAGE)
+    files = [name for name in names if name.startswith(("timm_moe_dg/", "tools/", "tests/"))]
     assert len(files) > 10
     assert not [name for name in files if not (ROOT / name).exists()]
 
