@@ -18,20 +18,20 @@ Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused)
 
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tools/finetune.py ...
 
-`-c args.yaml` repeats a run; add `--trial-seed 1` to rederive seed-dependent values.
+`-c args.yaml` repeats a run. Add `--trial-seed 1` for another repetition.
 
 The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, log.txt, learning_curves.png,
-checkpoints/, and two folders that timm loads with
-timm.create_model("local-dir:.../best", pretrained=True): best/, the network that training-domain validation selects,
-and best_oracle/, that of the last evaluation, which test-domain validation looks at.
+checkpoints/, best/ and best_oracle/. The last two load with timm.create_model("local-dir:.../best", pretrained=True).
+best/ is the network that training-domain validation selects, best_oracle/ that of the last evaluation, which test-domain
+validation looks at.
 
-A run that was ended, by a signal or by a power failure, goes on where its newest checkpoint was written:
+A run that was ended by a signal or a power failure resumes from its newest checkpoint:
 
     accelerate launch tools/finetune.py --resume output/NAME
 
-On Ctrl-C and on SIGTERM it writes one at the end of the running step and exits with status 130 or 143; a second Ctrl-C
-ends it at once. A finished run keeps its last checkpoint, and takes more steps, as if it had been asked for them from
-the start; not under a schedule or an average, which end with a run, and of which no checkpoint is kept:
+On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second Ctrl-C
+ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the start.
+Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
 
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """

@@ -1,29 +1,29 @@
-"""Plans the runs of a protocol, says how many there are, runs those that are not finished, and says what is missing.
+"""Plans the runs of a protocol, runs those that are not finished, and prints their status.
 
-Every domain of the digits held out once, three seeds, a mixture model and its dense twin, two runs at a time; words
-after `--` are options of tools/finetune.py for every run:
+This holds out every domain of the digits once, with three seeds, for a mixture model and its dense baseline. Two runs go
+on at a time. Words after `--` are options of tools/finetune.py for every run:
 
     python tools/sweep.py --datasets rotated_digits --models gmoe_tiny_patch16 deit_tiny_patch16_224 --jobs 2 \
         --output output/digits -- --steps 300
 
-The same command again skips finished runs and goes on with interrupted and failed ones. Leave-one-domain-out
-cross-validation needs a run for every pair of domains beside; what there is to do, and how far it is:
+The same command again skips finished runs and resumes interrupted and failed ones. Leave-one-domain-out
+cross-validation also needs a run for every pair of domains. These commands print the remaining runs, and the status:
 
     python tools/sweep.py -c tools/recipes/digits.yaml --dry-run
     python tools/sweep.py -c tools/recipes/digits.yaml --status
 
-A recipe holds options of finetune.py, which takes it with `-c`; here it is run for all held-out domains and seeds:
+A recipe holds options of finetune.py, which takes it with `-c`. Here it is run for all held-out domains and seeds:
 
     python tools/sweep.py --recipe tools/recipes/gmoe_small.yaml --datasets PACS VLCS --data-dir DATA
 
-In a plan an entry of `datasets`, `algorithms` or `models` is a name or a table with options of its own:
+In a file for `-c`, an entry of `datasets`, `algorithms` or `models` is a name, or a table with further options:
 
     models:
       - deit_tiny_patch16_224
       - {model: gmoe_tiny_patch16, label: gmoe_4, model_kwargs: {num_experts: 4}}
     options: {steps: 300}
 
-On Slurm, as one array (the extra `slurm`); parameters are those of submitit's AutoExecutor:
+On Slurm the runs are one array (install the extra `slurm`). Parameters are those of submitit's AutoExecutor:
 
     python tools/sweep.py ... --launcher slurm --slurm slurm_partition=gpu timeout_min=240 gpus_per_node=1
 """
@@ -66,10 +66,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line wins over it")
     group = parser.add_argument_group("plan")
     add = group.add_argument
-    recipe = "file of finetune.py options for every run; its data set, algorithm and model are the plan's"
+    recipe = "file of finetune.py options for every run; its data set, algorithm and model are defaults of the plan"
     add("--recipe", metavar="YAML", help=recipe)
     add("--datasets", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or rotated_digits)")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
@@ -77,16 +77,23 @@ def build_parser() -> argparse.ArgumentParser:
     add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
     formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
     protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
-    what = f"what is held out of a data set's n domains: {protocols}; {OFFICIAL}: 1 run, as the data says; "
-    what += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (%(default)s)"
+    held_out = f"domains to hold out of a data set's n: {protocols}; {OFFICIAL}: those of the data, 1 run; "
+    held_out += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (default: %(default)s)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
-    add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=what)
-    only = "positions of the only domains to hold out, or to train on for single_source (default: all)"
+    add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=held_out)
+    only = "positions of the domains to hold out, or to train on for single_source (default: all)"
     add("--domains", type=int, nargs="+", metavar="I", help=only)
-    add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (%(default)s)")
-    seeds = "draws of hyper-parameters, 0 for the defaults (%(default)s)"
+    add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: %(default)s)")
+    seeds = "draws of hyper-parameters, 0 for their defaults (default: %(default)s)"
     add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
-    add("--options", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help="of finetune.py, for every run")
+    add(
+        "--options",
+        type=key_value,
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="options of finetune.py for every run",
+    )
     add("--output", default="output/sweep", metavar="DIR", help="folder of all runs (default: %(default)s)")
     _add_launch_options(parser.add_argument_group("launch"))
     return parser
@@ -97,11 +104,11 @@ def _add_launch_options(group: argparse._ArgumentGroup) -> None:
     add("--launcher", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
     add("-j", "--jobs", type=positive_int, default=1, metavar="N", help="runs at a time, local (default: %(default)s)")
     add("--gpus", nargs="+", metavar="I", help="local: one run at a time on each of these GPUs, instead of --jobs")
-    prefix = "what starts finetune.py, such as 'accelerate launch --num_processes 2' (default: this Python)"
+    prefix = "program that starts finetune.py, such as 'accelerate launch --num_processes 2' (default: this Python)"
     add("--run-with", type=shlex.split, default=[sys.executable], metavar="COMMAND", help=prefix)
     add("--slurm", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help="parameters of submitit")
-    add("--dry-run", action="store_true", help="write the commands of the runs that are not finished, and stop")
-    add("--status", action="store_true", help="say which runs are finished, failed, incomplete or missing, and stop")
+    add("--dry-run", action="store_true", help="print the commands of the runs that are not finished, and stop")
+    add("--status", action="store_true", help="print which runs are finished, failed, incomplete or missing, and stop")
 
 
 def entry(text: str) -> str | dict[str, Any]:
@@ -116,7 +123,7 @@ def entry(text: str) -> str | dict[str, Any]:
 
 
 def read_sweep(args: argparse.Namespace) -> Sweep:
-    """Turns the command line into a plan's axes."""
+    """Returns the axes of the plan from the command line."""
     recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
@@ -125,7 +132,8 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
         "model": {"model": model, "label": Path(args.recipe).stem} if args.recipe else model,
     }
     axes = {
-        f"{axis}s": [Choice.of(axis, one) for one in vars(args)[f"{axis}s"] or [defaults[axis]]] for axis in defaults
+        f"{axis}s": [Choice.of(axis, value) for value in vars(args)[f"{axis}s"] or [defaults[axis]]]
+        for axis in defaults
     }
     return Sweep(
         **axes,
@@ -138,17 +146,17 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
 
 
 def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: argparse.ArgumentParser) -> Job:
-    """Turns a planned run into a command, and makes sure that what its folder holds was run with the same options.
+    """Turns a planned run into a command, and checks that a run in its folder has the same options.
 
     Raises:
-        ArgumentError: An option does not exist or is the plan's, or the folder holds a run with other options.
+        ArgumentError: An option does not exist or is decided by the plan, or the folder holds a run with other options.
     """
     options = {**run.options, "output": args.output, "experiment": run.name}
     words = [*(word for entry in options.items() for word in option_words(*entry)), *words]
     parsed = vars(parse_arguments(parser, words, read=read_repeatable))
     for name in (*PLANNED, "output", "experiment"):
         if parsed[name] != options[name]:
-            raise ArgumentError.of(name, parsed[name], "is what the sweep decides; see sweep.py --help")
+            raise ArgumentError.of(name, parsed[name], "is decided by the sweep; see sweep.py --help")
     folder = Path(args.output, run.name)
     check_same_options(folder, parsed, get_benchmark(options["dataset"]))
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
@@ -157,20 +165,20 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
 
 
 def check_same_options(folder: Path, planned: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """Makes sure that a run which exists already is the one that is planned.
+    """Checks that a run in a folder, if there is one, has the planned options.
 
     Raises:
-        ArgumentError: It differs; the message says in what.
+        ArgumentError: It has others, which the message names.
     """
     if (folder / "args.yaml").exists():
-        there = read_arguments(folder / "args.yaml", "output")
-        if found := differences(planned, there, benchmark):
-            remedy = f"holds a run with other options ({'; '.join(found)}); give another --output"
+        recorded = read_arguments(folder / "args.yaml", "output")
+        if differing := differences(planned, recorded, benchmark):
+            remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
 
 
 def slots(args: argparse.Namespace) -> list[dict[str, str]]:
-    """Returns the environment of each local run at a time: a GPU, or a share of the cores."""
+    """Returns the environment variables of each local run that goes on at the same time."""
     if args.gpus:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus]
     return [{} for _ in range(args.jobs)]
@@ -181,31 +189,31 @@ def show_status(jobs: Sequence[Job]) -> None:
     states = [job.state() for job in jobs]
     print(", ".join(f"{states.count(state)} {state}" for state in STATES))
     for state in STATES[1:]:
-        for job, found in zip(jobs, states, strict=True):
-            if found == state:
-                how = f"  {job.progress()}" if state == "running" else ""
-                print(f"{state:<10} {job.name}{how}" + (f"  (log: {job.log})" if job.log.exists() else ""))
+        for job, job_state in zip(jobs, states, strict=True):
+            if job_state == state:
+                progress = f"  {job.progress()}" if state == "running" else ""
+                print(f"{state:<10} {job.name}{progress}" + (f"  (log: {job.log})" if job.log.exists() else ""))
 
 
 def show_running(jobs: Sequence[Job]) -> None:
-    """Prints how far the running jobs are, in one line."""
+    """Prints the progress of the running jobs in one line."""
     print(f"running: {'; '.join(f'{job.name} {job.progress()}' for job in jobs)}", flush=True)
 
 
 def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> list[Job]:
-    """Runs jobs and prints how each ended; returns those that failed."""
+    """Runs jobs, prints how each ended, and returns those that failed."""
     failed = []
     for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show_running), start=1):
-        how = job.state() + (" already, left alone" if status is None else "")
-        print(f"[{number}/{len(jobs)}] {how} {job.name} ({seconds:.0f} s)", flush=True)
-        if status is not None and how != "finished":
+        state = job.state() + (" already, left alone" if status is None else "")
+        print(f"[{number}/{len(jobs)}] {state} {job.name} ({seconds:.0f} s)", flush=True)
+        if status is not None and state != "finished":
             failed.append(job)
             print(f"  exit status {status}; the end of {job.log}:\n{tail(job.log)}", flush=True)
     return failed
 
 
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Plans, says what is planned, and does what was asked for."""
+    """Prints the plan, and runs it or prints the commands or the status."""
     if Path(args.output).exists() and not Path(args.output).is_dir():
         raise ArgumentError.of("output", args.output, "is a file; give the folder of all runs")
     plan = read_sweep(args)
@@ -231,7 +239,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def interrupt(number: int, frame: object) -> None:
-    """Treats SIGTERM as Ctrl-C: the runs are asked to save what they have."""
+    """Treats SIGTERM like Ctrl-C: the runs are asked to save a checkpoint."""
     raise KeyboardInterrupt
 
 
@@ -239,10 +247,10 @@ def interrupt(number: int, frame: object) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     words = list(argv)
-    own, passed = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    split = words.index("--") if "--" in words else len(words)
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        sweep(parse_arguments(build_parser(), own), passed)
+        sweep(parse_arguments(build_parser(), words[:split]), words[split + 1 :])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
 

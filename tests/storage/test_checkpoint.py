@@ -121,13 +121,13 @@ def test_each_process_gets_its_own_part_back():
     def state(process, gather=list):
         torch.manual_seed(process)
         shared = nn.Linear(2, 2)
-        own = nn.Linear(2, 2)
-        return TrainingState({"network": shared}, {"algorithm": own}, gather, process), shared, own
+        algorithm = nn.Linear(2, 2)
+        return TrainingState({"network": shared}, {"algorithm": algorithm}, gather, process), shared, algorithm
 
     first, shared, first_algorithm = state(0)
     second, _, second_algorithm = state(1)
     saved = first.collect()
-    saved["own"] = [{"algorithm": parts["algorithm"].state_dict()} for parts in (first.own, second.own)]
+    saved["per_process"] = [{"algorithm": state.per_process["algorithm"].state_dict()} for state in (first, second)]
     again, new_shared, new_algorithm = state(1)
     nn.init.zeros_(new_algorithm.weight)
     again.restore(saved)

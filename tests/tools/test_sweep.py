@@ -101,7 +101,7 @@ def test_a_failed_run_does_not_stop_the_rest_and_is_gone_on_with(sweep):
     assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["failed", RUNS[1]], ["incomplete", RUNS[2]]]
     (sweep.folder / "broken").unlink()
     assert sweep()[0] == 0
-    assert [len(found) for found in starts(sweep.folder).values()] == [1, 2, 2]
+    assert [len(times) for times in starts(sweep.folder).values()] == [1, 2, 2]
 
 
 def test_dry_run_is_a_script_of_what_is_left(sweep):
@@ -140,7 +140,7 @@ def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):
 @pytest.mark.parametrize(
     ("words", "passed", "complaint"),
     [
-        ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': is what the sweep decides"),
+        ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': is decided by the sweep"),
         ([], ["--modle", "other"], "2"),
         (["--options", "modle=1"], [], "2"),
         (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\[3\]"),

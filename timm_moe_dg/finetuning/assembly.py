@@ -1,4 +1,4 @@
-"""The model of a run: the network with its starting weights, and all that changes them in a step."""
+"""The model of a run: the network with its starting weights, the algorithm, optimizer, schedule and averaging."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -39,16 +39,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A network that is trained.
+    """A network and everything that trains it.
 
     Attributes:
-        network: Not wrapped.
-        training: The network as the launcher wrapped it, its optimizer, and what else a step is taken with.
+        network: The network itself.
+        training: The network as accelerate has wrapped it, its optimizer, and further arguments of a step.
         algorithm: Takes the steps.
-        schedule: Of the learning rate, if that is not constant.
-        averaging: Of the network's weights, if they are averaged.
-        with_metadata: Whether the network is given the images' metadata.
-        data_config: How it is fed, see `networks.data_config`.
+        schedule: Schedule of the learning rate; None for a constant one.
+        averaging: Average of the network's weights, if one is kept.
+        with_metadata: Whether the network takes the images' metadata.
+        data_config: Input size and normalization, see `networks.data_config`.
         classes: Names of the classes, in the order of the logits.
     """
 
@@ -62,22 +62,22 @@ class Model:
     classes: tuple[str, ...]
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Writes this network, or an average of it, as a folder that timm loads."""
+        """Writes the network, or an average of it, as a folder that timm loads."""
         save_network(network, folder, self.classes, self.data_config)
 
 
 def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
-    """Builds the network and what trains it, on the run's device; set the run's seed before.
+    """Builds the network and everything that trains it, on the run's device. Set the run's seed before.
 
     Raises:
-        ArgumentError: The options do not go together, or with the data.
+        ArgumentError: The options contradict each other, or do not fit the data.
         CheckpointError: The starting weights cannot be read or do not fit.
     """
     options = plan.options
     network = prepare_network(plan)
     cover_training_coordinates(network, plan)
     network = network.to(accelerator.device)
-    # Copy before the algorithm installs hooks
+    # The average copies the network, which must not have the algorithm's hooks yet
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     setup = Setup(
         network,
@@ -113,10 +113,11 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
 
 
 def prepare_network(plan: RunPlan) -> nn.Module:
-    """Builds the network and sets what is asked of it beyond its architecture."""
+    """Builds the network, and sets frozen parts, expert mode, memory format and gradient checkpointing."""
     options = plan.options
     columns = column_statistics(plan)
-    dropout = plan.hparams.get("resnet_dropout")  # DomainBed's name for that of any featurizer
+    # DomainBed's name for the dropout of any network
+    dropout = plan.hparams.get("resnet_dropout")
     network = build_network(
         options.model,
         options.num_classes,
@@ -146,68 +147,69 @@ def prepare_network(plan: RunPlan) -> nn.Module:
 
 
 def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of the run's metadata columns over all in-splits that are trained on.
+    """Returns mean and standard deviation of the run's metadata columns over the in-splits of training domains.
 
-    None for a saved network, which brings its own; a column that is the same everywhere has 1 for its deviation.
+    The table is empty for a saved network, which has its own. A constant column has a standard deviation of 1.
 
     Raises:
-        DataError: No image that is trained on has a value in a column.
+        DataError: No training image has a value in a column.
     """
     names = plan.options.metadata_columns
     if not names or ":" in plan.options.model:
         return {}
-    rows = [np.asarray(plan.domains[at].metadata)[plan.splits[at].inside] for at in plan.training]
-    found = {}
+    rows = [np.asarray(plan.domains[domain].metadata)[plan.splits[domain].inside] for domain in plan.training]
+    statistics = {}
+    # The first two columns are the coordinates
     for name, column in zip(names, np.concatenate(rows).astype(np.float64).T[2:], strict=True):
-        known = column[~np.isnan(column)]
-        if not known.size:
+        values = column[~np.isnan(column)]
+        if not values.size:
             raise DataError(f"metadata_columns={name!r}: no training image has a value there; leave the column out")
-        found[name] = (float(known.mean()), float(known.std()) or 1.0)
-    return found
+        statistics[name] = (float(values.mean()), float(values.std()) or 1.0)
+    return statistics
 
 
 def mean_and_std(plan: RunPlan) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-    """Returns what images are normalized by, as the options say; None leaves it to the model.
+    """Returns mean and standard deviation for normalizing images; None for the model's own.
 
-    Bands other than RGB are nothing that a model has values for: unless given, or saved with the model, they are
-    measured on the images that are trained on.
+    Models have no values for bands other than RGB. Unless given, or saved with the model, these are measured on the
+    training images.
 
     Raises:
-        ImageReadError: One of these images cannot be used.
+        ImageReadError: A training image cannot be used.
     """
     options = plan.options
     if (options.mean and options.std) or options.in_chans == RGB or ":" in options.model:
         return options.mean, options.std
-    count = sum(len(plan.splits[at].inside) for at in plan.training)
+    count = sum(len(plan.splits[domain].inside) for domain in plan.training)
     _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
     mean, std = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
     return options.mean or mean, options.std or std
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Builds the cross-entropy with the run's smoothing and weights of classes."""
+    """Builds the cross-entropy with the run's label smoothing and class weights."""
     options = plan.options
     weight = class_weights(plan).to(device) if options.class_weights else None
     return partial(F.cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
 
 
 def class_weights(plan: RunPlan) -> Tensor:
-    """(num_classes,) images / (classes * images of the class) over all in-splits that are trained on; 0 without any."""
-    targets = [np.asarray(plan.domains[at].targets)[plan.splits[at].inside] for at in plan.training]
+    """Returns images / (classes * images of the class), (num_classes,), over training in-splits; 0 without images."""
+    targets = [np.asarray(plan.domains[domain].targets)[plan.splits[domain].inside] for domain in plan.training]
     counts = torch.from_numpy(np.bincount(np.concatenate(targets), minlength=plan.options.num_classes))
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
 def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None:
-    """Sets which experts of a MoGE model answer; without metadata the shared expert alone, and it is saved as such.
+    """Sets the expert mode of a MoGE model. Without metadata it is "shared", and the model is saved with it.
 
     Args:
-        network: Any model; of the others, no mode may be asked for.
-        options: Of the run.
-        routes: Whether the network is given the metadata by which it routes.
+        network: Any model. For other models the option has to have its default.
+        options: Options of the run.
+        routes: Whether the network takes the metadata by which it routes.
 
     Raises:
-        ArgumentError: A mode was asked for that the model does not have on this data.
+        ArgumentError: The model does not have the mode on this data.
     """
     has_modes = hasattr(network, "set_expert_mode")
     if options.expert_mode != "routed" and not (has_modes and routes):
@@ -219,7 +221,7 @@ def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None
 def optimization(
     options: FilledOptions, network: nn.Module, algorithm: Algorithm
 ) -> tuple[torch.optim.Optimizer, Scheduler | None]:
-    """Builds the optimizer of the network's and the algorithm's parameters, and its schedule."""
+    """Builds the optimizer of the network's and the algorithm's parameters, and the schedule."""
     optimizer = build_optimizer(
         network,
         options.opt,

@@ -1,4 +1,4 @@
-"""What a MoGE model is told about the coordinates that it is trained on, and how far from them it routes."""
+"""The index of training coordinates that a MoGE model keeps, and the radius within which it routes."""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -18,16 +18,14 @@ from .plan import RunPlan
 
 
 def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
-    """Gives a network that reads coordinates an index of those of its training images, and the run's radius.
+    """Sets the coverage of a network that reads coordinates: those of its training images, and the run's radius.
 
-    "auto" is the smallest radius that leaves every answer of training-domain validation as it is: the distance to the
-    index of the farthest image there. That far the router has been validated, farther out it has not. This needs
-    neither labels nor any image of a held-out domain. Accuracy cannot choose the radius: a region that is left out of
-    the index alone has still been trained on, and the router knows it.
+    The radius "auto" is the smallest one that does not change training-domain validation: the distance of its farthest
+    image to the index. Up to there the router has been validated. Neither labels nor held-out domains are needed.
 
     Args:
-        network: In the expert mode of the run.
-        plan: Of the run.
+        network: Any network, in the expert mode of the run.
+        plan: Plan of the run.
 
     Raises:
         ArgumentError: A radius was given, and the network does not route by coordinates on this data.
@@ -42,6 +40,7 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     coverage = network.set_coverage(coordinates(plan.domains, plan.training, [split.inside for split in plan.splits]))
     if radius == "auto":
         validation = coordinates(plan.domains, plan.training, [split.outside for split in plan.splits])
+        # Validation accuracy could not choose the radius: a region that is missing in the index has been trained on
         radius = validated_radius(distances(coverage, validation))
     network.set_coverage_radius(radius)
 
@@ -55,30 +54,30 @@ def reads_coordinates(network: nn.Module) -> TypeGuard[GeoMoeVisionTransformer]:
 
 
 def coordinates(domains: Sequence[Domain], chosen: Sequence[int], positions: Sequence[np.ndarray]) -> Tensor:
-    """Metadata of some images of some domains.
+    """Returns the metadata of some images.
 
     Args:
-        domains: All of them, with metadata.
-        chosen: Which domains.
-        positions: Which images, of every domain.
+        domains: All domains, with metadata.
+        chosen: Positions of the chosen domains.
+        positions: Positions of the chosen images, for every domain.
 
     Returns:
-        (N, 2) longitude, latitude in degrees.
+        (N, 2) longitude and latitude in degrees.
     """
-    rows = [np.asarray(domains[at].metadata)[positions[at]] for at in chosen]
+    rows = [np.asarray(domains[domain].metadata)[positions[domain]] for domain in chosen]
     return torch.from_numpy(np.concatenate(rows))
 
 
 def validated_radius(distance: Tensor) -> float:
-    """The distance, in whole km, within which all of some images lie.
+    """Returns the largest of some distances, rounded up to whole km.
 
     Args:
-        distance: (N,) km of each image to the index; NaN where an image has no coordinates.
+        distance: (N,) km from each image to the index; NaN for an image without coordinates.
 
     Raises:
         ArgumentError: No image has coordinates.
     """
-    known = distance[~distance.isnan()]
-    if not len(known):
+    valid = distance[~distance.isnan()]
+    if not len(valid):
         raise ArgumentError.of("coverage_radius", "auto", "no validation image has coordinates; give a distance in km")
-    return float(known.max().ceil())
+    return float(valid.max().ceil())

@@ -1,4 +1,4 @@
-"""The loaders of a run: what its network is fed with, in training and in evaluation."""
+"""The loaders of a run, for training and for evaluation."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -23,13 +23,13 @@ from .plan import RunPlan
 
 
 def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_processes: int = 1) -> StepSampler:
-    """Says what each step of a run draws; see `StepSampler`.
+    """Builds the sampler that decides the images of each step; see `StepSampler`.
 
     Args:
-        plan: The run's; its options are filled in.
-        first_step: Where training begins.
-        process: This process's index.
-        num_processes: How many processes share a step.
+        plan: Plan of the run.
+        first_step: First step to take.
+        process: Index of this process.
+        num_processes: Number of processes that share a step.
     """
     share = (plan.options.batch_size, first_step, process, num_processes)
     return StepSampler(plan.training, *share, plan.benchmark.domains_per_step, plan.options.seed)
@@ -46,20 +46,20 @@ def build_loaders(
     """Builds both loaders.
 
     Args:
-        plan: The run's; its options are filled in.
+        plan: Plan of the run.
         config: The network's data configuration, see `data_config`.
-        sampler: Which draws make up each step, see `step_sampler`.
-        with_metadata: Whether the network is given the images' metadata.
+        sampler: Decides the images of each step, see `step_sampler`.
+        with_metadata: Whether the network takes the images' metadata.
         pin_memory: See `training_loader`.
 
     Returns:
-        The endless training loader, already this process's share, and the evaluation loader: of everything, or with
-        `eval_train` off of everything that is not trained on.
+        The endless training loader with this process's share, and the evaluation loader. The latter has all images, or
+        without `eval_train` those outside of training.
     """
     options = plan.options
     view = (config["input_size"][1:], config["mean"], config["std"])
-    own = training_transform(plan.benchmark.augmentation, *view)
-    augmented = with_timm_augmentation(own, options.aa, options.reprob, *view)
+    transform = training_transform(plan.benchmark.augmentation, *view)
+    augmented = with_timm_augmentation(transform, options.aa, options.reprob, *view)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
@@ -71,12 +71,9 @@ def build_loaders(
 
 
 def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
-    """Builds the loaders and reads one image of every split of every domain, and one as each domain is trained on.
+    """Builds the loaders, and reads an evaluation image of every split and a training image of every training domain.
 
-    Args:
-        plan: See `build_loaders`.
-        config: See `build_loaders`.
-        with_metadata: See `build_loaders`.
+    The arguments are those of `build_loaders`.
 
     Raises:
         ArgumentError: An augmentation does not exist.

@@ -1,4 +1,4 @@
-"""Optimizer and schedule, timm's by name; by default the papers': Adam, one group, at a constant rate."""
+"""timm's optimizers and schedules. The default is the papers': Adam, one parameter group, a constant rate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +18,10 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def check_optimizer(name: str) -> None:
-    """Makes sure that timm has the optimizer.
+    """Checks that timm has an optimizer.
 
     Raises:
-        ArgumentError: It has not.
+        ArgumentError: It does not exist.
     """
     if name not in list_optimizers():
         raise ArgumentError.of("opt", name, f"choose from {', '.join(map(str, list_optimizers()))}")
@@ -37,18 +37,18 @@ def build_optimizer(
     layer_decay: float | None = None,
     extra_groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
-    """Builds an optimizer of the network's parameters, in one group as DomainBed does.
+    """Builds an optimizer of the network's parameters, by default in one group like DomainBed.
 
     PyTorch's own Adam, AdamW and SGD update all parameters in one fused kernel.
 
     Args:
-        network: On its device.
-        name: One of timm's optimizers.
+        network: The network, on its device.
+        name: Name of one of timm's optimizers.
         lr: Learning rate.
-        weight_decay: Of all parameters alike; with `layer_decay`, not of biases and norms, timm's rule.
-        momentum: For optimizers that have it.
-        layer_decay: Rate of a layer over that of the one above it; None for the same rate everywhere.
-        extra_groups: Groups of parameters that belong to the algorithm.
+        weight_decay: Weight decay of all parameters; with `layer_decay`, of all but biases and norms, as timm does.
+        momentum: Momentum of optimizers that have it.
+        layer_decay: Ratio of the learning rates of a layer and the one above it; None for one rate.
+        extra_groups: Parameter groups of the algorithm.
 
     Raises:
         ArgumentError: The optimizer does not take these settings.
@@ -68,20 +68,20 @@ def build_optimizer(
 def build_schedule(
     optimizer: Optimizer, name: str | None, *, steps: int, warmup_steps: int = 0, min_lr: float = 0.0
 ) -> Scheduler | None:
-    """Builds timm's schedule over training steps; call `step_update(number of steps taken)` after each.
+    """Builds timm's schedule over training steps. Call `step_update(number of steps taken)` after each step.
 
     Args:
-        optimizer: Whose rates are scheduled; the layers' scales take effect through the schedule.
+        optimizer: The optimizer. The layers' learning rates with `layer_decay` take effect through the schedule.
         name: One of `protocols.options.SCHEDULES`; None for a constant rate.
         steps: Steps of the run, warm-up included.
-        warmup_steps: Steps during which the rate rises linearly from 0.
-        min_lr: Where the rate ends.
+        warmup_steps: Steps in which the rate rises linearly from 0.
+        min_lr: Learning rate at the end.
 
     Returns:
-        The schedule, or None where the optimizer's own rates stay as they are.
+        The schedule; None if the optimizer's rates are constant.
 
     Raises:
-        ArgumentError: There is nothing left of the run after the warm-up.
+        ArgumentError: The warm-up is as long as the run or longer.
     """
     if warmup_steps >= steps:
         raise ArgumentError.of("warmup_steps", warmup_steps, f"is not less than the run's {steps} steps")

@@ -303,9 +303,9 @@ def _training_state(model: Model, meter: StepMeter, accelerator: Accelerator) ->
     }
     return TrainingState(
         shared={name: part for name, part in shared.items() if part is not None},
-        own={"algorithm": model.algorithm, "meter": meter},
+        per_process={"algorithm": model.algorithm, "meter": meter},
         # To the CPU, or the main process's accelerator would receive the tensors of all others
-        gather=lambda own: gather_object(send_to_device(own, "cpu")),
+        gather=lambda states: gather_object(send_to_device(states, "cpu")),
         process=accelerator.process_index,
     )
 

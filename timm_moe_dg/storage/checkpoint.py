@@ -36,11 +36,11 @@ class ProcessStates(TypedDict):
 
     Attributes:
         shared: Name -> state that is the same in every process.
-        own: For each process, name -> state that may differ between processes.
+        per_process: For each process, name -> state that may differ between processes.
     """
 
     shared: Mapping[str, Mapping[str, object]]
-    own: list[Mapping[str, Mapping[str, object]]]
+    per_process: list[Mapping[str, Mapping[str, object]]]
 
 
 class RunState(ProcessStates):
@@ -61,30 +61,30 @@ class TrainingState:
 
     Attributes:
         shared: Parts that are the same in every process, by name: network, optimizer and so on.
-        own: Parts that may differ between processes.
+        per_process: Parts that may differ between processes.
         gather: Concatenates a list over processes, like accelerate's `gather_object`.
         process: Index of this process.
     """
 
     shared: Mapping[str, Stateful]
-    own: Mapping[str, Stateful]
+    per_process: Mapping[str, Stateful]
     gather: Callable[[list], list] = list
     process: int = 0
 
     def collect(self) -> ProcessStates:
         """Returns the state of all processes. Every process has to call it."""
-        own = {name: part.state_dict() for name, part in self.own.items()}
+        states = {name: part.state_dict() for name, part in self.per_process.items()}
         return {
             "shared": {name: part.state_dict() for name, part in self.shared.items()},
-            "own": self.gather([own]),
+            "per_process": self.gather([states]),
         }
 
     def restore(self, state: ProcessStates) -> None:
         """Restores a state that `collect` returned."""
         for name, part in self.shared.items():
             part.load_state_dict(state["shared"][name])
-        for name, part in self.own.items():
-            part.load_state_dict(state["own"][self.process][name])
+        for name, part in self.per_process.items():
+            part.load_state_dict(state["per_process"][self.process][name])
 
 
 class Checkpoints:

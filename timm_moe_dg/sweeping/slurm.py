@@ -1,4 +1,4 @@
-"""Jobs handed to Slurm, through submitit."""
+"""Slurm jobs, submitted by submitit."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from .jobs import Attempt, Job
 
 
 class Handle(Protocol):
-    """What submitit returns for a job, as far as it is used."""
+    """The part of submitit's job objects that is used here."""
 
     @property
     def job_id(self) -> str:
-        """Its number with Slurm."""
+        """The number that Slurm gave the job."""
 
 
 class Submission:
-    """A job as submitit takes it.
+    """A job as a function that submitit can submit and requeue.
 
     Args:
         job: The job.
-        grace: Seconds that it has to save when time is up; submitit is told 90 seconds before Slurm ends everything.
+        grace: Seconds for saving a checkpoint at the time limit. submitit gets a signal 90 seconds before the limit.
     """
 
     def __init__(self, job: Job, grace: float = 60.0) -> None:
@@ -29,17 +29,17 @@ class Submission:
         self._attempt: Attempt | None = None
 
     def __call__(self) -> int:
-        """Runs to the end and returns the exit status; 0 at once if the job is running or finished already."""
+        """Runs the job and returns its exit status; 0 at once if it is running or finished already."""
         if self.job.state() not in ("finished", "running"):
             self._attempt = Attempt.start(self.job)
         if not self._attempt:
             return 0
         status = self._attempt.wait()
-        self._attempt.settle(self.grace)  # Slurm ends what outlives this process
+        self._attempt.settle(self.grace)  # Slurm kills processes that outlive this one
         return status
 
     def checkpoint(self) -> object:
-        """What submitit calls when Slurm's time is up: lets the job save, and returns it again, to go on from there."""
+        """Called by submitit at the time limit: lets the job save a checkpoint, and returns it to be queued again."""
         from submitit.helpers import DelayedSubmission
 
         if self._attempt:
@@ -50,11 +50,11 @@ class Submission:
 def submit_jobs(
     jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
 ) -> list[tuple[Job, Handle]]:
-    """Hands jobs to Slurm as one array; they are queued, run and requeued at their time limit by it.
+    """Submits jobs to Slurm as one array. Slurm queues them again at their time limit.
 
     Args:
-        jobs: What to submit; every machine must see the same folders and have this package.
-        folder: For submitit's files.
+        jobs: The jobs. Every machine needs the same folders and this package.
+        folder: Folder for submitit's files.
         options: Parameters of submitit's AutoExecutor, such as slurm_partition, timeout_min, gpus_per_node.
         cluster: "slurm", or "local" for processes on this machine.
 
@@ -63,7 +63,7 @@ def submit_jobs(
 
     Raises:
         MissingDependencyError: submitit is not installed.
-        ArgumentError: There is no Slurm here, or submitit does not know a parameter.
+        ArgumentError: Slurm is not installed here, or submitit does not know a parameter.
     """
     try:
         import submitit
