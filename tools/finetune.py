@@ -22,15 +22,15 @@ Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused)
 
 The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, log.txt, learning_curves.png,
 checkpoints/, best/ and best_oracle/. The last two load with timm.create_model("local-dir:.../best", pretrained=True).
-best/ is the network that training-domain validation selects, best_oracle/ that of the last evaluation, which test-domain
-validation looks at.
+best/ is the network that training-domain validation selects. best_oracle/ is that of the last evaluation, which
+test-domain validation looks at.
 
 A run that was ended by a signal or a power failure resumes from its newest checkpoint:
 
     accelerate launch tools/finetune.py --resume output/NAME
 
-On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second Ctrl-C
-ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the start.
+On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second
+Ctrl-C ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the start.
 Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
 
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
