@@ -30,8 +30,8 @@ A run that was ended by a signal or a power failure resumes from its newest chec
     accelerate launch tools/finetune.py --resume output/NAME
 
 On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second
-Ctrl-C ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the start.
-Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
+Ctrl-C ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the
+start. Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
 
     accelerate launch tools/finetune.py --resume output/NAME --steps 1000
 """

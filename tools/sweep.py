@@ -1,7 +1,7 @@
 """Plans the runs of a protocol, runs those that are not finished, and prints their status.
 
-This holds out every domain of the digits once, with three seeds, for a mixture model and its dense baseline. Two runs go
-on at a time. Words after `--` are options of tools/finetune.py for every run:
+This holds out every domain of the digits once, with three seeds, for a mixture model and its dense baseline, two runs
+at a time. Words after `--` are options of tools/finetune.py for every run:
 
     python tools/sweep.py --datasets rotated_digits --models gmoe_tiny_patch16 deit_tiny_patch16_224 --jobs 2 \
         --output output/digits -- --steps 300
