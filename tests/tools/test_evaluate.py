@@ -1,4 +1,4 @@
-"""tools/evaluate.py: its numbers are those of logits computed by hand, and it refuses what would not mean anything."""
+"""tools/evaluate.py: its numbers are those of logits computed by hand, and mistakes are named."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def evaluate(*words):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on the rotated digits, what its network says about every image by hand, and the tool's files about it."""
+    """A run on the rotated digits, its network's logits of every image, and the tool's files about all domains."""
     folder = tmp_path_factory.mktemp("run")
     args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1], "trial_seed": 3, "steps": 7}
     network = saved_run(folder, GMOE, CLASSES, {**args, "holdout_fraction": 0.3})
@@ -41,7 +41,8 @@ def run(tmp_path_factory):
             network((torch.tensor(np.array(domain.images))[:, None] / 255 - mean) / std).double()
             for domain in rotated_digits()
         ]
-    evaluate("--model", f"local-dir:{folder / 'best'}", "--domains", "all", "--output", folder / "scores")
+    evaluate("--model", f"local-dir:{folder / 'best'}", "--domains", "all", "--output", folder / "scores",
+             "--save-features", folder / "features.npz")  # fmt: skip
     return folder, logits
 
 
@@ -49,12 +50,20 @@ def best(run):
     return f"local-dir:{run[0] / 'best'}"
 
 
+def metrics_in(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_scores_are_those_of_the_logits(run):
-    folder, logits = run
-    metrics = json.loads((folder / "scores" / "metrics.json").read_text())
+    metrics = metrics_in(run[0] / "scores")
     accuracies = {}
-    for domain, own in zip(rotated_digits(), logits, strict=True):
-        targets, predicted = np.array(domain.targets), own.argmax(1).numpy()
+    for domain, logits in zip(rotated_digits(), run[1], strict=True):
+        targets, predicted = np.array(domain.targets), logits.argmax(1).numpy()
         scores = metrics["domains"][domain.name]
         accuracies[domain.name] = (predicted == targets).mean()
         assert scores["images"] == len(targets)
@@ -65,55 +74,97 @@ def test_scores_are_those_of_the_logits(run):
     assert metrics["test_average_accuracy"] == pytest.approx(accuracies["rot_15"])
     assert metrics["worst_domain"] == min(accuracies, key=accuracies.get)
     assert metrics["dataset"] == "rotated_digits"
+    rows = rows_of(run[0] / "scores" / "per_domain.csv")
+    assert [row["domain"] for row in rows] == [domain.name for domain in rotated_digits()]
+    assert [row["test"] for row in rows] == ["0", "1", "0", "0", "0", "0"]
+    assert [float(row["ece"]) for row in rows] == [scores["ece"] for scores in metrics["domains"].values()]
 
 
 def test_calibration_compares_confidence_with_accuracy(run):
-    folder, logits = run
-    probabilities = torch.cat(logits).softmax(1).numpy()
+    probabilities = torch.cat(run[1]).softmax(1).numpy()
     targets = np.concatenate([domain.targets for domain in rotated_digits()])
     confidence, correct = probabilities.max(1), probabilities.argmax(1) == targets
     bins = np.minimum(np.ceil(confidence * 15).astype(int) - 1, 14)
     gaps = [abs((confidence - correct)[bins == number].sum()) for number in range(15)]
-    metrics = json.loads((folder / "scores" / "metrics.json").read_text())
-    assert metrics["overall"]["ece"] == pytest.approx(sum(gaps) / len(targets), abs=1e-3)
-    assert metrics["overall"]["ece"] > 0.01
+    error = metrics_in(run[0] / "scores")["overall"]["ece"]
+    assert error == pytest.approx(sum(gaps) / len(targets), abs=1e-3)
+    assert error > 0.01
 
 
 def test_confusions_are_counted_and_drawn(run):
-    folder, logits = run
-    with (folder / "scores" / "confusion.csv").open() as file:
-        header, *rows = csv.reader(file)
+    rows = rows_of(run[0] / "scores" / "confusion.csv")
     targets = np.concatenate([domain.targets for domain in rotated_digits()])
-    expected = confusion_matrix(targets, torch.cat(logits).argmax(1).numpy(), labels=range(10))
-    assert header == ["class", *CLASSES]
-    assert [row[0] for row in rows] == list(CLASSES)
-    assert np.array_equal(np.array([row[1:] for row in rows], dtype=int), expected)
-    with Image.open(folder / "scores" / "confusion.png") as picture:
+    expected = confusion_matrix(targets, torch.cat(run[1]).argmax(1).numpy(), labels=range(10))
+    assert [row["class"] for row in rows] == list(CLASSES)
+    assert [[int(row[name]) for name in CLASSES] for row in rows] == expected.tolist()
+    with Image.open(run[0] / "scores" / "confusion.png") as picture:
         assert min(picture.size) > 500
         assert len(picture.convert("L").getcolors(256)) > 50
 
 
-def test_table_of_domains(run):
-    with (run[0] / "scores" / "per_domain.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["domain"] for row in rows] == [domain.name for domain in rotated_digits()]
-    assert [row["test"] for row in rows] == ["0", "1", "0", "0", "0", "0"]
-    metrics = json.loads((run[0] / "scores" / "metrics.json").read_text())
-    assert [float(row["ece"]) for row in rows] == [scores["ece"] for scores in metrics["domains"].values()]
+def test_accuracies_of_both_splits_are_those_that_a_run_records(run):
+    metrics, domains = metrics_in(run[0] / "scores"), rotated_digits()
+    splits = split_domains(domains, [0, 2, 3, 4, 5], trial_seed=3, holdout_fraction=0.3)
+    network = load_trained(best(run), img_size=32)
+    config = data_config(network, 32)
+    images = EvaluationImages(domains, splits, evaluation_transform((32, 32), config["mean"], config["std"]))
+    predictions = predict(network, evaluation_loader(images, batch_size=500, workers=0))  # as finetune.py
+    in_acc, out_acc = domain_accuracies(predictions, len(domains))
+    assert [scores["in_accuracy"] for scores in metrics["domains"].values()] == list(in_acc)
+    assert [scores["out_accuracy"] for scores in metrics["domains"].values()] == list(out_acc)
+
+
+def test_every_image_has_its_prediction_and_its_features(run):
+    rows, saved = rows_of(run[0] / "scores" / "predictions.csv"), np.load(run[0] / "features.npz")
+    predicted = np.array([[float(row[f"P({name})"]) for name in CLASSES] for row in rows])
+    # domains and images in the data's order
+    assert np.abs(predicted - torch.cat(run[1]).softmax(1).numpy()).max() < 1e-4
+    domains = rotated_digits()
+    targets = np.concatenate([domain.targets for domain in domains])
+    names = [domain.name for domain in domains for _ in domain.targets]
+    assert [row["target"] for row in rows] == [CLASSES[target] for target in targets]
+    assert [row["prediction"] for row in rows] == [CLASSES[index] for index in saved["prediction"]]
+    assert [row["domain"] for row in rows] == names == list(saved["domain_names"][saved["domain"]])
+    assert [row["file"] for row in rows] == list(saved["name"])
+    splits = split_domains(domains, [], trial_seed=3, holdout_fraction=0.3)
+    inside = [
+        position in split.inside for split in splits for position in range(len(split.inside) + len(split.outside))
+    ]
+    assert [row["split"] == "in" for row in rows] == inside
+    logits = load_trained(best(run), img_size=32).head(torch.from_numpy(saved["features"])).double()
+    assert torch.allclose(logits, torch.cat(run[1]), atol=1e-4)
+
+
+def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsys):
+    evaluate("--model", best(run), "--output", tmp_path)
+    metrics = metrics_in(tmp_path)
+    domain, logits = rotated_digits()[1], run[1][1]
+    accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()
+    assert metrics["counted_domains"] == ["rot_15"]
+    assert metrics["overall"]["images"] == len(domain)
+    assert metrics["overall"]["accuracy"] == metrics["average_accuracy"] == pytest.approx(accuracy)
+    assert metrics["worst_domain"] == "rot_15"
+    assert metrics["domains"] == metrics_in(run[0] / "scores")["domains"]
+    counts = [[int(row[name]) for name in CLASSES] for row in rows_of(tmp_path / "confusion.csv")]
+    assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("rot_")]
+    assert rows[0] == ["rot_15", "held", "out"]
+    assert [row[1] for row in rows[1:]] == ["train"] * 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "other"), [("out", []), ("in", ["--trial-seed", "0", "--holdout-fraction", "0.5"])])
-def test_one_part_of_each_domain_by_the_seed_of_the_run_or_another(run, tmp_path, part, other):
-    evaluate("--model", best(run), "--split", part, "--output", tmp_path, *other)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    seed, fraction = (0, 0.5) if other else (3, 0.3)
+def test_domains_by_name_and_a_split_of_another_seed(run, tmp_path):
+    words = ["--domains", "rot_60", "rot_0", "--split", "out", "--trial-seed", "0", "--holdout-fraction", "0.5"]
+    evaluate("--model", best(run), *words, "--output", tmp_path)
+    metrics, correct = metrics_in(tmp_path), {}
     for position, (domain, logits) in enumerate(zip(rotated_digits(), run[1], strict=True)):
-        split = split_domain(len(domain), position, trial_seed=seed, holdout_fraction=fraction)
-        chosen = split.outside if part == "out" else split.inside
-        right = logits.argmax(1).numpy()[chosen] == np.array(domain.targets)[chosen]
+        chosen = split_domain(len(domain), position, trial_seed=0, holdout_fraction=0.5).outside
+        correct[domain.name] = logits.argmax(1).numpy()[chosen] == np.array(domain.targets)[chosen]
         assert metrics["domains"][domain.name]["images"] == len(chosen)
-        assert metrics["domains"][domain.name]["accuracy"] == pytest.approx(right.mean())
+        assert metrics["domains"][domain.name]["accuracy"] == pytest.approx(correct[domain.name].mean())
+    both = np.concatenate([correct["rot_0"], correct["rot_60"]])
+    assert (metrics["overall"]["images"], metrics["overall"]["accuracy"]) == (len(both), pytest.approx(both.mean()))
+    assert metrics["worst_domain"] == min(("rot_0", "rot_60"), key=lambda name: correct[name].mean())
 
 
 @pytest.mark.slow
@@ -133,18 +184,14 @@ def test_classes_in_another_order_are_matched_by_name(run, tmp_path, capsys):
     assert "average of test domains" not in capsys.readouterr().out  # no run beside it, and nobody said which
 
 
-def test_weights_in_a_file_give_the_same_as_the_folder(run, tmp_path):
-    words = [f"{key}={value}" for key, value in SMALL.items()]
-    file = run[0] / "best" / "model.safetensors"
-    evaluate("--model", GMOE, "--initial-checkpoint", file, "--dataset", "rotated_digits", "--output", tmp_path,
-             "--model-kwargs", *words)  # fmt: skip
-    assert (tmp_path / "confusion.csv").read_text() == (run[0] / "scores" / "confusion.csv").read_text()
-
-
-def test_a_file_of_options_may_name_the_model(run, tmp_path, capsys):
-    (tmp_path / "options.yaml").write_text(f"model: {best(run)}\nsplit: in\n")
-    evaluate("-c", tmp_path / "options.yaml", "--split", "out")
-    assert f"{best(run)} on rotated_digits, out images of each domain" in capsys.readouterr().out
+def test_a_file_of_options_may_name_the_model_and_a_file_its_weights(run, tmp_path, capsys):
+    (tmp_path / "options.yaml").write_text(f"model: {GMOE}\nsplit: in\ndataset: rotated_digits\n")
+    evaluate("-c", tmp_path / "options.yaml", "--split", "all", "--output", tmp_path / "scores",
+             "--initial-checkpoint", run[0] / "best" / "model.safetensors",
+             "--model-kwargs", *(f"{key}={value}" for key, value in SMALL.items()))  # fmt: skip
+    confusions = [(folder / "scores" / "confusion.csv").read_text() for folder in (tmp_path, run[0])]
+    assert confusions[0] == confusions[1]
+    assert f"{GMOE} on rotated_digits, all images of each domain" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -157,16 +204,14 @@ def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     places, targets = torch.tensor(domain.metadata), torch.tensor(domain.targets)
     with torch.no_grad():
-        routed, shared = (network((pixels - mean) / std, *one).argmax(1) for one in ((places,), ()))
-    assert not torch.equal(routed, shared)
-    for mode, predicted in (("routed", routed), ("shared", shared)):
-        evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--expert-mode", mode, "--output", tmp_path / mode)
-        roles = json.loads((tmp_path / mode / "metrics.json").read_text())["roles"]
-        expected = (predicted == targets).double().mean().item()
-        assert roles["id"]["group_accuracy"]["Asia"] == pytest.approx(expected, abs=1e-9)
-        groups = roles["id"]["group_accuracy"]
-        assert roles["id"]["worst_group"] == min(groups, key=groups.get)
-        assert f"worst group {min(groups.values()):.4f}" in capsys.readouterr().out
+        predicted = network((pixels - mean) / std, places).argmax(1)
+        assert not torch.equal(predicted, network((pixels - mean) / std).argmax(1))
+    evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / "scores")
+    groups = metrics_in(tmp_path / "scores")["roles"]["id"]
+    assert groups["group_accuracy"]["Asia"] == pytest.approx((predicted == targets).double().mean().item(), abs=1e-9)
+    accuracies = groups["group_accuracy"]
+    assert groups["worst_group"] == min(accuracies, key=accuracies.get)
+    assert f"worst group {min(accuracies.values()):.4f}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -227,100 +272,23 @@ def test_a_folder_of_images_with_one_that_cannot_be_decoded(run, tmp_path, capfd
         assert scores["accuracy"] == pytest.approx(np.mean(right))
 
 
-def test_results_are_not_overwritten_unless_asked_for(run, tmp_path):
+def test_results_are_not_overwritten_unless_asked_for_and_need_no_matplotlib(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were missing
     words = ["--model", best(run), "--output", tmp_path, "--split", "out"]
     (tmp_path / "confusion.csv").write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SystemExit, match=r"output=.*holds confusion.csv already.*--force"):
         evaluate(*words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["confusion.csv", "notes.txt"]
+    with pytest.raises(SystemExit, match=r"output=.*features.npz already"):
+        evaluate("--model", best(run), "--save-features", run[0] / "features.npz")
     evaluate(*words, "--force")
     assert (tmp_path / "confusion.csv").read_text() != "mine"
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "notes.txt"}
-
-
-def test_without_matplotlib_the_numbers_are_written_and_the_picture_is_not(run, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what an import of a missing package meets
-    evaluate("--model", best(run), "--split", "out", "--output", tmp_path)
-    written = {path.name for path in tmp_path.iterdir()}
+    written = {path.name for path in tmp_path.iterdir()} - {"notes.txt"}
     assert written == {"metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv"}
     for name in ("confusion.png", "projection.png"):
         assert f"{name} is not drawn: drawing needs matplotlib" in caplog.text
-
-
-def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsys):
-    evaluate("--model", best(run), "--output", tmp_path)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    domain, logits = rotated_digits()[1], run[1][1]
-    accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()
-    assert metrics["counted_domains"] == ["rot_15"]
-    assert metrics["overall"]["images"] == len(domain)
-    assert metrics["overall"]["accuracy"] == metrics["average_accuracy"] == pytest.approx(accuracy)
-    assert metrics["worst_domain"] == "rot_15"
-    assert len(metrics["domains"]) == 6
-    with (tmp_path / "confusion.csv").open() as file:
-        counts = [list(map(int, row[1:])) for row in list(csv.reader(file))[1:]]
-    assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
-    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("rot_")]
-    assert rows[0] == ["rot_15", "held", "out"]
-    assert [row[1] for row in rows[1:]] == ["train"] * 5
-
-
-@pytest.mark.slow
-def test_domains_are_chosen_by_name(run, tmp_path):
-    evaluate("--model", best(run), "--domains", "rot_60", "rot_0", "--output", tmp_path / "two")
-    evaluate("--model", best(run), "--domains", "all", "--output", tmp_path / "all")
-    two, everything = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("two", "all"))
-    domains = everything["domains"]
-    assert two["domains"] == domains
-    right = sum(domains[name]["images"] * domains[name]["accuracy"] for name in ("rot_0", "rot_60"))
-    images = domains["rot_0"]["images"] + domains["rot_60"]["images"]
-    assert (two["overall"]["images"], two["overall"]["accuracy"]) == (images, pytest.approx(right / images))
-    assert two["worst_domain"] == min(("rot_0", "rot_60"), key=lambda name: domains[name]["accuracy"])
-    assert everything["overall"]["images"] == sum(each["images"] for each in domains.values())
-
-
-def test_accuracies_of_both_splits_are_those_that_a_run_records(run, tmp_path):
-    evaluate("--model", best(run), "--output", tmp_path)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    domains = rotated_digits()
-    splits = split_domains(domains, [0, 2, 3, 4, 5], trial_seed=3, holdout_fraction=0.3)
-    network = load_trained(best(run), img_size=32)
-    config = data_config(network, 32)
-    images = EvaluationImages(domains, splits, evaluation_transform((32, 32), config["mean"], config["std"]))
-    found = predict(network, evaluation_loader(images, batch_size=500, workers=0))  # what finetune.py records from
-    in_acc, out_acc = domain_accuracies(found, len(domains))
-    assert [each["in_accuracy"] for each in metrics["domains"].values()] == list(in_acc)
-    assert [each["out_accuracy"] for each in metrics["domains"].values()] == list(out_acc)
-
-
-def test_every_image_has_its_prediction_and_its_features(run, tmp_path):
-    words = ["--model", best(run), "--output", tmp_path, "--save-features", tmp_path / "seen.npz"]
-    evaluate(*words)
-    with (tmp_path / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    saved = np.load(tmp_path / "seen.npz")
-    probabilities = torch.cat(run[1]).softmax(1).numpy()
-    found = np.array([[float(row[f"P({name})"]) for name in CLASSES] for row in rows])
-    assert np.abs(found - probabilities).max() < 1e-4  # domains and images in the data's order
-    domains = rotated_digits()
-    targets = np.concatenate([domain.targets for domain in domains])
-    names = [domain.name for domain in domains for _ in domain.targets]
-    assert [row["target"] for row in rows] == [CLASSES[at] for at in targets]
-    assert [row["prediction"] for row in rows] == [CLASSES[at] for at in saved["prediction"]]
-    assert [row["domain"] for row in rows] == names == list(saved["domain_names"][saved["domain"]])
-    assert [row["file"] for row in rows] == list(saved["name"])
-    splits = split_domains(domains, [], trial_seed=3, holdout_fraction=0.3)
-    inside = [
-        position in split.inside for split in splits for position in range(len(split.inside) + len(split.outside))
-    ]
-    assert [row["split"] == "in" for row in rows] == inside
-    network = load_trained(best(run), img_size=32)
-    logits = network.head(torch.from_numpy(saved["features"])).double()
-    assert torch.allclose(logits, torch.cat(run[1]), atol=1e-4)
-    with pytest.raises(SystemExit, match=r"output=.*seen.npz already"):
-        evaluate(*words[:2], "--save-features", tmp_path / "seen.npz")
 
 
 def test_a_label_that_a_spreadsheet_would_compute_stays_a_text(run, tmp_path):
