@@ -1,24 +1,31 @@
-"""Commands and output files that README and docs name: parsed by their tools, and run by a test or listed with why not.
+"""Commands, links, extras and files of README and docs exist, and the README's Python runs.
 
-bash itself expands the pages' variables and loops: the programs are functions that print what they are called with.
+bash expands variables and loops of the pages: each program is a shell function that prints its arguments.
 """
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+import timm
 
+import timm_moe_dg
+from tests.hub_cache import fill_cache
 from tests.load_tool import load_tool
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 PROGRAMS = ("python", "accelerate", "pip", "bash", "git")
 INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # to files of this repository
 FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|npz|md))`")
 
 # Beginning of a command that is no tool's -> the file that runs it, or why no test does
@@ -55,8 +62,8 @@ OTHERS_FILES = {"domain_net_duplicates.txt"}
 
 
 def inline_commands(text: str) -> list[list[str]]:
-    found = [re.sub(r"\s+", " ", line) for line in INLINE.findall(FENCED.sub("", text))]
-    return [shlex.split(line) for line in found]
+    lines = [re.sub(r"\s+", " ", line) for line in INLINE.findall(FENCED.sub("", text))]
+    return [shlex.split(line) for line in lines]
 
 
 def block_commands(text: str) -> list[list[str]]:
@@ -75,8 +82,8 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def split_at_tool(words: list[str]) -> tuple[str, list[str]] | None:
-    at = [index for index, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)]
-    return (Path(words[at[0]]).stem, words[at[0] + 1 :]) if at else None
+    tools = [index for index, word in enumerate(words) if re.fullmatch(r"tools/\w+\.py", word)]
+    return (Path(words[tools[0]]).stem, words[tools[0] + 1 :]) if tools else None
 
 
 def spellings(parser: argparse.ArgumentParser, command: str) -> set[str]:
@@ -87,15 +94,15 @@ def spellings(parser: argparse.ArgumentParser, command: str) -> set[str]:
 
 
 def mentioned(page: Path) -> list[tuple[str, list[str]] | None]:
-    """What a sentence says of a tool's options, which need not be all that it requires."""
+    """Commands within sentences, which need not have all required options."""
     return [split_at_tool(words) for words in inline_commands(page.read_text())]
 
 
 def test_the_pages_have_many_commands_with_variables_and_loops_expanded():
-    found = [shlex.join(words) for page in PAGES for words in commands(page)]
-    assert len(found) > 90
-    assert any("--experiment moge-2" in line and "patch_size=8" in line for line in found)
-    assert not [line for line in found if "$" in line]
+    lines = [shlex.join(words) for page in PAGES for words in commands(page)]
+    assert len(lines) > 90
+    assert any("--experiment moge-2" in line and "patch_size=8" in line for line in lines)
+    assert not [line for line in lines if "$" in line]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -113,7 +120,7 @@ def test_every_command_of_a_tool_is_one_that_it_takes(page):
 
 
 def test_every_tool_that_a_page_shows_is_run_by_its_test_file():
-    tools = {found[0] for page in PAGES for found in map(split_at_tool, commands(page)) if found}
+    tools = {command[0] for page in PAGES for command in map(split_at_tool, commands(page)) if command}
     assert len(tools) > 8
     for tool in tools:
         text = "".join(path.read_text() for path in (ROOT / "tests").rglob(f"test_{tool}*.py"))
@@ -148,3 +155,46 @@ def test_every_output_file_that_a_page_names_is_looked_for_by_a_test():
     folders = (ROOT / name for name in (".", "docs", "tools/recipes", "hub_cards"))
     there = {path.name for folder in folders for path in folder.iterdir()} | set(re.findall(r"[\w.-]+", tests))
     assert sorted((page, file) for page, file in named if Path(file).name not in there | OTHERS_FILES) == []
+
+
+def test_links_lead_to_files_that_exist():
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert len(links) > 30
+    assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.slow
+def test_the_readme_s_python_runs_and_prints_both_mixture_layers(tmp_path):
+    # The Hub's cache as after downloading the dense weights, with random ones
+    dense = "deit_small_patch16_224.fb_in1k"
+    fill_cache(tmp_path, f"timm/{dense}", timm.create_model(dense).state_dict())
+    (snippet,) = (block for language, block in FENCED.findall(README.read_text()) if language == "python")
+    checks = "\nassert logits.shape == (4, 7) and routed.shape == (4, 62)\nassert torch.allclose(routed[2], shared[2])"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", snippet + checks]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode == 0, process.stderr
+    assert [line.split()[0] for line in process.stdout.splitlines()] == ["blocks.8.mlp", "blocks.10.mlp"]
+
+
+@pytest.mark.slow
+def test_the_readme_lists_every_registered_model_with_its_size():
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d.]+) M, ", README.read_text(), re.MULTILINE))
+    assert sorted(rows) == sorted(filter(timm.is_model, timm_moe_dg.models.__all__))
+    for name, millions in rows.items():
+        count = sum(parameter.numel() for parameter in timm.create_model(name, device="meta").parameters())
+        assert f"{count / 1e6:.2f}" == millions
+
+
+def test_ci_runs_the_readme_s_commands():
+    starts = re.findall(r"readme_command '(.*?)'", (ROOT / ".ci" / "run").read_text())
+    assert len(starts) == 2
+    for start in starts:
+        assert [line for line in README.read_text().splitlines() if line.startswith(start)], start
+
+
+def test_the_readme_s_table_has_every_tool():
+    rows = re.findall(r"^\| .* \| (`tools/.*?) \| ", README.read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"tools/(\w+\.py)", "".join(rows))) == sorted(
+        path.name for path in (ROOT / "tools").glob("*.py")
+    )
