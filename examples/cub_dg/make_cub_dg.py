@@ -105,7 +105,7 @@ def place(target: Path, content: bytes | Path) -> None:
 
 
 def place_natural(target: Path, photograph: Path, how: str) -> bool:
-    """Links or copies a photograph; returns False if it is there already."""
+    """Links or copies a photograph, and returns whether that was necessary."""
     if how == "link":
         if target.is_symlink() and target.resolve() == photograph.resolve():
             return False

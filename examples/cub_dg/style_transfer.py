@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from timm_moe_dg.errors import CheckpointError
 
-STRIDE = 4  # the product of the network's strides; the sides of its input are multiples of it
+STRIDE = 4  # the product of the network's strides, of which the sides of its input are multiples
 SUFFIXES = (".safetensors", ".pth")
 
 

@@ -12,7 +12,7 @@ from .domains import Domain, Split
 
 
 def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:
-    """Makes domains read all bands of their files; three bands leave them unchanged.
+    """Makes domains read all bands of their files. Three bands leave them unchanged.
 
     Args:
         domains: All domains of a benchmark.
@@ -33,11 +33,11 @@ def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[
 def band_statistics(
     domains: Sequence[Domain], splits: Sequence[Split], training: Iterable[int], workers: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Computes each band's mean and standard deviation over the training pixels; every image has the same weight.
+    """Computes each band's mean and standard deviation over the training pixels. Every image has the same weight.
 
     Args:
         domains: All domains of a benchmark.
-        splits: One per domain; only the inside parts are read.
+        splits: One per domain. Only the inside parts are read.
         training: Positions of the training domains.
         workers: Threads to read with.
 

@@ -58,7 +58,7 @@ def read_bands(path: str, bands: int) -> Tensor:
 
 
 def count_bands(path: str) -> int | None:
-    """Counts the bands of a TIFF file that cannot be read as RGB; None if tifffile cannot read it either."""
+    """Counts the bands of a TIFF file that cannot be read as RGB, or returns None if tifffile cannot read it."""
     try:
         return len(_tiff_reader()(path))
     except Exception:  # the count is only a hint in the message of another error
@@ -78,7 +78,7 @@ def as_picture(pixels: Tensor) -> Image.Image:
 
 
 def check_regular_file(path: str) -> None:
-    """Raises ValueError for folders, devices and pipes; a file that does not exist passes."""
+    """Raises ValueError for folders, devices and pipes. A file that does not exist passes."""
     # Opening a named pipe would wait for a writer forever.
     if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError("no regular file")

@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Domain(ABC, Generic[Stored]):
-    """A named, ordered list of labeled images; subclasses define `image`.
+    """A named, ordered list of labeled images. Subclasses define `image`.
 
     The order is part of the contract: splits and draws are positions in it.
 
@@ -45,9 +45,9 @@ class Domain(ABC, Generic[Stored]):
         targets: One class index per image.
         images: The images as they are stored: file names (see `file_names`), arrays, or rows of a table.
         role: "train", or "id" or "ood" if the benchmark reserves the domain for testing.
-        group: The evaluation group of its images; by default its own name.
+        group: The evaluation group of its images, by default its own name.
         metadata: One row per image, such as longitude and latitude, or None.
-        split: The official split; None leaves it to `split_domains`.
+        split: The official split. None leaves it to `split_domains`.
         pictures: A name for each image, equal across domains that hold the same picture, or None.
         bands: Bands per image. If there are not three, files are read whole and `image` shows the first three bands.
         angle: Degrees by which its images are turned relative to other domains, counter-clockwise.
@@ -77,7 +77,7 @@ class Domain(ABC, Generic[Stored]):
         """Reads one image as RGB.
 
         Raises:
-            ImageReadError: The image cannot be decoded; the message names it.
+            ImageReadError: The image cannot be decoded. The message names it.
         """
 
     def pixels(self, index: int) -> Pixels:
@@ -98,7 +98,7 @@ class Domain(ABC, Generic[Stored]):
         return self.pictures[index] if self.pictures else f"image {index}"
 
     def without(self, positions: Collection[int]) -> Self:
-        """Returns this domain without the images at some positions; an official split loses the same images."""
+        """Returns this domain without the images at some positions. An official split loses the same images."""
         remaining = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
         return replace(
             self,
@@ -112,7 +112,7 @@ class Domain(ABC, Generic[Stored]):
 
 
 def file_names(paths: Iterable[str]) -> np.ndarray:
-    """Stores file names as one array of bytes; `os.fsdecode` turns an entry back into a path."""
+    """Stores file names as one array of bytes. `os.fsdecode` turns an entry back into a path."""
     # A list of a million names is a million objects. Each loader worker would copy them all, because reading an object
     # writes its reference count to a memory page that the processes share until then.
     return np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)

@@ -36,10 +36,10 @@ class TrainingDraws(Dataset):
 
     Attributes:
         domains: All domains of the benchmark.
-        splits: One per domain; images are drawn from the inside part, with replacement.
+        splits: One per domain. Images are drawn from the inside part, with replacement.
         transform: Applied with torch's CPU generator seeded for the draw.
         seed: The run's seed.
-        with_metadata: Whether samples include metadata; the domains must have them.
+        with_metadata: Whether samples include metadata. The domains must have them.
         class_balanced: Whether to draw a class first, uniformly from those in the inside part, then one of its images.
     """
 
@@ -85,7 +85,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
         num_processes: How many processes share a step.
         domains_per_step: How many domains a step draws, uniformly and without replacement, as WILDS's group loader
             does. None uses all domains in every step.
-        seed: The run's seed; needed only with `domains_per_step`.
+        seed: The run's seed, needed only with `domains_per_step`.
     """
 
     domains: Sequence[int]
@@ -109,7 +109,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
         return random.choice(len(self.domains), self.domains_per_step, replace=False).tolist()
 
     def domains_at(self, step: int) -> list[int]:
-        """Returns a step's domains, in the order of its minibatches; the same in every process."""
+        """Returns a step's domains, in the order of its minibatches, the same in every process."""
         return [self.domains[position] for position in self.domain_indices(step)]
 
     def __iter__(self) -> Iterator[list[DrawIndex]]:
@@ -126,7 +126,7 @@ def training_loader(
     Args:
         draws: The training images.
         sampler: Lists the draws of each step.
-        workers: Worker processes; 0 reads in this one.
+        workers: Number of worker processes. With 0, this process reads.
         pin_memory: Whether to copy batches to page-locked memory, from which accelerators load faster.
 
     Returns:
@@ -217,13 +217,13 @@ class EvaluationImages(Dataset):
 def evaluation_loader(
     images: EvaluationImages, *, batch_size: int, workers: int, pin_memory: bool = False
 ) -> DataLoader:
-    """Builds the finite loader, in a fixed order; yields images (B, C, H, W), targets (B,), groups (B,), metadata."""
+    """Builds the finite loader, which yields images (B, C, H, W), targets (B,), groups (B,), metadata in order."""
     return DataLoader(images, batch_size=batch_size, **_worker_options(workers, pin_memory))
 
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seeds torch's CPU generator within the block and restores it afterwards; accelerators' generators stay as is."""
+    """Seeds torch's CPU generator within the block and restores it afterwards. Accelerators keep their states."""
     state = torch.get_rng_state()
     # torch.manual_seed would seed accelerators too.
     torch.default_generator.manual_seed(seed)

@@ -107,7 +107,7 @@ def split_by_photograph(domains: Sequence[Domain], training: Sequence[int]) -> l
 
 
 def evaluation_only(domains: Sequence[Domain]) -> list[int]:
-    """Returns the positions of the domains that the benchmark reserves for testing by their `role`; often none."""
+    """Returns the positions of the domains that the benchmark reserves for testing by their `role`."""
     return [position for position, domain in enumerate(domains) if domain.role != "train"]
 
 

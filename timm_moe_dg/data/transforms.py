@@ -33,7 +33,7 @@ def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Call
 
 
 def _no_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """The whole image, as in evaluation; DomainBed does not augment colored and rotated digits."""
+    """The whole image, as in evaluation. DomainBed does not augment colored and rotated digits."""
     return [v2.Resize(size)]
 
 
@@ -48,7 +48,7 @@ _AUTO_AUGMENTATIONS = {"rand": rand_augment_transform, "augmix": augment_and_mix
 def training_transform(
     augmentation: str, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Transform:
-    """Builds the training transform; all its randomness comes from torch's global CPU generator.
+    """Builds the training transform. All its randomness comes from torch's global CPU generator.
 
     Args:
         augmentation: A name in `AUGMENTATIONS`.
@@ -106,7 +106,7 @@ def with_timm_augmentation(
 
 @dataclass(frozen=True)
 class TimmAugmented:
-    """A transform between two of timm's augmentations; all its randomness comes from torch's global CPU generator.
+    """A transform between two of timm's augmentations. All its randomness comes from torch's global CPU generator.
 
     Attributes:
         before: Augments RGB images, or None.

@@ -29,19 +29,19 @@ class Benchmark:
             `metadata_columns`, if `takes_metadata_columns`.
         source: Where the images come from.
         license: Their license.
-        domains: Names of the domains in order; empty if the folder decides.
-        classes: Names of the classes in order; empty if the folder decides.
-        num_classes: Number of classes; None if the folder decides.
-        images: Images by domain as published; empty if no count is known.
-        aliases: Names of the folder, below the data folder, that may hold the domains; DomainBed's comes first.
-        hparams: Default hyper-parameters; `batch_size` counts images per training domain and step.
-        search_space: Ranges from which other hyper-parameters are drawn; a name in `protocols.SEARCH_SPACES`.
-        domains_per_step: How many training domains a step draws, if there are too many to draw all; None draws all.
+        domains: Names of the domains in order, empty if the folder decides.
+        classes: Names of the classes in order, empty if the folder decides.
+        num_classes: Number of classes, or None if the folder decides.
+        images: Images by domain as published, empty if no count is known.
+        aliases: Names of the folder, below the data folder, that may hold the domains. DomainBed's comes first.
+        hparams: Default hyper-parameters. `batch_size` counts images per training domain and step.
+        search_space: Name in `protocols.SEARCH_SPACES` of the ranges for random search.
+        domains_per_step: How many training domains a step draws, if there are too many to draw all. None draws all.
         steps: Default number of training steps.
         checkpoint_freq: Steps between evaluations.
         eval_train: Whether evaluations include the training images by default, as DomainBed's do.
         augmentation: Training augmentation, a name in `AUGMENTATIONS`.
-        image_size: Side of the square input in pixels; None leaves it to the model.
+        image_size: Side of the square input in pixels. None leaves it to the model.
         swad_hparams: Hyper-parameters that differ under stochastic weight averaging (SWAD).
         swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
@@ -77,7 +77,7 @@ class Benchmark:
         Args:
             data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
-            in_chans: Bands of the images. Numbers other than three need image files; see `data.bands`.
+            in_chans: Bands of the images. Numbers other than three need image files (see `data.bands`).
 
         Raises:
             ArgumentError: The benchmark has no such columns, or no image files with other bands.

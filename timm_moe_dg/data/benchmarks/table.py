@@ -19,7 +19,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
 
 
 def register_benchmark(row: Benchmark) -> Benchmark:
-    """Adds a row to `BENCHMARKS`; call it in the module that defines the row.
+    """Adds a row to `BENCHMARKS`. Call it in the module that defines the row.
 
     Raises:
         ArgumentError: The name is empty, holds a slash or a colon, or belongs to another row.

@@ -63,7 +63,7 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
         expected: What a field must be, for messages.
 
     Raises:
-        DataError: Some fields are empty or wrong; the message names their lines, counting the header as line 1.
+        DataError: Some fields are empty or wrong. The message names their lines, counting the header as line 1.
     """
     values, wrong_lines = [], []
     for line, text in enumerate(columns[name], start=2):
@@ -82,10 +82,10 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
 
 
 def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
-    """Reads every row's coordinates as float32 (N, 2), longitude first; "nan" in both columns means unknown.
+    """Reads every row's coordinates as float32 (N, 2), longitude first. "nan" in both columns means unknown.
 
     Raises:
-        DataError: A field is empty, no number, or out of range; the message names the lines.
+        DataError: A field is empty, no number, or out of range. The message names the lines.
     """
     degrees = [
         parsed(path, columns, name, partial(_within, limit), f"degrees in -{limit:g}..{limit:g}, or nan where unknown")
@@ -95,12 +95,12 @@ def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: 
 
 
 def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
-    """Reads further metadata, such as a time or a sensor's number, as float32 (N, len(names)); "nan" means unknown.
+    """Reads further metadata, such as a time or a sensor's number, as float32 (N, len(names)). "nan" means unknown.
 
     float32 keeps seven digits, so a time is better given in years than in seconds.
 
     Raises:
-        DataError: A column is missing, or a field is empty, infinite or no number; the message names the lines.
+        DataError: A column is missing, or a field is empty, infinite or no number. The message names the lines.
     """
     missing = [name for name in names if name not in columns]
     if missing:
@@ -119,7 +119,7 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def below(folder: Path) -> Callable[[str], str]:
-    """Returns a parser of paths that stay below a folder; it does not check that they exist."""
+    """Returns a parser of paths that stay below a folder. It does not check that they exist."""
     root = str(folder)
 
     def parse(text: str) -> str:

@@ -8,7 +8,7 @@ Rotated digits. Classes: 0 to 9, about 30 images of each in every domain. Domain
 degrees, counter-clockwise.
 
 Colored digits: DomainBed's ColoredMNIST recipe, a shortcut that is reversed in the last domain. Red or green ink on
-black. ColoredMNIST has two channels; here the third one is zero, so that any timm model takes the images. Classes:
+black. ColoredMNIST has two channels. Here the third one is zero, so that any timm model takes the images. Classes:
 whether the digit is below 5, with a quarter of the labels flipped. A model that reads shapes alone is therefore right
 for at most 75%. Domains: how often the color agrees with the (flipped) label, in "+90%" and "+80%", or disagrees, in
 "-90%". A model that learns the color in the first two fails on the third.
@@ -37,7 +37,7 @@ CLASSES = tuple(str(digit) for digit in range(10))
 COLORED_CLASSES = ("5 to 9", "0 to 4")
 LABEL_NOISE = 0.25
 COLOR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the color is not that of the label
-STORED_SIZE = 32  # pixels; digits are enlarged first, because rotating 8 pixels is mostly interpolation
+STORED_SIZE = 32  # pixels. Digits are enlarged first, because rotating 8 pixels is mostly interpolation.
 IN_SCIKIT_LEARN = "datasets/data/digits.csv.gz"
 SIDE = 8  # pixels, in scikit-learn's file
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
@@ -90,7 +90,7 @@ def rotated_digits() -> list[DigitsDomain]:
 
 
 def colored_digits() -> list[DigitsDomain]:
-    """Builds the three color domains, which are the same in every run; DomainBed draws new ones for every run.
+    """Builds the three color domains, which are the same in every run. DomainBed draws new ones for every run.
 
     Digits are dealt out as in `rotated_digits`. The label noise and then the color noise are drawn for all digits from
     the same generator.

@@ -1,4 +1,4 @@
-"""Folders laid out as DOMAIN/CLASS/IMAGE, in the order of torchvision's ImageFolder; DomainNet without duplicates."""
+"""Folders laid out as DOMAIN/CLASS/IMAGE, in the order of torchvision's ImageFolder, among them DomainNet."""
 
 import logging
 import os
@@ -65,7 +65,7 @@ def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:
     without these images, such as DomainBed's download, needs no list.
 
     Raises:
-        DataError: See `read_folder`; or the list is not a text file.
+        DataError: See `read_folder`, or the list is not a text file.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder of DomainNet's domains")

@@ -31,7 +31,7 @@ class HubDomain(Domain[int]):
     """The rows of one domain: `images` are their positions in the table.
 
     Attributes:
-        table: The column of images of the whole data set; images are read from it on demand.
+        table: The column of images of the whole data set. Images are read from it on demand.
         roots: Absolute folders that rows may name files in, if rows do not hold the images themselves.
     """
 

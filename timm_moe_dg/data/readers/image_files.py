@@ -48,14 +48,14 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
             lat in degrees ("nan" in both if unknown), or location.
         paths: The images.
         ids: Read `location`, an integer that is negative if unknown, instead of coordinates.
-        columns: Further numeric columns, such as a time or a sensor's number; only with coordinates.
+        columns: Further numeric columns, such as a time or a sensor's number. They need coordinates.
 
     Returns:
         float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids. Images that are
         not in the table have NaN or -1.
 
     Raises:
-        DataError: A column is missing, or a field is empty or wrong; the message names the lines.
+        DataError: A column is missing, or a field is empty or wrong. The message names the lines.
     """
     fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
@@ -77,7 +77,7 @@ class ImageFiles(Dataset):
         transform: Applied to each image.
         metadata: (N, ...) one row per file, or None.
         skip_unreadable: Return None for a file that cannot be decoded, instead of raising `ImageReadError`.
-        in_chans: Bands of each file; three are read as RGB.
+        in_chans: Bands of each file. Files of three bands are read as RGB.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class ImageFiles(Dataset):
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
-    """Builds the loader, in the order of the files; yields lists of positions (B,), images (B, C, H, W), metadata.
+    """Builds the loader, which yields lists of positions (B,), images (B, C, H, W), metadata in the order of the files.
 
-    A batch lacks the images that were skipped; it is an empty list if all were.
+    A batch lacks the images that were skipped. If all were, the batch is an empty list.
     """
     return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
 

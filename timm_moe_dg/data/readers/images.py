@@ -24,7 +24,7 @@ def images_below(folder: str) -> list[tuple[str, list[str]]]:
     listed elsewhere as well.
 
     Returns:
-        Folders and the names of their images, both sorted; folders without images are left out.
+        Folders and the names of their images, both sorted. Folders without images are left out.
 
     Raises:
         DataError: A folder cannot be listed, or is a link.
@@ -91,12 +91,12 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
 
 
 def read_pixels(path: str, in_chans: int = RGB) -> Pixels:
-    """Reads an image file for a network with so many input channels; see `read_image` and `read_bands`."""
+    """Reads an image file for a network with so many input channels (see `read_image` and `read_bands`)."""
     return read_image(path) if in_chans == RGB else read_bands(path, in_chans)
 
 
 def read_picture(path: str, bands: int = RGB) -> Image.Image:
-    """Reads an image file as an RGB picture for people, whatever its number of bands; see `as_picture`."""
+    """Reads an image file as an RGB picture for people, whatever its number of bands (see `as_picture`)."""
     return read_image(path) if bands == RGB else as_picture(read_bands(path, bands))
 
 

@@ -5,7 +5,7 @@ bytes, the number of axes, each axis's length as a big-endian 32-bit integer, th
 train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, each with or without .gz. Copies that write a dot
 for the second hyphen are read too.
 
-The 70,000 images, training images first, are shuffled; domain i of n gets the entries i, i + n, i + 2n, ... of the
+The 70,000 images, training images first, are shuffled. Domain i of n gets the entries i, i + n, i + 2n, ... of the
 order. DomainBed draws from torch's global CPU generator, which its script seeds with the run's seed, so that every run
 has other domains. Here the same calls are made in the same order with a generator whose seed is always 0, the default
 of DomainBed's script. All runs, splits and seeds share the domains that DomainBed has there.
@@ -54,7 +54,7 @@ class IdxRelease:
 
     Attributes:
         name: For messages.
-        folders: Names of the folder below the data folder; torchvision's comes first.
+        folders: Names of the folder below the data folder, torchvision's first.
         classes: Class names.
         counts: Images of each class, both parts together, as published.
     """
@@ -118,7 +118,7 @@ def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[TurnedDomain]:
 
 
 def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
-    """Reads the three color domains; see `read_rotated`.
+    """Reads the three color domains (see `read_rotated`).
 
     Raises:
         DataError: A file is missing or damaged.
@@ -193,7 +193,7 @@ def _read_part(folder: Path, part: str, num_classes: int) -> tuple[np.ndarray, n
 
 
 def _find_idx(folder: Path, stem: str, axes: int) -> Path:
-    """Finds a file under one of its usual names; `axes` is part of the name."""
+    """Finds a file under one of its usual names, of which `axes` is a part."""
     names = [f"{stem}{mark}idx{axes}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     for name in names:
         if (folder / name).is_file():

@@ -33,7 +33,7 @@ FileOrPixels: TypeAlias = str | bytes | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """A table of images, one entry per image in every column; its arrays are read-only.
+    """A table of images, one entry per image in every column. Its arrays are read-only.
 
     Attributes:
         classes: Class names.
@@ -41,7 +41,7 @@ class Places:
         targets: Class indices, int (N,).
         metadata: Longitude and latitude in degrees and optionally further numbers, float32 (N, 2 or more), or location
             ids, int64 (N,).
-        part: Names in `PARTS`, (N,); rows with another name belong to no split and are left out.
+        part: Names in `PARTS`, (N,). Rows with another name belong to no split and are left out.
         group: Names of evaluation groups, such as regions, (N,).
     """
 
@@ -108,7 +108,7 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
 
 
 def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> list[PlacesDomain]:
-    """Reads a folder of images with coordinates in its metadata.csv; every training step draws equally from each group.
+    """Reads a folder of images with coordinates in its metadata.csv. Every training step draws equally from each group.
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
@@ -119,7 +119,7 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
         metadata_columns: Numeric columns, such as a year, that follow longitude and latitude in the metadata.
 
     Raises:
-        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist; the
+        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist. The
             message names the lines.
     """
     if data_dir is None:

@@ -1,6 +1,6 @@
 """Sprites: synthetic animals in five styles, with the part of every pixel known.
 
-Format: 400 animals of 48 x 48 pixels, drawn from signed distances with numpy; nothing is downloaded or read.
+Format: 400 animals of 48 x 48 pixels, drawn from signed distances with numpy. Nothing is downloaded or read.
 Classes: eight, all combinations of a round or square body, pointed or round ears, and a long or short tail. The shape
 of head and legs, size, position and colors are random and independent of the class.
 Domains: paper (plain light ground, a color for each part), night (dark ground, light colors), stripes (striped ground,
@@ -59,7 +59,7 @@ class SpritesDomain(Domain[np.ndarray]):
     Attributes:
         part_maps: int64 (N, 48, 48), the part of each pixel, an index of `part_names`.
         attributes: bool (N, A), which attributes each animal has.
-        part_names: Names of the parts; the first is the background.
+        part_names: Names of the parts. The first is the background.
         attribute_names: GROUP::VALUE for each attribute.
     """
 
@@ -100,7 +100,7 @@ def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesD
     """Draws the five domains, the same every time.
 
     Args:
-        num_pictures: Number of animals; the classes take turns.
+        num_pictures: Number of animals. The classes take turns.
         seed: Seed of everything random.
     """
     return list(_sprites(num_pictures, seed))
@@ -179,7 +179,7 @@ def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
 
 
 def _ear(x: np.ndarray, y: np.ndarray, is_round: np.ndarray) -> np.ndarray:
-    """Distance to the right ear, a triangle with its tip up or a disc; the left ear is its mirror image."""
+    """Distance to the right ear, a triangle with its tip up or a disc. The left ear is its mirror image."""
     outer = 0.99 * (x - 8.5) + 0.1 * (y + 11.0)
     inner = -0.77 * (x - 6.0) - 0.64 * (y + 22.0)
     pointed = np.maximum(np.maximum(outer, inner), y + 9.0)

@@ -4,13 +4,13 @@ WILDS's protocol has an official split. DomainBed's form has whole regions or ho
 WILDS's tables, so that its splits carry over.
 
 FMoW (fmow_v1.1): images/rgb_img_{row}.png, where row counts all rows of rgb_metadata.csv (columns category, split,
-timestamp, country_code, lat, lon among others), sequestered ones included; country_code_mapping.csv maps `alpha-3` to
-`region`. 62 classes. Official split by time: train before 2013, "ood" validation 2013 to 2015, "ood" test from 2016.
-DomainBed has six domains with all images but the sequestered ones, of all years. The last one, "Other", has the few
-images without a region. License: FMoW Challenge Public License.
+timestamp, country_code, lat, lon among others), sequestered ones included. The table country_code_mapping.csv maps
+`alpha-3` to `region`. 62 classes. Official split by time: train before 2013, "ood" validation 2013 to 2015, "ood" test
+from 2016. DomainBed has six domains with all images but the sequestered ones, of all years. The last one, "Other", has
+the few images without a region. License: FMoW Challenge Public License.
 
 iWildCam (iwildcam_v2.0): train/{filename}, metadata.csv (columns split, y, filename, location_remapped among others),
-categories.csv (y, name). 182 classes, 323 camera traps; those of val and test are not among those of train.
+categories.csv (y, name). 182 classes, 323 camera traps. The traps of val and test are not in train.
 License: CDLA-Permissive-1.0.
 
 Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
@@ -47,11 +47,11 @@ def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
 
     Args:
         data_dir: The folder that holds rgb_metadata.csv, or its parent.
-        pooled: Train on all images as one domain, as WILDS does; otherwise on the five regions as domains, without
-            images of no region.
+        pooled: Whether to train on all images as one domain, as WILDS does. Otherwise the five regions are domains,
+            without images of no region.
 
     Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
+        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
     """
     places = _fmow_table(data_dir)
     if not pooled:
@@ -67,8 +67,8 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
 
     Args:
         data_dir: See `read_fmow`.
-        pooled: Train on all images as one domain; otherwise on the four other regions as domains, without images of no
-            region.
+        pooled: Whether to train on all images as one domain. Otherwise the four other regions are domains, without
+            images of no region.
 
     Raises:
         DataError: See `read_fmow`.
@@ -108,17 +108,18 @@ def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS)
 
 
 def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
-    """Reads iWildCam with the official split by camera trap; the metadata are location ids.
+    """Reads iWildCam with the official split by camera trap. The metadata are location ids.
 
     Traps that are not trained on get the id -1, unknown, for which MoGE uses its shared expert.
 
     Args:
         data_dir: The folder that holds metadata.csv and categories.csv, or its parent.
-        pooled: Train on all images as one domain; otherwise on the camera traps as domains. As in WILDS, a trap with a
-            single training image is a domain too, and its image is drawn again and again. A warning counts such traps.
+        pooled: Whether to train on all images as one domain. Otherwise the camera traps are domains. As in WILDS, a
+            trap with a single training image is a domain too, and its image is drawn again and again. A warning counts
+            such traps.
 
     Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
+        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
     """
     root = _release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
@@ -151,7 +152,7 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
         data_dir: The folder camelyon17_v1.0, or its parent.
 
     Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong; the message names the lines.
+        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
     """
     root = _release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
     table = root / "metadata.csv"
@@ -167,7 +168,7 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
 
 
 def _fmow_table(data_dir: DataDir) -> Places:
-    """All images of FMoW; the part of images outside the official split is "none", or "seq" if sequestered."""
+    """All images of FMoW. The part of images outside the official split is "none", or "seq" if sequestered."""
     root = _release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
     fields = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
@@ -187,7 +188,7 @@ def _fmow_table(data_dir: DataDir) -> Places:
 
 
 def _regions(table: Path) -> dict[str, str]:
-    """Maps country codes to regions; countries without a region, such as Antarctica, are left out."""
+    """Maps country codes to regions. Countries without a region, such as Antarctica, are left out."""
     fields = read_csv(table, ("alpha-3", "region"))
     regions = [region.strip() for region in fields["region"]]
     if not any(regions):
