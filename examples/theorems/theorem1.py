@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from timm_moe_dg.cli.arguments import positive_int
 
 CLASSES, PATCHES = 4, 10  # K, also the width of a patch, and P
-HELD_OUT = 2000  # samples of the validation set, and of each test set
+HELD_OUT = 2000  # samples of the validation set and of each test set
 EPOCHS = {"noiseless": 50, "noisy": 200}
 PROBABILITIES = [(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.9, 1.0), (0.8, 0.9),
                  (0.7, 0.8)]  # fmt: skip
@@ -46,7 +46,7 @@ class PatchNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, P, K) -> (B, K)."""
-        return self.maps(x).amax(1)
+        return self.maps(x).amax(1)  # the paper does not say how its network pools
 
 
 def perceptron(hidden: int = 100) -> nn.Module:
@@ -67,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("form", choices=sorted(EPOCHS), help="whether the features always give the label, or with a probability")
     add("--output", type=Path, required=True, metavar="DIR", help="folder of the results; files there are replaced")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED", help="repetitions (default: %(default)s)")
-    add("--epochs", type=positive_int, metavar="N", help=f"(default: {EPOCHS})")
-    add("--samples", type=positive_int, default=100_000, metavar="N", help="to train on (default: %(default)s)")
+    add("--epochs", type=positive_int, metavar="N", help=f"passes over the samples (default: {EPOCHS})")
+    add("--samples", type=positive_int, default=100_000, metavar="N", help="training samples (default: %(default)s)")
     add("--quick", action="store_true", help="a fifth of the samples and of the epochs: seconds instead of minutes")
     return parser
 

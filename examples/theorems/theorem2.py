@@ -78,12 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="folder of the results; files there are replaced")
-    add("--branches", type=positive_int, default=4, metavar="M", help="of the target (default: %(default)s)")
-    add("--width", type=positive_int, default=16, metavar="H", help="of each expert (default: %(default)s)")
+    add("--branches", type=positive_int, default=4, metavar="M", help="branches of the target (default: %(default)s)")
+    add("--width", type=positive_int, default=16, metavar="H", help="width of each expert (default: %(default)s)")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED", help="repetitions (default: %(default)s)")
-    add("--epochs", type=positive_int, default=20, metavar="N", help="(default: %(default)s)")
-    add("--samples", type=positive_int, default=20_000, metavar="N", help="to train on (default: %(default)s)")
-    add("--aux-coef", type=non_negative, default=0.01, metavar="C", help="of the auxiliary loss (default: %(default)s)")
+    add("--epochs", type=positive_int, default=20, metavar="N", help="passes over the samples (default: %(default)s)")
+    add("--samples", type=positive_int, default=20_000, metavar="N", help="training samples (default: %(default)s)")
+    coefficient = "weight of the auxiliary loss (default: %(default)s)"
+    add("--aux-coef", type=non_negative, default=0.01, metavar="C", help=coefficient)
     add("--quick", action="store_true", help="a fifth of the samples and of the epochs: seconds instead of minutes")
     return parser
 
@@ -93,7 +94,7 @@ def make_sets(branches: int, samples: int, seed: int) -> tuple[Samples, Samples]
     generator = torch.Generator().manual_seed(seed)
     functions = Branches(branches, generator)
     train, held_out = functions.draw(samples, generator), functions.draw(HELD_OUT, generator)
-    scale = train.targets.std()
+    scale = train.targets.std()  # of the training set, also for the held-out samples
     return train._replace(targets=train.targets / scale), held_out._replace(targets=held_out.targets / scale)
 
 
@@ -110,7 +111,7 @@ def fit_squares(model: nn.Module, data: Samples, seed: int, args: argparse.Names
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error of the first REST outputs; 1 for a model that answers zero."""
+    """Mean squared error of the first REST outputs; 1 for a model whose outputs are zero."""
     return nn.functional.mse_loss(outputs[:, :REST], targets)
 
 
@@ -121,7 +122,7 @@ def train(num_experts: int, seed: int, args: argparse.Namespace) -> dict[str, An
     torch.manual_seed(seed)
     mixture = MoeMlp(FEATURES, args.width, num_experts=num_experts, top_k=1)
     fit_squares(mixture, data, seed, args)
-    mixture.record_routing = True
+    mixture.record_routing = True  # layers record their routing in training only
     error = squared_error(predict(mixture, held_out.inputs), held_out.targets).item()
     assert mixture.routing is not None
     experts = mixture.routing.expert_indices[:, 0]

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FILE = "learning_curves.png"
-MEANS = {"training-domain validation": "-", "test domain (in)": "--"}  # for selection, and for the papers' tables
+MEANS = {
+    "training-domain validation": "-",
+    "test domain (in)": "--",
+}  # selection, and the papers' tables
 OUT = " (out)"  # suffix of a domain's name: accuracy on its out-split
 MAX_MARKED = 5  # evaluations; markers of more hide the dashes
 LOG_RATIO = 50  # of the largest to the smallest loss, for a logarithmic axis
@@ -44,7 +47,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    trained = [record for record in records if not record.averaged]
+    trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     curves, steps = learning_curves(trained, domains), [record.step for record in trained]
     accuracies = {name: values for name, values in curves.items() if name not in trained[0].losses}
     held_out = [f"{domains[index]}{OUT}" for index in trained[0].test_domains]
@@ -57,7 +60,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         upper.axvline(selected, color="black", linewidth=1, linestyle=":", label=f"selected step {selected}")
         upper.set(ylabel="accuracy (%)", ylim=(-3, 103))
         _draw(lower, steps, below)
-        _scale(lower, below)
+        _set_scale(lower, below)
         lower.set(xlabel="step", ylabel="loss")
         lower.legend()
         figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=2)
@@ -145,7 +148,7 @@ def _draw(axes: "Axes", steps: Sequence[int], lines: Sequence[Line]) -> None:
         axes.plot(steps, values, label=fitted(label, 30) if label else None, **style)
 
 
-def _scale(axes: "Axes", lines: Sequence[Line]) -> None:
+def _set_scale(axes: "Axes", lines: Sequence[Line]) -> None:
     """Makes the axis logarithmic if small losses could not be seen otherwise."""
     values = [value for line in lines for value in line.values if isfinite(value)]
     if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):

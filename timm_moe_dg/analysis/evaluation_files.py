@@ -17,7 +17,7 @@ FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "pr
 
 
 def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:
-    """Writes `FILES`; the pictures only where they can be drawn.
+    """Writes `FILES`. Pictures are skipped with a warning if they cannot be drawn.
 
     Args:
         evaluated: The evaluation, with features.

@@ -58,7 +58,7 @@ def check_projection(method: str) -> None:
 
     Raises:
         ArgumentError: There is no such method.
-        MissingDependencyError: UMAP is asked for and not installed.
+        MissingDependencyError: The method is umap, which is not installed.
     """
     if method not in METHODS:
         raise ArgumentError.of("projection", method, f"choose from {', '.join(METHODS)}")
@@ -82,9 +82,9 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     total = len(evaluated.outputs.group)
-    drawn = np.sort(np.random.default_rng(0).permutation(total)[:MAX_POINTS])
-    points = METHODS[method](evaluated.outputs.features.numpy()[drawn])
-    domain, target = (evaluated.outputs.group // 2).numpy()[drawn], evaluated.outputs.target.numpy()[drawn]
+    selected = np.sort(np.random.default_rng(0).permutation(total)[:MAX_POINTS])
+    points = METHODS[method](evaluated.outputs.features.numpy()[selected])
+    domain, target = (evaluated.outputs.group // 2).numpy()[selected], evaluated.outputs.target.numpy()[selected]
     is_test = np.isin(domain, evaluated.test_domains)
     panels = [_by_domain(evaluated, domain)]
     if len(evaluated.classes) <= CATEGORIES:
@@ -95,7 +95,7 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
             axes.set(title=title, xticks=[], yticks=[])
             present = [index for index in range(len(names)) if (values == index).any()]
             legend_below(axes, [swatch(category_color(index), fitted(names[index], 18)) for index in present])
-        number = f"{total} images" if len(drawn) == total else f"{len(drawn)} of {total} images"
+        number = f"{total} images" if len(selected) == total else f"{len(selected)} of {total} images"
         crosses = "; crosses: not trained on" if is_test.any() else ""
         figure.suptitle(f"{TITLES[method]} of features\n{fitted(evaluated.model, 60)}\n{number}{crosses}")
 

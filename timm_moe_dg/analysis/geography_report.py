@@ -106,7 +106,7 @@ def _held_out_places(view: RunView, data_dir: str | None) -> dict[str, Tensor]:
 
 def _test_split(domain: PlacesDomain) -> Split:
     if domain.split is None:
-        remedy = f"{domain.name} has no test images of its own; analyze a benchmark that sets them apart"
+        remedy = f"{domain.name} has no official test split; give a run on a benchmark with one"
         raise ArgumentError.of("role", domain.role, remedy)
     return Split(domain.split.inside, domain.split.outside[:0])
 

@@ -109,7 +109,7 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
     colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))
     width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), MAX_WIDTH)
     legend = [fitted(f"{row} ({_seeds(tables, row)})", 60) for row in rows]
-    line = text_size(width) / 50  # inches
+    line = text_size(width) / 50  # height of a line of text, inches
     below = [_column_titles(table, width) for table in tables]
     heights = [2.8 + (0.5 * line * max(map(len, titles)) if upright else line) for titles, upright in below]
     with picture(path, width, sum(heights) + 0.4 + line * len(legend)) as figure:
@@ -131,7 +131,7 @@ def _column_titles(table: Table, width: float) -> tuple[list[str], bool]:
 def chance(table: Table) -> float:
     """The accuracy of guessing in percent; NaN if the runs differ in their number of classes, or do not record it."""
     classes = {run.args.get("num_classes") for runs in table.runs.values() for run in runs}
-    number = classes.pop() if len(classes) == 1 else None
+    number = classes.pop() if len(classes) == 1 else None  # DomainBed's records have none
     return 100 / number if number else float("nan")
 
 

@@ -121,7 +121,7 @@ def _from_cub(
     matches = zip(candidates, annotations.rows_of([domain.file(index) for index in candidates]), strict=True)
     pairs = [(index, row) for index, row in matches if row >= 0]
     positions, rows = [index for index, _ in pairs], [row for _, row in pairs]
-    # Photographs are squeezed to the network's input: both axes have their own scale
+    # The network's transform resizes both axes independently, so each has a scale of its own
     sizes = torch.tensor([domain.image(index).size for index in positions]).view(-1, 2)
     scale = torch.tensor([view.size[1], view.size[0]]) / sizes
     points = annotations.points[rows] * scale[:, None]

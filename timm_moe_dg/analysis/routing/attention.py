@@ -23,6 +23,7 @@ def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
 
     The fused kernel does not compute these weights. It is off within the context.
     """
+    # The input of the layer's dropout is the softmax of the scores
     weights: list[Tensor] = []
     fused = attention.fused_attn
     handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
@@ -98,6 +99,6 @@ def mass_mask(maps: Tensor, share: float) -> Tensor:
         raise ArgumentError.of("mass", share, "give a share above 0, at most 1, such as 0.6")
     values, order = maps.flatten(2).double().sort(dim=-1, descending=True)
     mass_before = values.cumsum(-1) - values
-    # The tolerance is for rounding: 0.6 of a sum is reached by cells that hold 0.6 of it
+    # The tolerance absorbs rounding: cells that hold exactly the share are enough
     selected = mass_before < (share - 1e-6) * values.sum(-1, keepdim=True)
     return torch.zeros_like(selected).scatter(-1, order, selected).view(maps.shape)

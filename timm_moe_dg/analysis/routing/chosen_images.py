@@ -65,7 +65,7 @@ def choose_images(
 
 def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
     if hasattr(view.model, "metadata_encoder"):
-        remedy = "the model routes by where an image was taken, and files do not say; leave out --images"
+        remedy = "the model routes by coordinates, which files do not have; leave out --images"
         raise ArgumentError.of("images", list(images), remedy)
     chosen: list[ChosenImage | None] = [
         ChosenImage(Path(path).name, read_pixels(path, view.in_chans), None) for path in find_images(images)

@@ -1,7 +1,9 @@
 """Whether the same patch of the same picture goes to the same expert in another domain.
 
 GMoE (Li et al., ICLR 2023) claims that experts process visual attributes independently of the domain. The papers give
-no figure for the claim; these statistics are this package's own. Axes: B pictures that two domains share, N patches.
+no figure for the claim; these statistics were designed for this package.
+
+Axes: B pictures that two domains share, N patches.
 """
 
 import math

@@ -92,11 +92,11 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     largest = math.log(num_experts) if num_experts > 1 else 1.0
-    drawn: Any = None
+    image: Any = None
     with image_grid(path, [name for name, _ in rows], _column_names(rows), 4) as (figure, panels):
         for axes, photo in _filled(panels, rows):
-            drawn = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-        bar = figure.colorbar(drawn, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
+            image = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        bar = figure.colorbar(image, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
         bar.set_label("entropy of the routing / log E")
 
 
@@ -240,21 +240,21 @@ def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> 
 
 
 def _table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **scale: Any) -> None:
-    axes.set_facecolor("white")
+    axes.set_facecolor("white")  # the background of masked cells, which are hatched
     axes.patch.set(hatch="///", edgecolor="silver")
-    drawn = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
+    image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
     if len(values) <= MAX_ROWS and values.shape[1] <= MAX_COLUMNS:
         for (row, column), value in np.ndenumerate(values):
             if not np.isnan(value):
-                color = "white" if _is_dark(drawn, value) else "black"
+                color = "white" if _is_dark(image, value) else "black"
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", size=NUMBER_SIZE, color=color)
     steps = range(0, values.shape[1], -(-values.shape[1] // MAX_COLUMNS))
     axes.set_xticks(steps, map(str, steps))
     axes.set_xlabel("expert")
-    bar = figure.colorbar(drawn, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)
+    bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)
     bar.set_label(label)
 
 
-def _is_dark(drawn: Any, value: float) -> bool:
-    red, green, blue, _ = drawn.cmap(drawn.norm(value))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+def _is_dark(image: Any, value: float) -> bool:
+    red, green, blue, _ = image.cmap(image.norm(value))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma of ITU-R BT.601

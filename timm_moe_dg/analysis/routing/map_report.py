@@ -98,6 +98,7 @@ def draw_attention(
         DataError: See `choose_images`.
     """
     rows = choose_images(view, data_dir, images, target, columns)
+    # A row of pictures for each image and network: those of one domain fill a page
     rows = rows if images is not None else rows[:1]
     networks = {_label(network, view): network for network in (twin, view) if network is not None}
     maps = {
@@ -105,7 +106,7 @@ def draw_attention(
         for label, network in networks.items()
     }
     similarity = {label: float(head_similarity(values).mean()) for label, values in maps.items()}
-    drawn = {
+    displayed = {
         label: values if mass is None else values.masked_fill(~mass_mask(values, mass), 0.0)
         for label, values in maps.items()
     }
@@ -113,7 +114,7 @@ def draw_attention(
     lines = [
         (f"{photo.name} {label}", [Photograph(photo.name, photo.pixels, values[index])])
         for index, photo in enumerate(photos)
-        for label, values in drawn.items()
+        for label, values in displayed.items()
     ]
     plot_attention_maps(lines, figures / "attention.png")
     numbers = {
@@ -131,4 +132,4 @@ def _label(network: RunView, view: RunView) -> str:
 
 
 def _rounded(values: Tensor) -> Any:
-    return (values.double() * 1e5).round().div(1e5).tolist()
+    return (values.double() * 1e5).round().div(1e5).tolist()  # five digits keep the file small
