@@ -176,7 +176,7 @@ def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):
     assert "half incomplete step 601 of 700" in page.text
     assert "died failed no evaluation yet" in page.text
     assert "empty incomplete" in page.text
-    assert "3 of 8 runs are not finished" in page.text
+    assert "Unfinished runs: 3 of 8" in page.text
     assert "the same trial seed" in page.text
     assert "test domains [1], trial seeds [0]" in page.text
 

@@ -45,7 +45,7 @@ def test_without_a_finished_run_there_is_a_reason_in_place_of_tables(tmp_path):
     facts = read_sweep(tmp_path)
     assert isinstance(facts.compared, Missing)
     assert [run.name for run in facts.unfinished] == ["half"]
-    assert facts.cautions == ["1 of 1 runs are not finished. The tables leave them out."]
+    assert facts.cautions == ["Unfinished runs: 1 of 1. The tables leave them out."]
 
 
 def test_scores_of_a_data_sets_own_test_domains_are_tested_column_by_column(tmp_path):

@@ -81,12 +81,12 @@ class Headline(NamedTuple):
 def headline(record: Record) -> Headline:
     """Returns the accuracy over the data's own out-of-distribution test images, or else over held-out domains."""
     if "ood" in record.roles:
-        return Headline("accuracy over all out-of-distribution test images", record.roles["ood"]["accuracy"])
+        return Headline("the accuracy over all out-of-distribution test images", record.roles["ood"]["accuracy"])
     if "id" in record.roles:
-        meaning = "accuracy over all in-distribution test images (the data has no others)"
+        meaning = "the accuracy over all in-distribution test images (the data has no others)"
         return Headline(meaning, record.roles["id"]["accuracy"])
     several = len(record.test_domains) > 1
-    meaning = "the mean over the held-out domains' in-splits" if several else "the held-out in-split"
+    meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
     return Headline(meaning, reported_accuracy(record))
 
 

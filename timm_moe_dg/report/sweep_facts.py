@@ -99,7 +99,7 @@ class SweepFacts:
         sentences = []
         if self.unfinished:
             number = len(self.unfinished)
-            sentences.append(f"{number} of {number + len(self.runs)} runs are not finished. The tables leave them out.")
+            sentences.append(f"Unfinished runs: {number} of {number + len(self.runs)}. The tables leave them out.")
         sentences += [f"{run.name}: {run.divergence}" for run in self.unfinished if run.divergence]
         sentences += [f"{run.name}: {reason}" for run in self.runs if (reason := divergence(run))]
         if self.at_chance:
