@@ -104,6 +104,7 @@ class Evaluated:
     @property
     def image_order(self) -> np.ndarray:
         """(N,) indices that sort the images by domain, and within a domain by their position in the data."""
+        # `EvaluationImages` lists a domain's in-split before its out-split
         return np.lexsort((self.images.positions, self.images.groups // 2))
 
     def file(self, index: int) -> str:

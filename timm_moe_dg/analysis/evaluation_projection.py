@@ -82,6 +82,7 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
     """
     total = len(evaluated.outputs.group)
+    # The seed is fixed, so that the picture is the same each time
     selected = np.sort(np.random.default_rng(0).permutation(total)[:MAX_POINTS])
     points = METHODS[method](evaluated.outputs.features.numpy()[selected])
     domain, target = (evaluated.outputs.group // 2).numpy()[selected], evaluated.outputs.target.numpy()[selected]

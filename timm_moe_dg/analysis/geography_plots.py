@@ -85,6 +85,7 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
     colors = ListedColormap([SHARED_COLOR, *map(expert_color, range(domains.num_experts))])
     axes.pcolormesh(*edges, experts, cmap=colors, vmin=-1.5, vmax=domains.num_experts - 0.5)
     veil = np.stack([*np.ones((3, *pale.shape)), np.where(pale, VEIL, 0.0)], axis=-1)
+    # zorder: above the cells (1), below the coastlines (2)
     axes.imshow(veil, extent=WORLD, origin="lower", interpolation="nearest", zorder=1.5)
     notes = [f"pale: more than {FAR:,.0f} km from all training images"] if pale.any() else []
     if domains.radius is not None:
@@ -117,6 +118,7 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
     for lonlat in regions:
         points = thin_coordinates(torch.from_numpy(lonlat)).points
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
+        # A black dashed line on a white one is visible on every color
         for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):
             level = [margin * _KM_PER_DEGREE]
             axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)

@@ -28,14 +28,14 @@ def test_quarter_turns_are_those_of_numpy(quarters, side):
 
 
 def test_a_patch_is_where_its_center_went():
-    """By the definition: turn each center with complex numbers and search the nearest one."""
+    """Rotates each center as a complex number, and searches the nearest one."""
     side, degrees = 7, 25.0
     middle = (side - 1) / 2
     centers = [(column - middle) - 1j * (row - middle) for row in range(side) for column in range(side)]  # y up
     for index, place in enumerate(rotated_patches((side, side), degrees).tolist()):
         went = centers[index] * np.exp(1j * np.radians(degrees))
         inside = max(abs(went.real), abs(went.imag)) < side / 2
-        assert place == (int(np.argmin([abs(went - each) for each in centers])) if inside else -1)
+        assert place == (int(np.argmin([abs(went - center) for center in centers])) if inside else -1)
     assert (rotated_patches((7, 7), 45.0) == -1).sum() > 0
 
 
@@ -56,10 +56,10 @@ def test_equal_routing_agrees_everywhere_and_unrelated_routing_as_often_as_permu
 
 
 def test_a_pattern_of_places_shows_in_other_pictures():
-    """Routing by the place alone: it agrees with any picture, and the number for other pictures says so."""
+    """Routing by the place alone agrees with any other picture."""
     places = grids(0, number=1).flatten(1).expand(10, -1)
-    found = pair_invariance(("a", "b"), places, places, 19)
-    assert found.agreement.value == found.other_pictures == 1.0
+    pair = pair_invariance(("a", "b"), places, places, 19)
+    assert pair.agreement.value == pair.other_pictures == 1.0
     assert np.isnan(pair_invariance(("a", "b"), places[:1], places[:1], 9).other_pictures)
 
 
@@ -89,9 +89,9 @@ def test_the_mean_of_pairs_is_tested_against_the_mean_of_nulls():
         19,
     )
     assert len(pairs) == 3
-    found = overall(pairs)
-    assert found.value == pytest.approx(np.mean([pair.agreement.value for pair in pairs]))
-    assert found.null.tolist() == pytest.approx(np.mean([pair.agreement.null.numpy() for pair in pairs], axis=0))
+    test = overall(pairs)
+    assert test.value == pytest.approx(np.mean([pair.agreement.value for pair in pairs]))
+    assert test.null.tolist() == pytest.approx(np.mean([pair.agreement.null.numpy() for pair in pairs], axis=0))
 
 
 def test_unpaired_domains_are_an_error():

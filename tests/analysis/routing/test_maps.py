@@ -1,4 +1,4 @@
-"""Selection maps are what the routers decide, with prefix tokens dropped and nothing left behind."""
+"""Expert maps are the routers' decisions without the prefix tokens; models are left unchanged."""
 
 import math
 
@@ -20,24 +20,24 @@ from timm_moe_dg.errors import ArgumentError
 def test_maps_are_the_routers_first_choices(case):
     model = randomize(case.small(), std=0.3).train()
     (images,) = case.inputs(3)
-    found = routing_maps(model, images)
+    maps = routing_maps(model, images)
     assert model.training
     model.eval()
-    kept = {}
-    for index, layer in mixture_blocks(model).items():
+    expected = {}
+    for block, layer in mixture_blocks(model).items():
         layer.register_forward_hook(
-            lambda layer, inputs, _, at=index: kept.update({at: layer.router(inputs[0].flatten(0, 1))})
+            lambda layer, inputs, _, block=block: expected.update({block: layer.router(inputs[0].flatten(0, 1))})
         )
     with torch.no_grad():
         model(images)
     grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-    assert sorted(found) == sorted(kept)
-    for index, routing in kept.items():
+    assert sorted(maps) == sorted(expected)
+    for block, routing in expected.items():
         first = routing.logits.argmax(-1).view(3, -1)[:, model.num_prefix_tokens :]
-        assert found[index].first.tolist() == first.view(3, *grid).tolist()
+        assert maps[block].first.tolist() == first.view(3, *grid).tolist()
         probabilities = routing.logits.softmax(-1)
         entropy = -(probabilities * probabilities.log()).sum(-1).view(3, -1)[:, model.num_prefix_tokens :]
-        torch.testing.assert_close(found[index].entropy, entropy.view(3, *grid), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(maps[block].entropy, entropy.view(3, *grid), atol=1e-5, rtol=1e-5)
     assert not any(layer.record_routing for layer in mixture_layers(model).values())
 
 
@@ -47,30 +47,30 @@ def test_entropy_is_at_most_that_of_all_experts_alike():
     for layer in mixture_blocks(model).values():
         layer.router.codes.data.fill_(1.0)
     maps = routing_maps(model, case.images(2))
-    for each in maps.values():
-        torch.testing.assert_close(each.entropy, torch.full_like(each.entropy, math.log(each.num_experts)))
+    for block in maps.values():
+        torch.testing.assert_close(block.entropy, torch.full_like(block.entropy, math.log(block.num_experts)))
 
 
 def test_moge_gives_an_image_one_expert_and_none_without_a_place():
     case = BY_NAME["moge_tiny"]
     model = randomize(case.small(), std=0.3)
     images, metadata = case.inputs(3)
-    found = routing_maps(model, images, metadata)
+    maps = routing_maps(model, images, metadata)
     assert not routes_patches(model)
-    for each in found.values():
-        assert each.first.shape == (3, 1, 1)
-        assert (each.first.flatten() >= 0).tolist() == [True, False, True]
-    assert all((each.first == -1).all() for each in routing_maps(model, images).values())
+    for block in maps.values():
+        assert block.first.shape == (3, 1, 1)
+        assert (block.first.flatten() >= 0).tolist() == [True, False, True]
+    assert all((block.first == -1).all() for block in routing_maps(model, images).values())
     model.set_expert_mode(2)
-    assert all((each.first == 2).all() for each in routing_maps(model, images, metadata).values())
+    assert all((block.first == 2).all() for block in routing_maps(model, images, metadata).values())
 
 
 def test_batches_are_put_together():
     case = BY_NAME["gmoe_tiny_patch16"]
     model, images = randomize(case.small(), std=0.3), case.images(5)
     together, parts = routing_maps(model, images), routing_maps_of(model, [(images[:2],), (images[2:],)])
-    for index, each in together.items():
-        assert torch.equal(each.first, parts[index].first)
+    for block, routing in together.items():
+        assert torch.equal(routing.first, parts[block].first)
 
 
 def test_a_dense_model_and_a_dense_block_are_named():

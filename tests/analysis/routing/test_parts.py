@@ -1,4 +1,4 @@
-"""Patches of parts, and what routing that follows them, or does not, looks like."""
+"""Patches of parts, and associations of routing that follows them or is random."""
 
 import numpy as np
 import pytest
@@ -74,19 +74,19 @@ def test_counting_is_a_loop():
 
 def test_known_routing_has_mutual_information_one():
     members, parts = drawn()
-    found = associate_parts(members, NAMES, torch.tensor([2, 0, 3, 1])[parts], 6, permutations=99)
-    assert found.nmi.value == pytest.approx(1.0)
-    assert found.cramers_v == pytest.approx(1.0)
-    assert found.nmi.p == pytest.approx(0.01)
-    assert found.nmi.null.max() < 0.1
-    assert found.sides == {"wing": pytest.approx(1.0)}
-    assert found.shares[0].tolist() == [0, 0, 1, 0, 0, 0]
+    association = associate_parts(members, NAMES, torch.tensor([2, 0, 3, 1])[parts], 6, permutations=99)
+    assert association.nmi.value == pytest.approx(1.0)
+    assert association.cramers_v == pytest.approx(1.0)
+    assert association.nmi.p == pytest.approx(0.01)
+    assert association.nmi.null.max() < 0.1
+    assert association.sides == {"wing": pytest.approx(1.0)}
+    assert association.shares[0].tolist() == [0, 0, 1, 0, 0, 0]
 
 
 def test_experts_that_do_not_tell_sides_apart_have_no_distance():
     members, parts = drawn()
-    found = associate_parts(members, NAMES, torch.tensor([0, 1, 1, 2])[parts], 3, permutations=9)
-    assert found.sides["wing"] == pytest.approx(0.0, abs=1e-6)
+    association = associate_parts(members, NAMES, torch.tensor([0, 1, 1, 2])[parts], 3, permutations=9)
+    assert association.sides["wing"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_random_routing_is_not_significant():
@@ -109,11 +109,11 @@ def test_attributes_count_first_choices_of_whole_images():
     attributes = torch.tensor([[1, 0, 1], [0, 1, 1]]).bool()
     first = torch.tensor([[0, 0, 1], [1, 1, 1]])
     names = ("color::red", "color::blue", "size::small")
-    found = associate_attributes(attributes, names, first, 2, permutations=9)
-    assert found["color"].counts.tolist() == [[2, 1], [0, 3]]
-    assert found["size"].counts.tolist() == [[2, 4]]
-    assert found["color"].rows == ("red", "blue")
-    assert found["color"].lift[0, 0] == pytest.approx(2 * 6 / (3 * 2))
+    associations = associate_attributes(attributes, names, first, 2, permutations=9)
+    assert associations["color"].counts.tolist() == [[2, 1], [0, 3]]
+    assert associations["size"].counts.tolist() == [[2, 4]]
+    assert associations["color"].rows == ("red", "blue")
+    assert associations["color"].lift[0, 0] == pytest.approx(2 * 6 / (3 * 2))
 
 
 @pytest.mark.parametrize(("follows", "significant"), [(True, True), (False, False)])
@@ -123,10 +123,10 @@ def test_attributes_are_tested_by_exchanging_images(follows, significant):
     other = torch.randint(0, 2, (80,), generator=generator)
     first = (held if follows else other)[:, None].expand(80, 9)
     attributes = torch.stack([held == 0, held == 1], dim=1)
-    found = associate_attributes(attributes, ("a::x", "a::y"), first, 2, permutations=99)["a"]
-    assert (found.nmi.p <= 0.01) == significant
+    association = associate_attributes(attributes, ("a::x", "a::y"), first, 2, permutations=99)["a"]
+    assert (association.nmi.p <= 0.01) == significant
     if follows:
-        assert found.nmi.value == pytest.approx(1.0)
+        assert association.nmi.value == pytest.approx(1.0)
 
 
 def test_names_make_groups_and_sides():

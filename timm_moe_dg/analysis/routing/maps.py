@@ -101,7 +101,7 @@ def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
     else:
         grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
         shape = (len(images), *grid)
-        prefix = model.num_prefix_tokens
+        prefix = model.num_prefix_tokens  # class and distillation tokens are routed, too
         first, entropy = (values.view(len(images), -1)[:, prefix:] for values in (first, entropy))
     return RoutingMap(first.reshape(shape).cpu(), entropy.reshape(shape).float().cpu(), layer.experts.num_experts)
 

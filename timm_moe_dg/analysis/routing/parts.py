@@ -99,6 +99,7 @@ def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Te
         bool (B, P, N); one part for each patch, the lower index in a tie.
     """
     height, width = part_maps.shape[1:]
+    # The mean over a patch of one-hot pixels is the share of each part
     pixels = F.one_hot(part_maps, num_parts).permute(0, 3, 1, 2).float()
     counts = F.avg_pool2d(pixels, (height // grid[0], width // grid[1]))
     return F.one_hot(counts.argmax(1).flatten(1), num_parts).transpose(1, 2).bool()

@@ -105,7 +105,7 @@ def draw_invariance(
     rotations = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
     names = {domain.name: picture_names(domain) for domain in domains}
     pictures = {domain: domain_names[:max_images] for domain, domain_names in names.items() if domain_names}
-    check_paired(pictures)
+    check_paired(pictures)  # before images are routed, which takes minutes
     experts = {
         domain.name: _route(view, domain, range(len(pictures[domain.name])), block).first
         for domain in domains
