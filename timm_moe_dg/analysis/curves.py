@@ -43,9 +43,6 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         records: Records of one run. Those of averaged weights are left out.
         domains: Names of the domains.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     curves, steps = learning_curves(trained, domains), [record.step for record in trained]

@@ -77,9 +77,6 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
         evaluated: An evaluation with features.
         method: A name in `METHODS`.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     total = len(evaluated.outputs.group)
     # The seed is fixed, so that the picture is the same each time

@@ -47,9 +47,6 @@ def plot_domain_map(
         path: Picture to write.
         places: Name of a group -> (N, 2) coordinates of its images, drawn as points.
         held_out: The same for groups that were not trained on, drawn as an outline.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
     with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
@@ -151,11 +148,7 @@ def _without_unknown(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
-    """Draws, for each mixture layer, how often each expert has the largest weight and how often it is selected.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draws, for each mixture layer, how often each expert has the largest weight and how often it is selected."""
     layers, num_experts = usage.frequency.shape
     across = min(layers, 2)
     down = -(-layers // across)
@@ -185,11 +178,7 @@ def _usage_bars(axes: "Axes", frequency: Tensor, selected: Tensor) -> None:
 
 
 def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
-    """Draws the accuracy of each forced expert (column) on the samples of each discovered domain (row).
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draws the accuracy of each forced expert (column) on the samples of each discovered domain (row)."""
     columns = np.column_stack([matrix.routed.numpy(), matrix.accuracy.numpy()])
     with picture(path, 2.6 + 0.62 * columns.shape[1], 1.5 + 0.5 * len(columns)) as figure:
         axes = figure.subplots()

@@ -76,7 +76,6 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
 
     Raises:
         ArgumentError: See `ablation_lines`.
-        MissingDependencyError: matplotlib is not installed.
     """
     lines = ablation_lines(table, setting, column)
     values = sorted({value for points in lines.values() for value, _ in points})
@@ -101,9 +100,6 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
     Args:
         tables: From `results.tables.make_tables`, at least one.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     rows = sorted({row for table in tables for row in table.rows})
     colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))

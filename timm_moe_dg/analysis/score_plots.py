@@ -21,9 +21,6 @@ def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: st
         classes: Names of the classes.
         path: Picture to write.
         title: Lines above the picture; the number of images is added.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(3.2 + 0.36 * len(classes), 14.0)
@@ -54,9 +51,6 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
     Args:
         groups: Name -> bins, the same number of bins for each name. Empty bins are left out.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     with picture(path, 4.6, 4.8) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])

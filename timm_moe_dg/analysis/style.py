@@ -1,6 +1,7 @@
 """The style of every picture: colors, fonts, figures, legends and grids of images.
 
-Modules that draw import matplotlib inside functions, so that the package loads without it.
+Modules that draw import matplotlib inside functions, so that the package loads without it. If it is missing, every
+function that draws raises MissingDependencyError.
 
 The first eight colors are Okabe and Ito's, which people with any common color blindness tell apart; dark gray replaces
 their black. Eight of Paul Tol's "muted" scheme and its neighbors follow. More colors cannot be told apart, so they
@@ -120,11 +121,7 @@ def new_figure(width: float, height: float, layout: "Layout" = "constrained") ->
 
 @contextmanager
 def styled(width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
-    """Yields a figure of this size in inches; the style holds until the block ends.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Yields a figure of this size in inches; the style holds until the block ends."""
     figure = new_figure(width, height, layout)
     from cycler import cycler
     from matplotlib import rc_context
@@ -136,11 +133,7 @@ def styled(width: float, height: float, layout: "Layout" = "constrained") -> Ite
 
 @contextmanager
 def picture(path: Path, width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
-    """Yields a styled figure and writes it to `path` when the block ends.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Yields a styled figure and writes it to `path` when the block ends."""
     with styled(width, height, layout) as figure:
         yield figure
         # The compressed layout leaves too little room for the labels of square axes
@@ -175,9 +168,6 @@ def image_grid(
 
     Yields:
         The figure, and its axes as an array (rows, columns).
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     width = 0.6 + GRID_SIDE * len(columns)
     size = text_size(width)

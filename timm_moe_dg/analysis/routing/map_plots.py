@@ -61,9 +61,6 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
         rows: For example domains. `values` are indices of experts, -1 for the shared expert alone.
         num_experts: E. Experts that are nowhere first are left out of the legend.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
     unused = num_experts - len([index for index in experts if index >= 0])
@@ -87,9 +84,6 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
         rows: `values` are entropies in nats.
         num_experts: E.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     largest = math.log(num_experts) if num_experts > 1 else 1.0
     image: Any = None
@@ -106,9 +100,6 @@ def plot_attention_maps(rows: Rows, path: Path) -> None:
     Args:
         rows: One for each image and network. `values` are (M, H, W).
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     heads = max(len(photo.values) for photo in _present(rows))
     across = min(heads, MAX_HEADS)
@@ -193,9 +184,6 @@ def plot_association(association: Association, title: str, path: Path) -> None:
         association: Rows against experts.
         title: Title of the picture.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     rows, experts = association.shares.shape
     names = [fitted(name, 30) for name in association.rows]
@@ -222,9 +210,6 @@ def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> 
         tests: Name -> test.
         label: Name of the statistic.
         path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     names = [fitted(name, 34) for name in tests]
     with styled(6.0, 1.1 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
