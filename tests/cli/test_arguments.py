@@ -114,7 +114,7 @@ def test_missing_file(parser, tmp_path):
         ({"amp_dtype": "float8"}, "argument --amp-dtype: invalid choice: 'float8'"),
         ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number above zero"),
         ({"test_domains": [0, "art"]}, "argument --test-domains/--test-envs: invalid int value: 'art'"),
-        ({"pretrained": "maybe"}, "unrecognized arguments: maybe"),
+        ({"pretrained": "maybe"}, "argument --pretrained/--no-pretrained: ignored explicit argument 'maybe'"),
     ],
 )
 def test_values_in_a_file_pass_the_same_checks(parser, tmp_path, capsys, entry, message):

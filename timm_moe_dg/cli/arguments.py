@@ -54,11 +54,12 @@ def parse_arguments(
     files = {"resume": saved, "config": command_line.config}
     tables = {name: (read or read_yaml)(str(path), name) for name, path in files.items() if path is not None}
     # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
-    words = [word for table in tables.values() for entry in table.items() for word in option_words(*entry)]
+    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
     args, unknown = parser.parse_known_args([*words, *argv])
+    unknown_names = {word.partition("=")[0] for word in unknown}
     for name, table in tables.items():
         for key in table:
-            if _option_name(key) in unknown:
+            if _option_name(key) in unknown_names:
                 raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}; see --help")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -113,6 +114,11 @@ def option_words(name: str, value: object) -> list[str]:
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
 
 
+def _joined(words: list[str]) -> list[str]:
+    """Writes --name value as --name=value, so that no value is taken for an option or a positional argument."""
+    return ["=".join(words)] if len(words) == 2 else words
+
+
 def _option_name(name: object) -> str:
     return "--" + str(name).replace("_", "-")
 
@@ -161,7 +167,7 @@ def option(
     Whole numbers are shown as N in `--help`, and a boolean has the forms --name and --no-name.
 
     Returns:
-        What `dataclasses.field` returns; typed as `Any`, as there.
+        A field, typed as `Any`, as that of `dataclasses.field` is.
     """
     metadata = {_DECLARATION: Declaration(spellings, role, help, keywords, shorthand)}
     # A dictionary is mutable, so every instance gets its own

@@ -1,4 +1,4 @@
-"""What a run writes down: format and versions, the arguments in args.yaml, and comparisons with other arguments."""
+"""Identity of a run: its format and versions, its recorded arguments, and their comparison with others."""
 
 import json
 from collections.abc import Mapping
@@ -94,12 +94,12 @@ def with_defaults(args: Arguments) -> dict[str, object]:
 
 
 def changed_options(args: Arguments) -> dict[str, object]:
-    """Returns the options by which a user told a run what to do.
+    """Returns the options that a user gave a run and that affect its results.
 
-    Left out are options without effect on results (but for `data_dir`), filled-in ones, and those with their default.
+    `data_dir` is included. Filled-in options and those with their default are not.
 
     Args:
-        args: What the run recorded.
+        args: The run's recorded arguments.
     """
     left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir"}
     return {
