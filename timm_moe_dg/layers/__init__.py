@@ -1,20 +1,15 @@
-"""Expert layers: routers, stacked experts, and the feed-forward layers made of them."""
+"""Mixture layers: routers, stacked experts, the feed-forward layers composed of them, and metadata encoders."""
 
-from .encoders import (
+from .encoders.coverage import Coverage, thin_coordinates
+from .encoders.location import (
     LOCATION_ENCODERS,
-    ColumnsEncoder,
-    Coverage,
     LocationEncoder,
     LocationIdEmbedding,
-    MetadataEncoder,
-    NoMetadata,
-    SatClipEncoder,
     SinCosEncoder,
-    load_satclip,
-    save_satclip,
     spherical_harmonics,
-    thin_coordinates,
 )
+from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
+from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
 from .experts import dispatch_info, set_dispatch
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions

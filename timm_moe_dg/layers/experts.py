@@ -20,7 +20,7 @@ GELU or SiLU, alone or as a gate, and no normalization of the hidden features. T
 | eager, CUDA and CPU        | simple                | sorted  | autograd over slices of the stacks takes 4% longer;   |
 |                            |                       |         | saves one tensor of hidden features, and no mask      |
 
-`set_dispatch` replaces the choice of the last three rows, and `dispatch_info` tells it.
+`set_dispatch` sets another way for eager calls and torch.compile. `dispatch_info` returns the way of eager calls.
 
 Axes: T items, D features, H hidden features, E experts, K experts per item.
 """
@@ -100,7 +100,7 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
 def set_dispatch(model: nn.Module, dispatch: str) -> None:
     """Sets how all mixture layers compute their experts, to compare the ways.
 
-    A layer that cannot compute in the chosen way takes the next one of the table above.
+    Experts that cannot be sorted are grouped instead, or looped over under torch.compile.
 
     Args:
         model: Any module that contains `StackedExperts`.
@@ -189,8 +189,7 @@ class StackedExperts(nn.Module):
         bias: Whether the layers have biases; a pair for each layer separately.
         hidden_drop: Dropout rate of the hidden features.
         gated: Multiply by a gate, W2 (act(W1 x) * V1 x) (GLU variants, Shazeer, 2020); W1 and V1 are one matrix of 2 H.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
     """
 
     def __init__(

@@ -127,12 +127,8 @@ class LinearRouter(Router):
 
     Args:
         in_features: D.
-        num_experts: E.
-        top_k: K.
-        normalize_weights: See `Router`.
-        noise_std: See `Router`.
-        device: Device of the parameters.
-        dtype: Type of the parameters; the computation is in float32 or better.
+        num_experts, top_k, normalize_weights, noise_std: See `Router`.
+        device, dtype: Device and type of the parameters; the computation is in float32 or better.
     """
 
     def __init__(
@@ -163,13 +159,9 @@ class CosineRouter(Router):
 
     Args:
         in_features: D.
-        num_experts: E.
-        top_k: K.
-        normalize_weights: See `Router`.
-        noise_std: See `Router`.
+        num_experts, top_k, normalize_weights, noise_std: See `Router`.
         proj_features: R, width of the projection and of the codes.
-        device: Device of the parameters.
-        dtype: Type of the parameters; the computation is in float32 or better.
+        device, dtype: Device and type of the parameters; the computation is in float32 or better.
     """
 
     undecayed = ("codes", "logit_scale")
@@ -211,11 +203,8 @@ class MetadataRouter(Router):
 
     Args:
         context_features: R, width of the metadata embedding and of the codes.
-        num_experts: E.
-        top_k: K.
-        noise_std: See `Router`.
-        device: Device of the parameters.
-        dtype: Type of the parameters; the computation is in float32 or better.
+        num_experts, top_k, noise_std: See `Router`.
+        device, dtype: Device and type of the parameters; the computation is in float32 or better.
     """
 
     undecayed = ("codes", "logit_scale")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from timm_moe_dg.errors import MetadataError
-from timm_moe_dg.layers.encoders import ColumnsEncoder, LocationIdEmbedding, MetadataEncoder, NoMetadata, SinCosEncoder
+from timm_moe_dg.layers import ColumnsEncoder, LocationIdEmbedding, MetadataEncoder, NoMetadata, SinCosEncoder
 from timm_moe_dg.layers.encoders.metadata import COLUMN_FEATURES, NumberEncoder
 
 IMAGES = torch.zeros(3, 1, dtype=torch.float32)

@@ -102,8 +102,7 @@ class LocationEncoder(CoordinateEncoder):
         degrees: L, degrees of the harmonics.
         norm: Normalization of the harmonics, 'orthonormal' or 'satclip'.
         drop: Dropout rate.
-        device: Device of the parameters.
-        dtype: Type of the parameters; the harmonics are always computed in float64.
+        device, dtype: Device and type of the parameters; the harmonics are always computed in float64.
 
     Raises:
         MetadataError: Unknown `norm`, or fewer than one degree.
@@ -158,8 +157,7 @@ class SinCosEncoder(CoordinateEncoder):
     Args:
         out_features: R.
         hidden_features: Width of the hidden layer.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
     """
 
     def __init__(
@@ -196,8 +194,7 @@ class LocationIdEmbedding(OwnParameters):
     Args:
         num_locations: Number of locations; ids run from 0 to num_locations - 1, and negative ids are unknown.
         out_features: R.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
     """
 
     def __init__(

@@ -126,8 +126,7 @@ class NumberEncoder(OwnParameters):
         mean: Mean, usually over the training images.
         std: Standard deviation, positive.
         out_features: R.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
 
     Raises:
         MetadataError: `std` is not positive.
@@ -169,8 +168,7 @@ class ColumnsEncoder(nn.Module):
     Args:
         location: Encoder of longitude and latitude.
         columns: Name of each column of numbers -> mean and standard deviation.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
 
     Raises:
         MetadataError: `location` does not encode coordinates, or a standard deviation is not positive.
