@@ -35,13 +35,6 @@ def test_against_a_loop_over_bins(num_bins):
     assert error == pytest.approx(slow(confidence, correct, num_bins), abs=1e-12)
 
 
-def test_one_confidence_gives_its_distance_to_the_accuracy():
-    correct = torch.tensor([True] * 6 + [False] * 4)
-    for confidence in (0.3, 0.6, 0.95, 1.0):
-        error = expected_calibration_error(torch.full((10,), confidence), correct).item()
-        assert error == pytest.approx(abs(confidence - 0.6), abs=1e-6)
-
-
 def test_opposite_gaps_cancel_within_a_bin_but_not_between_bins():
     confidence, correct = torch.tensor([0.25, 0.75]), torch.tensor([True, False])
     assert expected_calibration_error(confidence, correct, num_bins=1).item() == pytest.approx(0.0)

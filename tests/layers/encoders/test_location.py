@@ -102,12 +102,6 @@ def test_the_encoder_is_a_siren_over_the_harmonics() -> None:
     torch.testing.assert_close(encoder(lonlat), x @ encoder.last.weight.T + encoder.last.bias)
 
 
-@pytest.mark.parametrize("encoder", [LocationEncoder(), SinCosEncoder()], ids=["harmonics", "sincos"])
-def test_the_date_line_is_no_border(encoder: torch.nn.Module) -> None:
-    east, west = encoder.eval()(torch.tensor([[180.0, 33.0], [-180.0, 33.0]], dtype=torch.float64))
-    torch.testing.assert_close(east, west, atol=1e-5, rtol=1e-4)
-
-
 def test_sincos_is_a_small_network_over_four_numbers() -> None:
     encoder = SinCosEncoder(out_features=3, hidden_features=8).double()
     lonlat = torch.tensor([[90.0, 30.0], [-45.0, -60.0]], dtype=torch.float64)
@@ -147,13 +141,6 @@ def test_radians_are_warned_about_and_degrees_are_not(recwarn: pytest.WarningsRe
     assert not recwarn
     with pytest.warns(UserWarning, match="radians"):
         encoder.check(torch.deg2rad(degrees))
-
-
-def test_missing_coordinates_are_absent_and_pass_the_check() -> None:
-    lonlat = torch.tensor([[1.0, 2.0], [float("nan"), 2.0], [1.0, float("nan")]])
-    encoder = LocationEncoder()
-    encoder.check(lonlat)
-    assert encoder.present(lonlat).tolist() == [True, False, False]
 
 
 def test_ids_beyond_the_table_and_other_types_are_refused() -> None:
