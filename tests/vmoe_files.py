@@ -136,7 +136,7 @@ def _feed(block: Arrays, token: NDArray[Any], top_k: int) -> NDArray[Any]:
     weights = _softmax(token @ block["Moe/Router/dense/kernel"])
     chosen = np.argsort(-weights)[:top_k]
     experts = [{name: value[expert] for name, value in block.items() if "Moe/Mlp" in name} for expert in chosen]
-    return sum(weights[one] * _mlp(expert, "Moe/Mlp", token) for one, expert in zip(chosen, experts, strict=True))
+    return sum(weights[i] * _mlp(expert, "Moe/Mlp", token) for i, expert in zip(chosen, experts, strict=True))
 
 
 def _mlp(arrays: Arrays, name: str, token: NDArray[Any]) -> NDArray[Any]:

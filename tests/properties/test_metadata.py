@@ -56,10 +56,10 @@ def test_a_place_that_is_unknown_changes_no_other(name, rows, data):
     embedding, _ = encoded(ENCODERS[name], metadata)
     unknown = data.draw(st.integers(0, len(rows) - 1))
     metadata[unknown, data.draw(st.integers(0, 1))] = math.nan
-    found, present = encoded(ENCODERS[name], metadata)
+    changed, present = encoded(ENCODERS[name], metadata)
     others = [row for row in range(len(rows)) if row != unknown]
     assert present.tolist() == [row != unknown for row in range(len(rows))]
-    torch.testing.assert_close(found[others], embedding[others])
+    torch.testing.assert_close(changed[others], embedding[others])
 
 
 @pytest.mark.filterwarnings("ignore:all coordinates lie within pi")
@@ -75,22 +75,22 @@ def test_a_number_may_be_known_where_a_place_is_not(rows):
     embedding, present = encoded(COLUMNS, torch.tensor(rows, dtype=torch.float32).view(-1, 3))
     assert present.tolist() == [not (math.isnan(longitude) and math.isnan(hour)) for longitude, _, hour in rows]
     assert embedding.isfinite().all()
-    for own, (longitude, _, hour) in zip(embedding[present], itertools.compress(rows, present), strict=True):
-        assert not own[:4].any() or not math.isnan(longitude)
-        assert not own[4:].any() or not math.isnan(hour)
+    for features, (longitude, _, hour) in zip(embedding[present], itertools.compress(rows, present), strict=True):
+        assert not features[:4].any() or not math.isnan(longitude)
+        assert not features[4:].any() or not math.isnan(hour)
 
 
 @given(st.lists(st.integers(-3, 9), max_size=5))
 def test_a_location_is_in_the_table_or_unknown_or_refused(ids):
     metadata = torch.tensor(ids, dtype=torch.int64)
-    if any(each >= 7 for each in ids):
+    if any(index >= 7 for index in ids):
         with pytest.raises(MetadataError, match="location id"):
             encoded(TABLE, metadata)
         return
     embedding, present = encoded(TABLE, metadata)
-    assert present.tolist() == [each >= 0 for each in ids]
-    for own, each in zip(embedding, ids, strict=True):
-        assert each < 0 or torch.equal(own, TABLE.encoder.table.weight[each])
+    assert present.tolist() == [index >= 0 for index in ids]
+    for features, index in zip(embedding, ids, strict=True):
+        assert index < 0 or torch.equal(features, TABLE.encoder.table.weight[index])
 
 
 FIELDS = st.one_of(
@@ -124,28 +124,28 @@ def degrees(text, limit):
 @example([("0", "-90.5")])
 @example([("-180", "90")])
 def test_coordinates_of_a_file_are_within_the_degrees_or_its_lines_are_named(tmp_path, rows):
-    path, found = read(tmp_path, rows)
+    path, table = read(tmp_path, rows)
     wanted = [(degrees(longitude, 180), degrees(latitude, 90)) for longitude, latitude in rows]
     wrong = [line for line, pair in enumerate(wanted, start=2) if None in pair]
     if wrong:
         with pytest.raises(DataError, match=r"metadata\.csv.*column '(lon|lat)'.*lines (\d+, )*\d+") as caught:
-            coordinates(path, found)
+            coordinates(path, table)
         assert "\n" not in str(caught.value)
         assert any(str(line) in str(caught.value) for line in wrong)
     else:
-        np.testing.assert_array_equal(coordinates(path, found), np.array(wanted, dtype=np.float32))
+        np.testing.assert_array_equal(coordinates(path, table), np.array(wanted, dtype=np.float32))
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=4))
 def test_numbers_of_a_file_are_finite_or_unknown_or_its_lines_are_named(tmp_path, rows):
-    path, found = read(tmp_path, rows)
+    path, table = read(tmp_path, rows)
     largest = float(np.finfo(np.float32).max)
     wanted = [[degrees(field, largest) for field in row] for row in rows]
     if any(None in row for row in wanted):
         with pytest.raises(DataError, match=r"metadata\.csv.*every row needs a number, or nan"):
-            numeric(path, found, ["lon", "lat"])
+            numeric(path, table, ["lon", "lat"])
     else:
-        values = numeric(path, found, ["lon", "lat"])
+        values = numeric(path, table, ["lon", "lat"])
         assert not np.isinf(values).any()
         np.testing.assert_array_equal(values, np.array(wanted, dtype=np.float32))
 

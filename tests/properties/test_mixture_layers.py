@@ -131,12 +131,12 @@ def test_renamed_experts_give_the_same_output(drawn, order_seed):
 def mixed(layer, x, context, present):
     """MoGE, equation 1, image by image: g f_0 + (1 - g) sum of alpha f, alpha the softmax over the K best cosines."""
     outputs = []
-    for image, own, known in zip(x, context, present.tolist(), strict=True):
-        gate = 0.0 if layer.gamma is None else layer.gamma.sigmoid().item() if known else 1.0
+    for image, embedding, has_metadata in zip(x, context, present.tolist(), strict=True):
+        gate = 0.0 if layer.gamma is None else layer.gamma.sigmoid().item() if has_metadata else 1.0
         output = torch.zeros_like(image) if layer.shared is None else gate * layer.shared(image)
-        if known:
+        if has_metadata:
             codes = layer.router.codes / layer.router.codes.norm(dim=1, keepdim=True)
-            logits = (codes @ own / own.norm()) * layer.router.logit_scale.exp().clamp(max=100)
+            logits = (codes @ embedding / embedding.norm()) * layer.router.logit_scale.exp().clamp(max=100)
             best = torch.tensor([naive_top_k(logits.tolist(), layer.router.top_k)])
             weights = logits[best].softmax(1)
             output = output + (1 - gate) * weighted_experts(layer.experts, "gelu", None, image[None], best, weights)[0]
