@@ -86,14 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: %(default)s)")
     seeds = "draws of hyper-parameters, 0 for their defaults (default: %(default)s)"
     add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
-    add(
-        "--options",
-        type=key_value,
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="options of finetune.py for every run",
-    )
+    options = "options of finetune.py for every run"
+    add("--options", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=options)
     add("--output", default="output/sweep", metavar="DIR", help="folder of all runs (default: %(default)s)")
     _add_launch_options(parser.add_argument_group("launch"))
     return parser

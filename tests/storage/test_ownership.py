@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -135,3 +137,19 @@ def test_another_user_s_lock_counts_as_owned(tmp_path, monkeypatch):
     lock_file(tmp_path / "a").touch()
     monkeypatch.setattr("timm_moe_dg.storage.ownership.FileLock", refuse)
     assert is_owned(tmp_path / "a")
+
+
+WITHOUT_UNIX = """
+import signal, sys
+sys.modules["fcntl"] = None
+sys.modules["resource"] = None
+for name in ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGCHLD"):
+    delattr(signal, name)
+import timm_moe_dg, timm_moe_dg.finetuning, timm_moe_dg.report.pages
+import timm_moe_dg.sweeping.jobs, timm_moe_dg.sweeping.slurm
+"""
+
+
+@pytest.mark.slow
+def test_the_package_imports_without_the_modules_and_signals_of_unix():
+    subprocess.run([sys.executable, "-c", WITHOUT_UNIX], check=True)

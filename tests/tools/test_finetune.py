@@ -93,11 +93,6 @@ def test_digits_files_and_records(digits_run):
     assert row["loss"] == pytest.approx(row["task_loss"] + 0.01 * row["aux_loss"], abs=1e-6)
     assert row["aux_loss"] > 0
     assert row["epoch"] == pytest.approx(3 * 4 / 240)
-
-
-@pytest.mark.slow
-def test_digits_settings_and_summary(digits_run):
-    run, _ = digits_run
     settings = yaml.safe_load((run / "args.yaml").read_text())
     assert settings["test_domains"] == [5]
     assert settings["model_kwargs"]["moe_layers"] == [1]
@@ -115,7 +110,7 @@ def test_digits_output_shows_world_tables_bar_and_selection(digits_run):
     assert f"selected step {selected.step}: " in result.stdout
     assert f"local-dir:{run.relative_to(run.parents[1])}/best" in result.stdout
     assert "4/4" in result.stderr
-    assert "parameters from random initialization, new classifier" in result.stderr
+    assert "parameters from random initialization, new classifier" in result.stdout
 
 
 @pytest.mark.slow
@@ -154,8 +149,7 @@ CHANGES = (
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
         plan = tool.make_plan(parse_resumable(tool.build_parser(), words))
-        known = {name: value for name, value in plan.identity().items() if name not in NO_EFFECT_ON_RESULTS}
-        return json.loads(json.dumps(known))
+        return {name: value for name, value in plan.identity().items() if name not in NO_EFFECT_ON_RESULTS}
 
     run, _ = digits_run
     assert identity("-c", str(run / "args.yaml"), *change) == identity(*DIGITS_RUN, *change)
@@ -173,8 +167,7 @@ def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
         *(*GMOE, *QUICK, "--lr", "0", "--workers", "1"),
     )
     assert result.returncode == 0, result.stderr
-    assert "Upcycled from" in result.stderr
-    assert "3 experts filled in 1 mixture layers" in result.stderr
+    assert "3 experts filled in 1 mixture layers" in result.stdout
     best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
     for expert in best["blocks.1.mlp.experts.fc1.weight"]:
         assert torch.equal(expert, dense.blocks[1].mlp.fc1.weight)
@@ -197,7 +190,7 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
         HF_HUB_OFFLINE="1",
     )
     assert result.returncode == 0, result.stderr
-    assert "Upcycled from timm/deit_tiny_patch16_224.fb_in1k: 3 experts filled in 1 mixture layers" in result.stderr
+    assert "Upcycled from timm/deit_tiny_patch16_224.fb_in1k: 3 experts filled in 1 mixture layers" in result.stdout
     best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
     for expert in best["blocks.1.mlp.experts.fc2.weight"]:
         assert torch.equal(expert, dense.blocks[1].mlp.fc2.weight)
@@ -215,7 +208,7 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, 
     assert result.returncode == 0, result.stderr
     assert "processes 2, device cpu" in result.stdout
     assert result.stdout.count("selected step") == 1
-    assert result.stderr.count("all images can be read") == 1
+    assert result.stdout.count("all images can be read") == 1
     tool.main([*map(str, common), "--experiment", "one"])
     one, two = (read_records(tmp_path / name / "results.jsonl") for name in ("one", "two"))
     for record, other in zip(one, two, strict=True):
@@ -297,15 +290,6 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(mistake, tool, tmp_path, m
         tool.main([*DENSE, *QUICK, "--img-size", "32", *words])
     assert "Traceback" not in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.slow
-def test_folder_of_another_run_is_left_as_it_is(digits_run, tool):
-    run, _ = digits_run
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    with pytest.raises(SystemExit, match=r"ArgumentError: output='.*': holds a finished run; give another"):
-        tool.main([*DENSE, *QUICK, "--output", str(run.parent), "--experiment", run.name])
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_hyper_parameter_seed_draws_and_options_win(tool):

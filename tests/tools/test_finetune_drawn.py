@@ -8,7 +8,7 @@ import torch
 from tests.data.readers.files import write_csv, write_image
 from tests.load_tool import load_tool
 from timm_moe_dg.data import StepSampler
-from timm_moe_dg.storage.checkpoint import read_checkpoint
+from timm_moe_dg.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -41,17 +41,16 @@ def trained(traps: Path, output: Path, method: str, *words: str) -> Path:
     return output / "a"
 
 
-def kept(run: Path) -> dict[str, torch.Tensor]:
-    """What the algorithm holds in the run's newest checkpoint."""
-    newest = max((run / "checkpoints").iterdir(), key=lambda path: path.name)
-    return read_checkpoint(newest)["own"][0]["algorithm"]
+def algorithm_state(run: Path) -> dict[str, torch.Tensor]:
+    """State of the algorithm in the run's newest checkpoint."""
+    return Checkpoints(run / "checkpoints").newest()["per_process"][0]["algorithm"]
 
 
 def test_group_dro_s_weights_rise_for_the_traps_that_the_sampler_drew(traps, tmp_path):
     run = trained(traps, tmp_path, "GroupDRO", "--hparams", '{"groupdro_eta": 0.5}', "--seed", "7")
     sampler = StepSampler(range(TRAPS), 2, domains_per_step=2, seed=7)
     drawn = {trap for step in range(STEPS) for trap in sampler.domain_indices(step)}
-    weights = kept(run)["weights"]
+    weights = algorithm_state(run)["weights"]
     lowest = weights.min()
     assert {trap for trap in range(TRAPS) if weights[trap] > lowest} == drawn
     assert 0 < len(drawn) < TRAPS  # the seed leaves at least one undrawn
@@ -59,6 +58,6 @@ def test_group_dro_s_weights_rise_for_the_traps_that_the_sampler_drew(traps, tmp
 
 @pytest.mark.parametrize("method", ["Fishr", "DANN", "CDANN"])
 def test_other_methods_keep_something_for_every_trap(traps, tmp_path, method):
-    state = kept(trained(traps, tmp_path, method, "--seed", "7"))
+    state = algorithm_state(trained(traps, tmp_path, method, "--seed", "7"))
     rows = state["variances"] if method == "Fishr" else state["discriminator.6.bias"]
     assert len(rows) == TRAPS
