@@ -39,7 +39,7 @@ def accuracy_by_rule(rows, test, rule):
     for row in rows:
         if test in row["args"]["test_envs"]:
             by_draw[row["args"]["hparams_seed"]].append(row)
-    found = []
+    selected = []
     for draw in sorted(by_draw):
         alone = [row for row in by_draw[draw] if row["args"]["test_envs"] == [test]]
         pairs = [row for row in by_draw[draw] if len(row["args"]["test_envs"]) == 2]
@@ -60,10 +60,10 @@ def accuracy_by_rule(rows, test, rule):
                     scored.append((np.mean([left[domain] for domain in others]), row))
         if scored:
             best = max(value for value, _ in scored)
-            found.append(next((value, row) for value, row in scored if value == best))
-    if not found:
+            selected.append(next((value, row) for value, row in scored if value == best))
+    if not selected:
         return None
-    return max(reversed(found), key=lambda pair: pair[0])[1][f"env{test}_in_acc"]
+    return max(reversed(selected), key=lambda pair: pair[0])[1][f"env{test}_in_acc"]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -126,6 +126,6 @@ def test_what_is_not_finished_is_left_out_and_named(tmp_path, capsys):
     assert [run.folder.name for run in runs] == ["a"]
     assert unfinished == [half]
     load_tool("collect_results").main([str(tmp_path), "--rules", "oracle"])
-    shown = capsys.readouterr()
-    assert "ERM, vit: test domains [1], trial seeds [0], hparams seed 0" in shown.out
-    assert f"not finished, left out: {half}" in shown.err
+    streams = capsys.readouterr()
+    assert "ERM, vit: test domains [1], trial seeds [0], hparams seed 0" in streams.out
+    assert f"not finished, left out: {half}" in streams.err

@@ -31,11 +31,11 @@ def test_the_papers_improvements_follow_from_its_accuracies(model: str) -> None:
     rows = {RowKey("ERM", name): [Cell({0: value}, 1) for value in [*row, 0.0]] for name, row in values.items()}
     columns = ["painting (IID)", *(name for name in DOMAINS if name != "painting"), "average OOD"]
     table = Table("DomainNet", "single_source", "", columns, rows, {row: [] for row in rows})
-    found = with_improvements(table, "resnet50.tv_in1k")
-    assert found.columns[-2:] == ["IID improvement", "OOD improvement"]
-    shown = [100 * cell.mean for cell in found.rows[RowKey("ERM", model)][-2:]]
-    assert shown == pytest.approx(PRINTED[model], abs=0.06)
-    assert [cell.mean for cell in found.rows[RowKey("ERM", "resnet50.tv_in1k")][-2:]] == [0.0, 0.0]
+    improved = with_improvements(table, "resnet50.tv_in1k")
+    assert improved.columns[-2:] == ["IID improvement", "OOD improvement"]
+    percents = [100 * cell.mean for cell in improved.rows[RowKey("ERM", model)][-2:]]
+    assert percents == pytest.approx(PRINTED[model], abs=0.06)
+    assert [cell.mean for cell in improved.rows[RowKey("ERM", "resnet50.tv_in1k")][-2:]] == [0.0, 0.0]
 
 
 def held_out_run(model: str, domain: int, seed: int, value: float) -> FinishedRun:
@@ -52,10 +52,10 @@ def test_it_is_taken_within_a_seed_and_over_the_seeds_that_both_have() -> None:
         for domain, value in enumerate(row)
     ]
     (table, *_) = make_tables(runs, ["oracle"])
-    found = with_improvements(table, "a")
-    assert found.columns[-1] == "OOD improvement"
-    assert "IID improvement" not in found.columns
-    assert found.rows[RowKey("ERM", "b")][-1].values == {0: pytest.approx((0.5 + 1.0 + 0.0) / 3)}
+    improved = with_improvements(table, "a")
+    assert improved.columns[-1] == "OOD improvement"
+    assert "IID improvement" not in improved.columns
+    assert improved.rows[RowKey("ERM", "b")][-1].values == {0: pytest.approx((0.5 + 1.0 + 0.0) / 3)}
     with pytest.raises(ArgumentError, match=r"relative_to='c': names 0 rows of toy.*ERM, a; ERM, b"):
         with_improvements(table, "c")
     with pytest.raises(ArgumentError, match="relative_to='ERM': names 2 rows"):

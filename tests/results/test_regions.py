@@ -24,9 +24,9 @@ def run(held_out, *evaluations, seed=0, **options) -> FinishedRun:
         held_out, at=range(len(evaluations)), num_domains=5, trial_seed=seed, domains=NAMES, **options
     )
     for record, (validation, africa, asia) in zip(base, evaluations, strict=True):
-        each = {"Africa": africa, "Asia": asia}
+        by_region = {"Africa": africa, "Asia": asia}
         scores = {"accuracy": (30 * africa + 10 * asia) / 40, "worst_accuracy": min(africa, asia), "f1_macro": 0.5}
-        roles = {"id": {**scores, "worst_group": "", "group_accuracy": each, "num_samples": IMAGES}}
+        roles = {"id": {**scores, "worst_group": "", "group_accuracy": by_region, "num_samples": IMAGES}}
         records.append(replace(record, out_acc=(validation, validation, nan, nan, nan), roles=roles))
     return FinishedRun(f"{held_out}{seed}{options}", records)
 
@@ -55,11 +55,11 @@ def test_every_regions_model_is_asked_about_its_own() -> None:
 def test_later_images_of_every_region_are_joined_too() -> None:
     """As in FMoW, whose test under shift has all regions, and images of none, which no model answers for."""
     runs = []
-    for one in (run(AFRICA, (0.5, 1.0, 0.0)), run(ASIA, (0.5, 0.0, 0.25))):
-        (record,) = one.records
+    for regional in (run(AFRICA, (0.5, 1.0, 0.0)), run(ASIA, (0.5, 0.0, 0.25))):
+        (record,) = regional.records
         scores = record.roles["id"]
-        each = {region: value / 2 for region, value in scores["group_accuracy"].items()} | {"Other": 1.0}
-        shifted = {**scores, "group_accuracy": each, "num_samples": {"Africa": 10, "Asia": 30, "Other": 5}}
+        halved = {region: value / 2 for region, value in scores["group_accuracy"].items()} | {"Other": 1.0}
+        shifted = {**scores, "group_accuracy": halved, "num_samples": {"Africa": 10, "Asia": 30, "Other": 5}}
         runs.append(FinishedRun("", [replace(record, roles={"id": scores, "ood": shifted})]))
     roles = joined_regions(runs).roles
     assert roles["id"]["group_accuracy"] == {"Africa": 1.0, "Asia": 0.25}

@@ -1,16 +1,19 @@
-"""Tables on invented records: means and errors by hand, what is missing, rows of other settings, single sources."""
+"""Tables of invented runs: rows, cells, means and errors by hand, missing runs, and the three formats."""
 
+import re
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 
 import numpy as np
 import pytest
 
-from tests.invented import invented_records, write_sweep
+from tests.invented import invented_records, write_run, write_sweep
+from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
-from timm_moe_dg.results.rendering import render
+from timm_moe_dg.results.rendering import cell_text, render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
+from timm_moe_dg.results.table_columns import Cell, average
 from timm_moe_dg.results.tables import make_tables, why_no_table
 
 ROW = RowKey("ERM", "vit")
@@ -72,9 +75,9 @@ def test_single_source_reports_out_splits():
             (run,) = [run for run in runs if run.folder == f"{tuple(others)}{seed}"]
             chosen = max(run.records, key=lambda record: record.out_acc[source])
             assert chosen is training_domain_validation(run.records)
-            shown = [cell.values[seed] for cell in table.rows[ROW]]
+            row = [cell.values[seed] for cell in table.rows[ROW]]
             expected = [chosen.out_acc[domain] for domain in (source, *others)]
-            assert shown == [*expected, pytest.approx(np.mean([chosen.out_acc[domain] for domain in others]))]
+            assert row == [*expected, pytest.approx(np.mean([chosen.out_acc[domain] for domain in others]))]
 
 
 def test_averages_of_several_data_sets(tmp_path):
@@ -123,3 +126,103 @@ def test_tables_by_validation_under_shift():
     assert worst.missing == ["ERM, vit: trial seeds [2], or their scores on the ood validation split"]
     assert make_tables(runs[2:], ["ood_f1_macro"]) == []
     assert "1 of 1 evaluations lack f1_macro" in why_no_table("ood_f1_macro", runs[2:])
+
+
+def test_mean_and_standard_error_over_trial_seeds():
+    cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
+    assert cell.mean == pytest.approx(0.65)
+    assert cell.error == pytest.approx(np.std([0.5, 0.6, 0.85]) / np.sqrt(3))
+    assert cell_text(cell) == "65.0 ± 8.5"
+
+
+def test_one_seed_has_no_error_and_none_has_no_mean():
+    assert cell_text(Cell({2: 0.5}, expected=1)) == "50.0"
+    assert cell_text(Cell({2: 0.5, 0: 0.5}, expected=3)) == "50.0 ± 0.0 (2 of 3 seeds)"
+    assert cell_text(Cell({}, expected=3)) == "missing"
+    assert isnan(Cell({}, 3).mean)
+
+
+def test_the_average_is_taken_within_a_seed():
+    """Domains that vary against each other have an average that does not vary."""
+    cells = [Cell({0: 0.2, 1: 0.8, 2: 0.1}, 3), Cell({0: 0.8, 1: 0.2}, 3)]
+    assert average(cells).values == {0: 0.5, 1: 0.5}
+    assert average(cells).error == 0.0
+    assert cell_text(average(cells)) == "50.0 ± 0.0 (2 of 3 seeds)"
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [
+        ("text", ["algorithm model domain 0", "\n- - - - - -\n", "ERM vit 50.0 missing 50.0 missing"]),
+        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|-|-|-|-|-|-|"]),
+        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
+    ],
+)
+def test_formats(format_, expected):
+    (table,) = make_tables([run_of((0,)), run_of((2,))], ["oracle"])
+    text = render(replace(table, title="50% & more_so"), format_)
+    for line in expected:
+        assert line in re.sub("-+", "-", re.sub(" +", " ", text))
+
+
+def test_text_columns_are_aligned_and_numbers_are_printed_as_they_are():
+    runs = [run_of((0,), (accuracy, 0.5, 0.5), model=model) for model, accuracy in (("a", 1.0), ("model 1e5", 0.095))]
+    (table,) = make_tables(runs, ["oracle"])
+    header, rule, first, second = render(table, "text").splitlines()[2:6]
+    start = header.index("domain 0")
+    assert rule[start - 2 : start + 2] == "  --"
+    assert (first[start:].split()[0], second[start:].split()[0]) == ("100.0", "9.5")
+
+
+def test_names_are_text_in_every_format():
+    name = "a|b <img src=x> \\input{x} \x1b[31m\nc"
+    (table,) = make_tables([run_of((0,), model=name)], ["oracle"])
+    text, markdown, latex = (render(table, format_) for format_ in ("text", "markdown", "latex"))
+    assert "a|b <img src=x> \\input{x} [31m c" in text
+    assert "a&#124;b &#60;img src=x&#62;" in markdown
+    assert "<" not in markdown
+    assert r"\textbackslash{}input\{x\}" in latex
+    assert r"\input" not in "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
+    assert "\x1b" not in text + markdown + latex
+
+
+@pytest.mark.parametrize(("second", "names"), [("ab", "ab"), ("xy", ["domain 0", "domain 1"])])
+def test_domains_of_a_folder_have_the_names_that_its_runs_agree_on(second, names):
+    runs = [run_of([0], (0.5, 0.5), (0.5, 0.5), domains=list("ab"))]
+    runs.append(run_of([1], (0.5, 0.5), (0.5, 0.5), domains=list(second)))
+    (table, *_) = make_tables(runs, ["training_domain_validation"])
+    assert table.columns == [*names, "average"]
+
+
+def test_settings_make_rows_of_their_own():
+    common = {"steps": 5001, "model_kwargs": {"depth": 4}, "output": "a", "seed": 7}
+    runs = [
+        run_of((0,), **common),
+        run_of((1,), **{**common, "output": "b", "seed": 8}),
+        run_of((0,), **{**common, "steps": 15_001}),
+        run_of((0,), **{**common, "model_kwargs": {"depth": 4, "router": "linear"}}),
+        run_of((0,), **common, averaging="swad"),
+        run_of((0,), **common, hparams={"penalty": 2}),
+    ]
+    (table,) = make_tables(runs, ["oracle"])
+    assert sorted(map(str, table.rows)) == [
+        "ERM + swad, vit",
+        "ERM, vit, penalty=2, steps=5001",
+        "ERM, vit, router=linear, steps=5001",
+        "ERM, vit, steps=15001",
+        "ERM, vit, steps=5001",
+    ]
+    assert [len(runs) for row, runs in table.runs.items() if row.variant == "steps=5001"] == [2]
+
+
+def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, invented_records((0,)))
+    with pytest.raises(RecordError, match=r"a'.*b'\]: are both toy, ERM, vit, test domains \[0\]"):
+        make_tables(find_runs([tmp_path])[0])
+    assert len(find_runs([tmp_path / "a", tmp_path / "a"])[0]) == 1
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(RecordError, match="no such folder"):
+        find_runs([tmp_path / "missing"])

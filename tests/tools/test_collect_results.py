@@ -64,11 +64,11 @@ def test_comparison(folder, capsys):
 
 def test_picture(folder, capsys, tmp_path):
     shown(capsys, folder, "--plot", tmp_path / "bars.png", "--rules", "oracle")
-    one = Image.open(tmp_path / "bars.png")
+    single = Image.open(tmp_path / "bars.png")
     shown(capsys, folder, "--plot", tmp_path / "more.png", "--rules", "oracle", "training_domain_validation")
     more = Image.open(tmp_path / "more.png")
-    assert more.height > 1.5 * one.height
-    assert len(one.convert("RGB").getcolors(1 << 24)) > 10
+    assert more.height > 1.5 * single.height
+    assert len(single.convert("RGB").getcolors(1 << 24)) > 10
 
 
 def test_ablation(tmp_path, capsys):

@@ -124,7 +124,7 @@ def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
     for row in domain_results(origin.selected) if origin.records else []:
         split, value = ("out", row.outside) if row.trained else ("in", row.inside)
         name = escape.one_line(row.domain)
-        if isfinite(value):
+        if isfinite(value):  # an empty split has no accuracy
             results.append(
                 EvalResult(
                     task_type="image-classification",
@@ -156,6 +156,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
 
 
 def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, object]) -> str:
+    # Markdown has no automatic escaping: templates pipe each name through `markdown`, `code` or `url`.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(cards),
         undefined=jinja2.StrictUndefined,
@@ -165,6 +166,7 @@ def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, objec
     )
     environment.filters |= {"markdown": escape.markdown, "code": escape.code, "url": quote}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
+    # Only starting points that facts.yaml lists have a citation.
     source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
     name = str(model["repo_id"]).partition("/")[2]

@@ -16,18 +16,10 @@ _LOSSES = {
 
 
 class DomainResult(NamedTuple):
-    """Accuracy of the published weights on one domain.
-
-    Attributes:
-        domain: Name of the domain, or "domain N" if the records have no names.
-        role: Its part in the run, in words.
-        trained: Whether the network was trained on it.
-        inside: Accuracy on the in-split, NaN if that is empty.
-        outside: Accuracy on the out-split, NaN if that is empty.
-    """
+    """Accuracy of the published weights on the two splits of a domain, NaN for an empty split."""
 
     domain: str
-    role: str
+    role: str  # in words
     trained: bool
     inside: float
     outside: float
@@ -61,18 +53,13 @@ def _test_role(fact: DomainFact, trained: set[str]) -> str:
     if fact.role == "train":
         return "held out"
     words = {"id": "in-distribution test", "ood": "out-of-distribution test"}.get(fact.role, "test")
-    if POOLED in trained:
+    if POOLED in trained:  # one training domain with the images of all groups, so no group is unseen for certain
         return words
     return f"{words}, group {'trained on' if fact.group in trained else 'not trained on'}"
 
 
 class Headline(NamedTuple):
-    """The reported number of a run.
-
-    Attributes:
-        meaning: Description in words.
-        value: A share.
-    """
+    """The reported number of a run, a share, with its description in words."""
 
     meaning: str
     value: float

@@ -63,6 +63,7 @@ def published_source(model: str, model_kwargs: Arguments | None = None) -> str |
         model: timm's name of the model.
         model_kwargs: Model arguments. The weights are those of the `backbone`, if there is one.
     """
+    # A mixture on a backbone has no weights of its own: `pretrained` loads those of the backbone.
     source, name = parse_model_name((model_kwargs or {}).get("backbone", model))
     if source == "hf-hub":
         return name.partition("@")[0]
@@ -85,6 +86,7 @@ def training_command(args: Arguments, width: int = 100) -> str:
         width: Length of a line, in characters.
     """
     options = without_local_paths(changed_options(args))
+    # The folder belongs to another machine, and its name says nothing to a reader.
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}
     groups = [option_words(name, value) for name, value in options.items()]
     lines = ["accelerate launch tools/finetune.py"]
@@ -103,5 +105,6 @@ def without_local_paths(args: Arguments) -> dict[str, object]:
 
 
 def _shortened(value: str) -> str:
+    # Also of sources with a scheme, such as "local-dir:/home/...".
     scheme, separator, path = value.rpartition(":")
     return f"{scheme}{separator}{Path(path).name}" if os.path.isabs(path) else value

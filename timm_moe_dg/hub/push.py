@@ -55,11 +55,13 @@ def push_folder(
     api = HfApi(library_name="timm_moe_dg")
     with _explained(repo_id, "nothing was sent"):
         api.whoami()
+        # All checks come before the first change on the Hub.
         before = _existing(api, repo_id)
         if before is not None:
             _check_visibility(before, repo_id, private)
             if not replace_model:
                 _check_same_model(api, folder, repo_id, revision)
+        # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]

@@ -16,13 +16,7 @@ COLUMNS = 4  # images side by side
 
 
 class Section(NamedTuple):
-    """A picture with its title and caption.
-
-    Attributes:
-        title: Title of the section.
-        caption: Text below the picture.
-        picture: The picture, or the reason why there is none.
-    """
+    """A picture, or the reason why there is none, with its title and caption."""
 
     title: str
     caption: str
@@ -44,12 +38,14 @@ def model_pictures(view: RunView, data_dir: str | None) -> list[Section]:
         data_dir: Folder of the run's data, None for the folder that the run used.
     """
     selection = [] if experts_note(view.model) else [_selection(view, data_dir)]
+    # One map is enough for a page, of "id" images if the data has some.
     roles = [role for role in SCORED_ROLES if attempt(partial(is_geographic, view, data_dir, role)) is True]
     return [*selection, *(_discovered(view, data_dir, role) for role in roles[:1]), _attention(view, data_dir)]
 
 
 def _selection(view: RunView, data_dir: str | None) -> Section:
     def draw(path: Path) -> None:
+        # The function writes its files into a folder, under names of its own: `inlined` picks up experts.png.
         draw_experts(view, path.parent, data_dir=data_dir, images=None, target=None, columns=COLUMNS, block=None)
 
     caption = (
@@ -63,7 +59,7 @@ def _attention(view: RunView, data_dir: str | None) -> Section:
     similarity: dict[str, float] = {}
 
     def draw(path: Path) -> None:
-        folder, baseline = path.parent, None
+        folder, baseline = path.parent, None  # the page shows no dense baseline beside the network
         similarity.update(
             draw_attention(view, baseline, folder, data_dir=data_dir, images=None, target=None, columns=2, mass=None)
         )

@@ -50,14 +50,7 @@ class ReportSettings(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A wrong prediction.
-
-    Attributes:
-        picture: The image.
-        target: Name of the image's class.
-        predicted: Name of the predicted class.
-        confidence: Probability of the predicted class.
-    """
+    """A wrong prediction, with the names of the two classes and the probability of the predicted one."""
 
     picture: Picture
     target: str
@@ -81,7 +74,8 @@ class NetworkFacts(Evaluated):
 
     @cached_property
     def assessment(self) -> Assessment:
-        """The scores. The worst domain may be any domain, held out or not."""
+        """The scores."""
+        # Unlike `Evaluated.assessment`, over all domains: a training domain may be the worst.
         return assess(self.outputs, len(self.domains), self.test_domains)
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
@@ -94,6 +88,7 @@ class NetworkFacts(Evaluated):
     def calibration(self) -> dict[str, CalibrationBins]:
         """Confidence bins of held-out and of training domains. A kind without images is left out."""
         correct, held_out = self.outputs.predicted == self.outputs.target, self.is_counted
+        # Training domains have their out-splits here, so both kinds consist of images that training never used.
         kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
             name: calibration_bins(self.outputs.confidence[mask], correct[mask])
@@ -137,6 +132,7 @@ class _FirstExperts(nn.Module):
     def forward(self, images: Tensor, *metadata: Tensor) -> Tensor:
         logits = self.network(images, *metadata)
         for name, routing in router_outputs(self.network).items():
+            # Token counts are kept instead of indices: their size does not grow with the number of tokens.
             first = nn.functional.one_hot(routing.expert_indices[:, 0], routing.logits.shape[-1])
             routed = first if routing.routed is None else first * routing.routed[:, None]
             self.counts.setdefault(name, []).append(routed.view(len(images), -1, routed.shape[-1]).sum(1).cpu())
@@ -145,12 +141,6 @@ class _FirstExperts(nn.Module):
 
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on.
-
-    Domains with more than `settings.max_images` images are subsampled, with the same random images each time.
-
-    Args:
-        view: The run.
-        settings: Data folder, loader processes and number of images.
 
     Raises:
         ArgumentError: The network's classes are not those of the data.
@@ -186,6 +176,7 @@ def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: 
 def _subsample(positions: np.ndarray, most: int) -> np.ndarray:
     if len(positions) <= most:
         return positions
+    # A fixed seed gives the same images each time. Sorted positions keep the order of the data.
     return positions[np.sort(np.random.default_rng(0).permutation(len(positions))[:most])]
 
 

@@ -23,13 +23,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 def report(folder: Path, output: Path, settings: ReportSettings) -> None:
     """Writes the page of a run, or of a sweep if the folder holds runs.
 
-    Args:
-        folder: The folder of a run or a sweep.
-        output: File of the page.
-        settings: How the network of a run is evaluated.
-
     Raises:
-        ArgumentError: The folder holds neither, or the run has no evaluation yet.
+        ArgumentError: The folder holds neither a run nor a sweep, or the run has no evaluation yet.
         RecordError: The records of a finished run are damaged.
         StorageError: The page cannot be written.
     """
@@ -54,15 +49,11 @@ def run_page(facts: RunFacts, settings: ReportSettings) -> str:
 
 
 def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, object]:
-    """Variables of the template that need the network. A section that cannot be made is `Missing`.
-
-    Args:
-        facts: The run.
-        settings: How its network is evaluated.
-    """
+    """Variables of the template that need the network. A section that cannot be made is `Missing`."""
     view = attempt(lambda: open_run(facts.run.folder, settings.device, settings.batch_size))
     if isinstance(view, Missing):
         return {"network": view, "experts": view, "sections": {}, "pictures": []}
+    # A network without its data still has a page: only the sections that need images are missing.
     network = attempt(lambda: evaluate_network(view, settings))
     sections = {} if isinstance(network, Missing) else _score_sections(network)
     return {
@@ -94,8 +85,8 @@ def render(template: str, **values: object) -> str:
     """Fills a template. All values are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        autoescape=True,  # class and domain names are file names of anybody's data
+        undefined=jinja2.StrictUndefined,  # a misspelled variable is an error, not an empty string
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -17,25 +17,15 @@ THUMBNAIL = 112  # pixels
 
 
 class Picture(NamedTuple):
-    """A picture inside the page.
-
-    Attributes:
-        uri: data:image/...;base64,...
-        alt: Text alternative.
-        width: Largest width on the page, in pixels.
-    """
+    """A picture inside the page, as a data URI with its text alternative."""
 
     uri: str
     alt: str
-    width: int
+    width: int  # largest width on the page, pixels
 
 
 class Missing(NamedTuple):
-    """Stands on the page in place of a section that could not be made.
-
-    Attributes:
-        reason: The error message.
-    """
+    """The reason why a section could not be made, which the page shows in its place."""
 
     reason: str
 

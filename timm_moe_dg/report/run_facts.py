@@ -20,18 +20,11 @@ from ..sweeping.jobs import Job, tail
 
 
 class Choice(NamedTuple):
-    """The record of one run that a selection rule selects.
-
-    Attributes:
-        title: Title of the rule.
-        record: The selected record.
-        validation: Mean accuracy on the out-splits of the training domains, a share.
-        headline: The reported number, as on the run's card.
-    """
+    """The record that a selection rule selects from one run, with the rule's title and the reported number."""
 
     title: str
     record: Record
-    validation: float
+    validation: float  # mean accuracy on the out-splits of the training domains, a share
     headline: Headline
 
     @property
@@ -76,7 +69,7 @@ class RunFacts:
 
     @property
     def choices(self) -> list[Choice]:
-        """The choices of all rules that need one run only."""
+        """The choices of all rules that need one run only, training-domain validation first."""
         selected = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._has_scores(rule)]
         return [
             Choice(TITLES[rule], record, validation_accuracy(record), headline(record)) for rule, record in selected
@@ -108,7 +101,7 @@ def read_run(folder: Path) -> RunFacts:
         ArgumentError: The run has no evaluation yet.
         RecordError: The records are damaged.
     """
-    resolved = folder.resolve()
+    resolved = folder.resolve()  # "." has no name, and the log is named after the run
     job = Job(resolved.name, (), folder, resolved.parent / "logs" / f"{resolved.name}.log")
     state = job.state()
     records = _records(folder / RESULTS, state == "finished")
@@ -159,6 +152,7 @@ def at_chance(facts: RunFacts) -> bool:
     classes = facts.run.args.get("num_classes")
     if not classes:
         return False
+    # A margin of five points, or of half of chance where there are many classes.
     chance = 1 / classes
     return not facts.selected.validation > chance + min(0.05, 0.5 * chance)  # `not >`, so that NaN counts too
 
@@ -166,6 +160,7 @@ def at_chance(facts: RunFacts) -> bool:
 def divergence(facts: RunFacts) -> str | None:
     """A sentence about a diverged run, whose log ends with the error or whose losses are not finite."""
     if facts.state != "finished" and facts.log.is_file():
+        # The log of a run that diverges ends with this error.
         lines = [line for line in tail(facts.log).splitlines() if "DivergenceError" in line]
         if lines:
             return f"This run diverged: {lines[-1].strip()}"

@@ -19,15 +19,10 @@ from .run_facts import RunFacts, at_chance, divergence, read_run, set_options
 
 
 class DotCell(NamedTuple):
-    """A cell of a table with a dot for each seed.
-
-    Attributes:
-        text: Mean and standard error.
-        dots: For each seed, its position in percent of the table's scale, and its label.
-    """
+    """Mean and standard error of a cell, with a dot for each seed."""
 
     text: str
-    dots: Sequence[tuple[float, str]]
+    dots: Sequence[tuple[float, str]]  # position in percent of the table's scale, label
 
 
 class ComparedTable(NamedTuple):
@@ -51,19 +46,12 @@ class ComparedTable(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """An unfinished run.
-
-    Attributes:
-        name: Name of its folder.
-        state: One of `sweeping.jobs.STATES`.
-        progress: The last evaluated step.
-        divergence: A sentence if the run diverged.
-    """
+    """An unfinished run, named by its folder."""
 
     name: str
-    state: str
+    state: str  # one of `sweeping.jobs.STATES`
     progress: str
-    divergence: str | None
+    divergence: str | None  # a sentence
 
 
 @dataclass(frozen=True)
@@ -121,6 +109,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     finished, folders = find_runs([folder])
     unfinished = [_unfinished(path) for path in folders]
     names = {run.folder.name for run in finished} | {run.name for run in unfinished}
+    # A run that ended before its first evaluation has no folder, only a log.
     logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.stem not in names]
     unfinished += [Unfinished(log.stem, _state_of_log(log), "no evaluation yet", None) for log in logs]
     return SweepFacts(
@@ -149,6 +138,7 @@ def _tables(runs: Sequence[FinishedRun]) -> list[ComparedTable]:
 
 def _with_dots(table: Table) -> ComparedTable:
     values = [value for cells in table.rows.values() for cell in cells for value in cell.values.values()]
+    # One scale for all cells of a table, so that dots in different cells can be compared.
     low, high = _scale([100 * value for value in values if not isnan(value)])
     filled = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
     rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, filled)] for row, cells in table.rows.items()}

@@ -58,6 +58,7 @@ def rows_named(table: Table, name: str) -> list[RowKey]:
 def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
     names = [str(first), str(second)]
     papers = [_paper_column(table, row) for row in (first, second)]
+    # Most settings have no figure in a paper, so an empty column is left out.
     with_figures = [number for number, column in enumerate(papers) if any(column)]
     grid = [["domain", *names, "difference", *(f"paper's figure for {names[number]}" for number in with_figures)]]
     for position, domain in enumerate(table.columns):
@@ -79,7 +80,7 @@ def _test(domain: str, table: Table, position: int, first: RowKey, second: RowKe
 def difference_text(first: Cell, second: Cell) -> str:
     """Formats the mean difference over the trial seeds of both cells, with its standard error."""
     cell = Cell(paired_differences(first, second), max(first.expected, second.expected))
-    text = cell_text(cell)
+    text = cell_text(cell)  # has a sign only if negative
     return text if text.startswith(("-", "missing")) else f"+{text}"
 
 

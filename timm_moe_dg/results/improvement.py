@@ -60,6 +60,7 @@ def _role_columns(table: Table, role: str) -> list[int]:
 
 def _improvement(pairs: Sequence[tuple[Cell, Cell]]) -> Cell:
     seeds = [seed for seed in pairs[0][0].values if all(seed in cell.values for pair in pairs for cell in pair)]
+    # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
     values = {seed: fmean(_relative(cell.values[seed], base.values[seed]) for cell, base in pairs) for seed in seeds}
     return Cell(values, max(cell.expected for pair in pairs for cell in pair))
 

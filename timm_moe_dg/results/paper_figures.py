@@ -100,6 +100,7 @@ def figures_for(
         column: A domain, or "average".
         trained_on: The only training domain, in single-source tables.
     """
+    # The papers fine-tune pretrained networks. A network from scratch has no figure.
     if not (args.get("pretrained") or args.get("initial_checkpoint")):
         return []
     model = with_tag(str(args.get("model")))

@@ -55,6 +55,7 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
 def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
     accuracy = {region: _region_score(record, role, region, "group_accuracy") for region, record in selected.items()}
     number = {region: int(_region_score(record, role, region, "num_samples")) for region, record in selected.items()}
+    # Regions have different numbers of images, and the overall accuracy is over images.
     worst = min(accuracy, key=lambda region: accuracy[region])
     return {
         "accuracy": sum(accuracy[region] * number[region] for region in accuracy) / sum(number.values()),

@@ -17,12 +17,7 @@ NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run.
-
-    Attributes:
-        folder: The run's folder.
-        records: The evaluations in order, at least one.
-    """
+    """A finished run: its folder, and at least one evaluation."""
 
     folder: Path
     records: Sequence[Record]
@@ -96,10 +91,12 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedR
         if not Path(folder).is_dir():
             raise RecordError(f"folder={str(folder)!r}: no such folder; give a folder with runs")
         for path in _results_below(Path(folder)):
+            # Records are read only if the run is finished: a run in progress may be writing its last line.
             if (path.parent / "done").exists() and (records := read_records(path)):
                 runs.append(FinishedRun(path.parent, records))
             else:
                 unfinished.append(path.parent)
+    # Folders may overlap, such as a sweep and one of its runs.
     unique = {run.folder.resolve(): run for run in runs}
     return list(unique.values()), sorted(set(unfinished))
 
@@ -141,6 +138,7 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
     rows: dict[RowKey, list[FinishedRun]] = {}
     for (algorithm, model), group in sorted(alike.items()):
         tables = [settings(run.args) for run in group]
+        # Only settings that differ between these runs name a row. Others would repeat in every row.
         varying = sorted(name for name in set().union(*tables) if _differs([table.get(name) for table in tables]))
         for run, table in zip(group, tables, strict=True):
             variant = ", ".join(f"{name}={table[name]}" for name in varying if table.get(name) is not None)

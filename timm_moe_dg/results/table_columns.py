@@ -25,15 +25,10 @@ Selected = Mapping[int, Mapping[int, Record]]  # held-out domain -> trial seed -
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table.
-
-    Attributes:
-        values: Share by trial seed. Missing seeds are left out.
-        expected: Number of trial seeds of the whole table.
-    """
+    """One number of a table: a share for each trial seed. Missing seeds are left out."""
 
     values: Mapping[int, float]
-    expected: int
+    expected: int  # number of trial seeds of the whole table
 
     @property
     def mean(self) -> float:
@@ -62,12 +57,7 @@ class Column:
     domain: int | None = None
 
     def cell(self, selected: Selected, expected: int) -> Cell:
-        """Computes the cell of a row.
-
-        Args:
-            selected: The row's selected records.
-            expected: Number of trial seeds of the whole table.
-        """
+        """Computes the cell of a row from its selected records."""
         domains = selected if self.domain is None else [self.domain]
         values = [{seed: self.value(record) for seed, record in selected[domain].items()} for domain in domains]
         return average([Cell(by_seed, expected) for by_seed in values])
@@ -80,6 +70,7 @@ def paired_differences(first: Cell, second: Cell) -> dict[int, float]:
 
 def average(cells: Sequence[Cell]) -> Cell:
     """Averages the cells of a row within each trial seed, for the seeds of all cells."""
+    # Domains of a seed vary together, so the error of an average is that of the averages by seed.
     seeds = [seed for seed in cells[0].values if all(seed in cell.values for cell in cells)]
     values = {seed: fmean(cell.values[seed] for cell in cells) for seed in seeds}
     return Cell(values, max(cell.expected for cell in cells))

@@ -137,6 +137,7 @@ def make_tables(
             else:
                 made.append(_held_out_table(dataset, rule, rows, report, further))
         tables += made
+        # The papers compare averages over data sets, which only held-out tables have.
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
@@ -166,6 +167,7 @@ def _applies(rule: str, rows: Rows) -> bool:
         return any(map(trained_region, runs))
     if rule in OOD_RULES:
         return any(has_ood_validation(record, OOD_RULES[rule]) for run in runs for record in run.records)
+    # Data with its own test domains has no held-out table, because its runs hold out all of these at once.
     if rule == OFFICIAL or any(run.records[0].roles for run in runs):
         return rule == OFFICIAL and any(run.records[0].roles and not trained_region(run) for run in runs)
     if rule == SINGLE_SOURCE:
@@ -176,6 +178,7 @@ def _applies(rule: str, rows: Rows) -> bool:
 def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
     names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
+    # Cross-validation also needs the runs that hold out another domain beside the test domain.
     sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
     selected = {
         row: {
