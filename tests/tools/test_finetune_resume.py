@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 import torch
@@ -222,5 +222,6 @@ def test_a_run_that_is_killed_can_be_resumed_at_once_and_not_before(whole, tmp_p
         process.kill()
         process.wait()
         load_tool("finetune").main([*words, "--resume", "auto"])
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the workers have ended meanwhile
+            os.killpg(process.pid, signal.SIGKILL)
     assert outcome(tmp_path / "a") == outcome(whole)
