@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.cases import CASES, FAMILIES, MOGE, Case
+from tests.models.cases import BY_NAME, CASES, FAMILIES, MOGE, Case
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,15 @@ def _name(case: Case) -> str:
 
 
 @pytest.fixture(params=CASES, ids=_name)
-def case(request) -> Case:
+def registered(request) -> Case:
     """Each registered model."""
+    return request.param
+
+
+# The three sizes of GMoE have one small variant
+@pytest.fixture(params=[*FAMILIES, BY_NAME["moge_small_patch32_384"]], ids=_name)
+def case(request) -> Case:
+    """Each model with a small variant of its own."""
     return request.param
 
 

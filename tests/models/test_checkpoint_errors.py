@@ -1,174 +1,145 @@
-"""Checkpoints that cannot be loaded are refused by name, also where timm alone loads without `strict`."""
+"""Checkpoints that do not fit are refused with a list, also where timm alone loads without `strict`."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.models.cases import BY_NAME, Case, overlay
 from timm_moe_dg.errors import CheckpointError
 
 GMOE, MOGE = BY_NAME["gmoe_tiny_patch16"], BY_NAME["moge_tiny"]
-CLASSES = pytest.mark.parametrize("num_classes", [10, 3], ids=["same classes", "other classes"])
+MISSING, SHAPE, SURPLUS = "missing from the checkpoint", "of another shape", "not in the model"
+Weights = dict[str, Tensor]
 
 
-def without(state_dict: dict[str, torch.Tensor], *parts: str) -> dict[str, torch.Tensor]:
-    kept = {key: value for key, value in state_dict.items() if not any(part in key for part in parts)}
-    assert len(kept) < len(state_dict)
-    return kept
+def without(state_dict: Weights, *parts: str) -> Weights:
+    rest = {key: value for key, value in state_dict.items() if not any(part in key for part in parts)}
+    assert len(rest) < len(state_dict)
+    return rest
 
 
-def refusal(case: Case, state_dict: dict[str, torch.Tensor], num_classes: int, **options) -> dict[str, list[str]]:
-    """What the error lists: 'missing from the checkpoint', 'of another shape', 'not in the model' -> entries."""
-    with pytest.raises(CheckpointError) as caught:
+def refusal(case: Case, state_dict: Weights, num_classes: int = 3, **options) -> dict[str, list[str]]:
+    """The lists in the error: problem -> entries."""
+    with pytest.raises(
+        CheckpointError, match=r"cannot load this checkpoint: give a checkpoint of this model or"
+    ) as error:
         case.small(**{**overlay(state_dict), **options, "num_classes": num_classes})
-    assert type(caught.value.__cause__) is not TypeError
-    _, _, lists = str(caught.value).partition("dense counterpart. ")
-    found = {}
+    assert type(error.value.__cause__) is not TypeError
+    _, _, lists = str(error.value).partition("dense counterpart. ")
+    problems = {}
     for part in lists.split(". "):
         label, _, entries = part.partition("): ")
-        what, _, number = label.rpartition(" (")
-        found[what] = entries.split("; ")
-        assert int(number) == len(found[what])
-    return found
+        problem, _, number = label.rpartition(" (")
+        problems[problem] = entries.split("; ")
+        assert int(number) == len(problems[problem])
+    return problems
 
 
-@CLASSES
-@pytest.mark.parametrize("case", [GMOE, MOGE], ids=lambda case: case.name)
-def test_dense_without_fc1_in_a_mixture_block(case, num_classes):
-    found = refusal(case, without(case.small_dense().state_dict(), "blocks.2.mlp.fc1"), num_classes)
-    layer = "blocks.2.mlp"
-    shared = [f"{layer}.shared.fc1.weight", f"{layer}.shared.fc1.bias"] if case is MOGE else []
-    assert found.keys() == {"missing from the checkpoint"}
-    assert sorted(found["missing from the checkpoint"]) == sorted(
-        [f"{layer}.experts.fc1.weight", f"{layer}.experts.fc1.bias", *shared]
-    )
+def keys(case: Case, part: str, **options) -> list[str]:
+    """Keys of a small variant that contain a part."""
+    return [key for key in case.small(**options).state_dict() if part in key]
 
 
-@CLASSES
-def test_dense_without_anything_in_a_dense_block(num_classes):
-    found = refusal(GMOE, without(GMOE.small_dense().state_dict(), "blocks.3.mlp.fc2.weight"), num_classes)
-    assert found == {"missing from the checkpoint": ["blocks.3.mlp.fc2.weight"]}
+DENSE_MLP = [f"{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")]
+REFUSED: dict[str, tuple[Case, Callable[[], Weights], Callable[[], dict[str, list[str]]]]] = {
+    "dense without fc1 in a mixture block": (
+        GMOE,
+        lambda: without(GMOE.small_dense().state_dict(), "blocks.2.mlp.fc1"),
+        lambda: {MISSING: keys(GMOE, "blocks.2.mlp.experts.fc1")},
+    ),
+    "dense without fc1 in a block of MoGE": (
+        MOGE,
+        lambda: without(MOGE.small_dense().state_dict(), "blocks.2.mlp.fc1"),
+        lambda: {MISSING: keys(MOGE, "blocks.2.mlp.experts.fc1") + keys(MOGE, "blocks.2.mlp.shared.fc1")},
+    ),
+    "dense without a weight in a dense block": (
+        GMOE,
+        lambda: without(GMOE.small_dense().state_dict(), "blocks.3.mlp.fc2.weight"),
+        lambda: {MISSING: ["blocks.3.mlp.fc2.weight"]},
+    ),
+    "a deeper source": (
+        GMOE,
+        lambda: GMOE.small_dense(depth=5).state_dict(),
+        lambda: {SURPLUS: keys(GMOE, "blocks.4.", depth=5, moe_layers=[0])},
+    ),
+    "a shallower source": (
+        GMOE,
+        lambda: GMOE.small_dense(depth=3).state_dict(),
+        lambda: {MISSING: keys(GMOE, "blocks.3.")},
+    ),
+    "a mixture without one router": (
+        MOGE,
+        lambda: without(MOGE.small().state_dict(), "blocks.2.mlp.router"),
+        lambda: {MISSING: keys(MOGE, "blocks.2.mlp.router")},
+    ),
+    "a mixture without its experts in one layer": (
+        GMOE,
+        lambda: without(GMOE.small().state_dict(), "blocks.0.mlp.experts"),
+        lambda: {MISSING: keys(GMOE, "blocks.0.mlp.experts")},
+    ),
+    "MoGE without its location encoder": (
+        MOGE,
+        lambda: without(MOGE.small().state_dict(), "metadata_encoder"),
+        lambda: {MISSING: keys(MOGE, "metadata_encoder.")},
+    ),
+    "an unrelated file, taken for a dense source, whose routers are not needed": (
+        GMOE,
+        lambda: {"conv1.weight": torch.zeros(4, 3, 3, 3)},
+        lambda: {MISSING: [key for key in keys(GMOE, "") if not key.startswith("head.") and ".router." not in key]},
+    ),
+}
 
 
-@CLASSES
-def test_a_wider_source(num_classes):
-    found = refusal(GMOE, GMOE.small_dense(embed_dim=64).state_dict(), num_classes)
-    assert found.keys() == {"of another shape"}
-    assert "cls_token: (1, 1, 64) in the checkpoint, (1, 1, 32) in the model" in found["of another shape"]
+@pytest.mark.parametrize("num_classes", [10, 3], ids=["same classes", "other classes"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_missing_and_surplus_weights_are_listed(name, num_classes):
+    case, weights, expected = REFUSED[name]
+    listed = refusal(case, weights(), num_classes)
+    assert {problem: sorted(entries) for problem, entries in listed.items()} == {
+        problem: sorted(entries) for problem, entries in expected().items()
+    }
+
+
+def test_a_wider_source():
+    listed = refusal(GMOE, GMOE.small_dense(embed_dim=64).state_dict())
+    assert listed.keys() == {SHAPE}
+    assert "cls_token: (1, 1, 64) in the checkpoint, (1, 1, 32) in the model" in listed[SHAPE]
     experts = "blocks.0.mlp.experts.fc1.weight: (6, 256, 64) in the checkpoint, (6, 128, 32) in the model"
-    assert experts in found["of another shape"]
-    assert len(found["of another shape"]) == len(
-        [
-            key
-            for key in GMOE.small().state_dict()
-            if "router" not in key and not key.startswith(("head", "patch_embed"))
-        ]
+    assert experts in listed[SHAPE]
+    fitting = ("head", "patch_embed")  # which timm adapts
+    assert len(listed[SHAPE]) == len(
+        [key for key in keys(GMOE, "") if "router" not in key and not key.startswith(fitting)]
     )
 
 
-@CLASSES
-def test_a_deeper_source(num_classes):
-    found = refusal(GMOE, GMOE.small_dense(depth=5).state_dict(), num_classes)
-    fifth = [key for key in GMOE.small_dense(depth=5).state_dict() if key.startswith("blocks.4.")]
-    assert found == {"not in the model": fifth}
+def test_other_mixtures():
+    listed = refusal(GMOE, GMOE.small().state_dict(), num_experts=3)
+    assert listed.keys() == {SHAPE}
+    assert "blocks.0.mlp.router.codes: (6, 256) in the checkpoint, (3, 256) in the model" in listed[SHAPE]
+    assert len(listed[SHAPE]) == 2 * 5  # codes, and two weights and biases of the experts, in two layers
+    listed = refusal(GMOE, GMOE.small().state_dict(), router="linear")
+    assert listed[MISSING] == ["blocks.0.mlp.router.gate.weight", "blocks.2.mlp.router.gate.weight"]
+    assert len(listed[SURPLUS]) == 2 * 4
+    listed = refusal(GMOE, GMOE.small(moe_layers=[1]).state_dict(), moe_layers=[2])
+    assert listed[MISSING] == [f"blocks.1.mlp.{part}" for part in DENSE_MLP]
+    assert all(key.startswith("blocks.1.mlp.") for key in listed[SURPLUS])
+    listed = refusal(MOGE, GMOE.small().state_dict())
+    assert {"blocks.0.mlp.shared.fc1.weight", "blocks.0.mlp.gamma"} <= set(listed[MISSING])
+    assert "blocks.0.mlp.router.proj.weight" in listed[SURPLUS]
 
 
-@CLASSES
-def test_a_shallower_source(num_classes):
-    found = refusal(GMOE, GMOE.small_dense(depth=3).state_dict(), num_classes)
-    fourth = [key for key in GMOE.small().state_dict() if key.startswith("blocks.3.")]
-    assert found == {"missing from the checkpoint": fourth}
-
-
-@CLASSES
-@pytest.mark.parametrize("case", [GMOE, MOGE], ids=lambda case: case.name)
-def test_a_mixture_checkpoint_without_one_router(case, num_classes):
-    weights = case.small().state_dict()
-    found = refusal(case, without(weights, "blocks.2.mlp.router"), num_classes)
-    assert found == {"missing from the checkpoint": [key for key in weights if "blocks.2.mlp.router" in key]}
-
-
-@CLASSES
-def test_a_mixture_checkpoint_without_its_experts_in_one_layer(num_classes):
-    weights = GMOE.small().state_dict()
-    found = refusal(GMOE, without(weights, "blocks.0.mlp.experts"), num_classes)
-    assert found == {"missing from the checkpoint": [key for key in weights if "blocks.0.mlp.experts" in key]}
-
-
-@CLASSES
-def test_another_number_of_experts(num_classes):
-    found = refusal(GMOE, GMOE.small().state_dict(), num_classes, num_experts=3)
-    assert found.keys() == {"of another shape"}
-    assert "blocks.0.mlp.router.codes: (6, 256) in the checkpoint, (3, 256) in the model" in found["of another shape"]
-    assert len(found["of another shape"]) == 2 * 5  # codes, and two weights and biases of the experts, in two layers
-
-
-@CLASSES
-def test_another_kind_of_router(num_classes):
-    found = refusal(GMOE, GMOE.small().state_dict(), num_classes, router="linear")
-    gates = ["blocks.0.mlp.router.gate.weight", "blocks.2.mlp.router.gate.weight"]
-    assert found["missing from the checkpoint"] == gates
-    assert len(found["not in the model"]) == 2 * 4
-
-
-@CLASSES
-def test_mixtures_in_other_blocks(num_classes):
-    found = refusal(GMOE, GMOE.small(moe_layers=[1]).state_dict(), num_classes, moe_layers=[2])
-    assert found["missing from the checkpoint"] == [f"blocks.1.mlp.{part}" for part in dense_feed_forward()]
-    assert all(key.startswith("blocks.1.mlp.") for key in found["not in the model"])
-
-
-def dense_feed_forward() -> list[str]:
-    return [f"{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")]
-
-
-@CLASSES
-def test_a_moge_checkpoint_without_its_location_encoder(num_classes):
-    weights = MOGE.small().state_dict()
-    found = refusal(MOGE, without(weights, "metadata_encoder"), num_classes)
-    assert found == {"missing from the checkpoint": [key for key in weights if key.startswith("metadata_encoder.")]}
-
-
-@CLASSES
-def test_a_gmoe_checkpoint_into_moge(num_classes):
-    found = refusal(MOGE, GMOE.small().state_dict(), num_classes)
-    assert "blocks.0.mlp.shared.fc1.weight" in found["missing from the checkpoint"]
-    assert "blocks.0.mlp.gamma" in found["missing from the checkpoint"]
-    assert "blocks.0.mlp.router.proj.weight" in found["not in the model"]
-
-
-@CLASSES
-def test_an_unrelated_file(num_classes):
-    found = refusal(GMOE, {"conv1.weight": torch.zeros(4, 3, 3, 3)}, num_classes)
-    # Routers are not asked for: a file with nothing of a mixture layer is taken for a dense source
-    expected = [key for key in GMOE.small().state_dict() if not key.startswith("head.") and ".router." not in key]
-    assert found == {"missing from the checkpoint": expected}
-
-
-def test_register_tokens_that_the_source_lacks():
-    found = refusal(GMOE, GMOE.small_dense().state_dict(), 3, reg_tokens=2)
-    assert found["missing from the checkpoint"] == ["reg_token"]
-
-
-def test_features_only_is_no_excuse():
+def test_options_that_the_source_lacks():
+    assert refusal(GMOE, GMOE.small_dense().state_dict(), reg_tokens=2)[MISSING] == ["reg_token"]
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.weight"):
         GMOE.small(features_only=True, **overlay(without(GMOE.small_dense().state_dict(), "blocks.1.mlp.fc1")))
 
 
-def test_first_convolution_of_another_size_is_refused_by_timm():
-    weights = {**GMOE.small_dense().state_dict(), "patch_embed.proj.weight": torch.zeros(32, 4, 16, 16)}
+def test_timm_refuses_another_first_convolution_and_a_missing_classifier():
+    dense = GMOE.small_dense().state_dict()
     with pytest.raises(RuntimeError, match=r"patch_embed\.proj"):
-        GMOE.small(**{**overlay(weights), "num_classes": 3})
-
-
-def test_a_missing_classifier_is_refused_where_the_classes_agree():
-    weights = without(GMOE.small_dense().state_dict(), "head.")
+        GMOE.small(**{**overlay({**dense, "patch_embed.proj.weight": torch.zeros(32, 4, 16, 16)}), "num_classes": 3})
     with pytest.raises(RuntimeError, match=r"head\.weight"):
-        GMOE.small(**overlay(weights))
-    GMOE.small(**{**overlay(weights), "num_classes": 3})
-
-
-def test_the_message_names_the_class_and_the_remedy():
-    with pytest.raises(
-        CheckpointError, match=r"MoeVisionTransformer cannot load .* give a checkpoint of this model or"
-    ):
-        GMOE.small(**overlay({"conv1.weight": torch.zeros(1)}))
+        GMOE.small(**overlay(without(dense, "head.")))
+    GMOE.small(**{**overlay(without(dense, "head.")), "num_classes": 3})

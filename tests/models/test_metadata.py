@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.models.test_moge_modes import SIZES, built
+from tests.models.test_moge import SIZES, built
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MetadataError
 from timm_moe_dg.networks import data_config, load_trained, save_network
 from timm_moe_dg.networks.trained import set_coverage_radius

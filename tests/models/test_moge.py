@@ -1,19 +1,37 @@
-"""MoGE models: what metadata does to a prediction, what its absence does, and which metadata are refused.
+"""MoGE models: predictions with metadata, without, and in each expert mode; refused metadata.
 
-The reference recomputes the mixture layers image by image, straight from the weights, in float64.
+The reference recomputes the mixture layers image by image from the weights, in float64.
 """
 
+import json
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import timm_moe_dg
 from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
-from timm_moe_dg.errors import MetadataError, RouterError
+from timm_moe_dg.errors import CheckpointError, MetadataError, RouterError
+from timm_moe_dg.losses import moge_losses
+from timm_moe_dg.models._load import upcycle_filter_fn
+from timm_moe_dg.networks import save_network
 
 COORDINATES, IDS = BY_NAME["moge_tiny"], BY_NAME["moge_small_patch32_384"]
+SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}
+PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [100.0, -20.0], [0.0, 0.0], [179.0, 80.0]])
+
+
+def built(encoder: str) -> nn.Module:
+    """A model whose experts differ enough to matter."""
+    torch.manual_seed(0)
+    model = timm.create_model("moge_tiny", metadata_encoder=encoder, num_locations=9, **SIZES).eval()
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.data.mul_(20)
+    return model
 
 
 def feed_forward(x, fc1_weight, fc1_bias, fc2_weight, fc2_bias):
@@ -129,7 +147,7 @@ def test_shared_mode_ignores_metadata_and_routed_mode_restores_it(moge, model):
     assert torch.equal(model(images, metadata), routed)
 
 
-@pytest.mark.parametrize("mode", ["sparse", 6, -1, True, 1.0, None])
+@pytest.mark.parametrize("mode", ["sparse", 6])  # others are in test_geo_moe_mlp.py
 def test_an_unknown_expert_mode_is_refused_and_changes_nothing(mode):
     model, inputs = COORDINATES.small().eval(), COORDINATES.inputs()
     before = model(*inputs)
@@ -139,51 +157,20 @@ def test_an_unknown_expert_mode_is_refused_and_changes_nothing(mode):
 
 
 @torch.no_grad()
-def test_missing_metadata_give_the_shared_logits_bit_by_bit(moge):
-    model = randomize(moge.small()).eval()
-    images, metadata = moge.inputs(6)
-    absent = unknown(metadata)
-    alone, mixed = model(images), model(images, metadata)
-    assert torch.equal(mixed[absent], alone[absent])
-    assert not torch.isclose(mixed[~absent], alone[~absent]).all(dim=1).any()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("place", [(float("nan"), 1.0), (1.0, float("nan")), (float("nan"), float("nan"))])
-def test_one_missing_coordinate_is_enough(place):
-    model, images = randomize(COORDINATES.small()).eval(), COORDINATES.images(1)
-    assert torch.equal(model(images, torch.tensor([place])), model(images))
-
-
-@torch.no_grad()
-def test_a_prediction_depends_on_the_place(moge):
-    model, image = randomize(moge.small()).eval(), moge.images(1)
-    places = (
-        [torch.tensor([[10.0, 20.0]]), torch.tensor([[-120.0, -33.0]])]
-        if moge is COORDINATES
-        else [
-            torch.tensor([3]),
-            torch.tensor([4]),
-        ]
-    )
-    assert not torch.equal(model(image, places[0]), model(image, places[1]))
-
-
-@torch.no_grad()
-def test_longitudes_180_degrees_either_way_are_the_same_place():
-    model, image = randomize(COORDINATES.small(dtype=torch.float64)).eval(), COORDINATES.images(1).double()
-    west, east = (model(image, torch.tensor([[longitude, 10.0]], dtype=torch.float64)) for longitude in (-180.0, 180.0))
-    torch.testing.assert_close(west, east, rtol=0, atol=1e-10)
-
-
-def test_a_routing_record_marks_which_images_were_routed(moge):
-    model, (images, metadata) = moge.small().eval(), moge.inputs(3)
-    with timm_moe_dg.record_routing(model):
-        model(images, metadata)
-    for output in timm_moe_dg.router_outputs(model).values():
-        assert output.routed.tolist() == [True, False, True]
-        assert output.expert_indices.shape == (3, 3)
-        torch.testing.assert_close(output.combine_weights.sum(1), torch.ones(3))
+@pytest.mark.parametrize("encoder", ["spherical_harmonics", "sincos", "location_id"])
+def test_images_without_metadata_get_exactly_the_shared_logits(encoder):
+    model, images = built(encoder), torch.randn(5, 3, 16, 16)
+    metadata = torch.tensor([0, 3, 7, 8, 4]) if encoder == "location_id" else PLACES
+    absent = metadata.clone()
+    if encoder == "location_id":
+        absent[[1, 3]] = torch.tensor([-1, -100])
+        assert torch.equal(model(images, metadata.int()), model(images, metadata))
+    else:  # one missing coordinate is enough
+        absent[1, 0] = absent[3, 1] = math.nan
+    routed, mixed, shared_alone = model(images, metadata), model(images, absent), model(images)
+    assert torch.equal(mixed[[1, 3]], shared_alone[[1, 3]])
+    torch.testing.assert_close(mixed[[0, 2, 4]], routed[[0, 2, 4]])
+    assert (routed - shared_alone).abs().amax(1).min() > 1e-3
 
 
 def test_training_without_metadata_has_no_auxiliary_loss_and_finite_gradients(moge):
@@ -195,101 +182,68 @@ def test_training_without_metadata_has_no_auxiliary_loss_and_finite_gradients(mo
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_the_head_alone_can_be_trained_on_the_frozen_shared_backbone(moge):
-    model = moge.small()
-    model.requires_grad_(False).get_classifier().requires_grad_(True)
-    model.set_expert_mode("shared")
-    model(*moge.inputs()).sum().backward()
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == {
-        "head.weight",
-        "head.bias",
-    }
-
-
-def test_an_encoder_of_ones_own_takes_other_metadata():
+def test_a_given_encoder_takes_other_metadata():
     encoder = torch.nn.Linear(3, 16)
     model = randomize(COORDINATES.small(metadata_encoder=encoder, metadata_features=16)).eval()
-    images, sensors = COORDINATES.images(), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [float("nan"), 0.0, 0.0]])
+    images, sensors = COORDINATES.images(), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [math.nan, 0.0, 0.0]])
     logits = model(images, sensors)
     assert torch.equal(logits[2], model(images)[2])
     assert not torch.equal(logits[1], model(images)[1])
-    encoder.out_features = 16
-    assert torch.equal(model(images, sensors), logits)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "message"),
+    ("case", "metadata", "message"),
     [
-        (torch.tensor([[10.0, 90.5]] * 3), r"latitude=90\.5.*-90\.\.90 degrees"),
-        (torch.tensor([[10.0, -90.5]] * 3), r"latitude=90\.5"),
-        (torch.tensor([[45.0, 120.0]] * 3), r"latitude=120\.0.*are longitude and latitude swapped\?"),
-        (torch.tensor([[181.0, 10.0]] * 3), r"longitude=181\.0.*subtract 360"),
-        (torch.tensor([[1000.0, 10.0]] * 3), r"longitude=1000\.0.*-180\.\.180"),
-        (torch.tensor([[float("inf"), 10.0]] * 3), r"longitude=.*-180\.\.180"),
-        (torch.zeros(3), r"metadata shape=\(3,\).*\(batch, 2\)"),
-        (torch.zeros(3, 3), r"metadata shape=\(3, 3\)"),
-        (torch.zeros(2, 2), r"metadata shape=\(2, 2\).*one row per image, 3"),
-        (torch.tensor(1.0), r"metadata shape=\(\)"),
-        (torch.zeros(3, 2, dtype=torch.int64), r"metadata dtype=torch\.int64.*floats"),
-        (torch.zeros(3, 2, dtype=torch.bool), r"metadata dtype=torch\.bool"),
+        (COORDINATES, torch.tensor([[45.0, 120.0]] * 3), r"latitude=120\.0.*are longitude and latitude swapped\?"),
+        (COORDINATES, torch.tensor([[0.0, 1.0], [math.nan, 2.0], [3.0, 95.0]]), r"latitude=95"),
+        (COORDINATES, torch.tensor([[math.inf, 10.0]] * 3), r"longitude=.*-180\.\.180"),
+        (COORDINATES, torch.zeros(2, 2), r"metadata shape=\(2, 2\).*one row per image, 3"),
+        (COORDINATES, torch.tensor(1.0), r"metadata shape=\(\)"),
+        (IDS, torch.tensor([0, 1, 323]), r"location id=323.*0 to 322.*-1 for an unknown location.*num_locations"),
+        (IDS, torch.tensor([0, 1]), r"metadata shape=\(2,\).*one row per image, 3"),
     ],
 )
-def test_wrong_coordinates_are_refused(metadata, message):
-    with pytest.raises(MetadataError, match=message):
-        COORDINATES.small().eval()(COORDINATES.images(), metadata)
+def test_wrong_metadata_is_refused(case, metadata, message):
+    model = case.small().eval()
+    for method in (model.forward, model.forward_features, model.forward_intermediates):
+        with pytest.raises(MetadataError, match=message):
+            method(case.images(), metadata=metadata)
 
 
-def test_one_wrong_row_among_good_and_missing_ones_is_refused():
-    with pytest.raises(MetadataError, match=r"latitude=95"):
-        COORDINATES.small().eval()(COORDINATES.images(), torch.tensor([[0.0, 1.0], [float("nan"), 2.0], [3.0, 95.0]]))
-
-
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (torch.tensor([0, 1, 323]), r"location id=323.*0 to 322.*-1 for an unknown location.*num_locations"),
-        (torch.tensor([0.0, 1.0, 2.0]), r"metadata dtype=torch\.float32.*int64 location ids"),
-        (torch.tensor([True, False, True]), r"metadata dtype=torch\.bool"),
-        (torch.tensor([[0], [1], [2]]), r"metadata shape=\(3, 1\).*one location id per image"),
-        (torch.tensor([0, 1]), r"metadata shape=\(2,\).*one row per image, 3"),
-    ],
-)
-def test_wrong_location_ids_are_refused(metadata, message):
-    with pytest.raises(MetadataError, match=message):
-        IDS.small().eval()(IDS.images(), metadata)
-
-
-@pytest.mark.parametrize("method", ["forward_features", "forward_intermediates"])
-def test_features_check_metadata_too(method):
-    with pytest.raises(MetadataError, match="latitude"):
-        getattr(COORDINATES.small(), method)(COORDINATES.images(), metadata=torch.tensor([[0.0, 91.0]] * 3))
-
-
-@pytest.mark.parametrize(
-    ("encoder", "message"),
-    [("zip_code", r"metadata_encoder='zip_code': choose one of"), (torch.nn.ReLU(), r"metadata_features=None: give")],
-)
-def test_an_unknown_encoder_and_one_of_unknown_width_are_refused(encoder, message):
-    with pytest.raises(MetadataError, match=message):
-        COORDINATES.small(metadata_encoder=encoder)
+def test_encoders_by_name_and_their_errors():
+    with pytest.raises(MetadataError, match=r"metadata_encoder='gps'.*sincos.*satclip"):
+        timm.create_model("moge_tiny", metadata_encoder="gps", **SIZES)
+    with pytest.raises(MetadataError, match=r"metadata_features=None: give"):
+        timm.create_model("moge_tiny", metadata_encoder=nn.ReLU(), **SIZES)
+    model = timm.create_model("moge_tiny", metadata_drop=0.25, metadata_features=32, **SIZES)
+    assert model.metadata_encoder.encoder.drop.p == 0.25
+    assert model.metadata_encoder.out_features == 32
 
 
 @torch.no_grad()
-def test_the_bounds_themselves_are_places():
-    model = COORDINATES.small().eval()
+def test_the_bounds_of_coordinates_and_an_empty_batch_are_valid():
+    model, images = COORDINATES.small().eval(), COORDINATES.images()
     corners = torch.tensor([[180.0, 90.0], [-180.0, -90.0], [0.0, 0.0]])
-    assert model(COORDINATES.images(), corners).isfinite().all()
+    assert model(images, corners).isfinite().all()
+    assert model(images[:0], corners[:0]).shape == (0, 10)
 
 
-@torch.no_grad()
-def test_ids_may_be_of_any_integer_type_and_every_negative_one_is_unknown():
-    model, images = randomize(IDS.small()).eval(), IDS.images()
-    ids = torch.tensor([3, -1, 7])
-    assert torch.equal(model(images, ids.int()), model(images, ids))
-    assert torch.equal(model(images, torch.tensor([3, -100, 7])), model(images, ids))
+def test_a_model_without_shared_experts_is_saved_scripted_trained_and_upcycled_as_such(tmp_path):
+    model = timm.create_model("moge_tiny", shared_expert=False, router_noise=0.0, metadata_drop=0.0, **SIZES)
+    save_network(model, tmp_path, "abcde", {"input_size": (3, 16, 16)})
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["shared_expert"] is False
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.randn(5, 3, 16, 16)
+    expected = model.eval()(images, PLACES)
+    torch.testing.assert_close(again(images, PLACES), expected)
+    torch.testing.assert_close(torch.jit.script(model)(images, PLACES), expected)
+    with pytest.raises(MetadataError, match=r"metadata of samples=\[2\]"):
+        model(images, PLACES.index_fill(0, torch.tensor([2]), math.nan))
 
+    model.train()(images, PLACES).sum().backward()
+    assert "supcon_loss" not in moge_losses(model, torch.arange(5))  # a loss of the shared expert
 
-@torch.no_grad()
-def test_an_empty_batch_is_an_empty_prediction(moge):
-    model, (images, metadata) = moge.small().eval(), moge.inputs(3)
-    assert model(images[:0], metadata[:0]).shape == (0, 10)
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    upcycle_filter_fn(dense.state_dict(), model)  # would name missing weights
+    with pytest.raises(CheckpointError, match="not in the model"):
+        upcycle_filter_fn(timm.create_model("moge_tiny", **SIZES).state_dict(), model)

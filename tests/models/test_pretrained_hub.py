@@ -51,26 +51,17 @@ def expected(case, dense_models):
     return dense.forward_head(tokens, pre_logits=True), dense.forward_head(tokens)
 
 
-def test_from_the_cache_every_model_computes_what_its_dense_source_computes(case, dense_models, offline_answers):
-    _, logits = expected(case, dense_models)
-    ours = torch.tensor(offline_answers[case.name, 1000]["logits"])
-    torch.testing.assert_close(ours, logits, rtol=0, atol=TOLERANCE)
+def test_from_the_cache_every_model_computes_what_its_dense_source_computes(registered, dense_models, offline_answers):
+    features, logits = expected(registered, dense_models)
+    same, other = (offline_answers[registered.name, classes] for classes in (1000, 7))
+    torch.testing.assert_close(torch.tensor(same["logits"]), logits, rtol=0, atol=TOLERANCE)
+    # With other classes only the classifier is new
+    torch.testing.assert_close(torch.tensor(other["features"]), features, rtol=0, atol=TOLERANCE)
+    assert torch.tensor(other["logits"]).shape == (3, 7)
+    line = f"Upcycled from timm/{registered.dense}: 12 experts filled in 2 mixture layers."
+    assert same["log"] == other["log"] == [line]
 
 
-def test_with_other_classes_only_the_classifier_is_new(case, dense_models, offline_answers):
-    features, _ = expected(case, dense_models)
-    answer = offline_answers[case.name, 7]
-    torch.testing.assert_close(torch.tensor(answer["features"]), features, rtol=0, atol=TOLERANCE)
-    assert torch.tensor(answer["logits"]).shape == (3, 7)
-
-
-def test_the_log_says_which_source_filled_how_many_experts(case, offline_answers):
-    expected_line = f"Upcycled from timm/{case.dense}: 12 experts filled in 2 mixture layers."
-    assert offline_answers[case.name, 1000]["log"] == [expected_line]
-    assert offline_answers[case.name, 7]["log"] == [expected_line]
-
-
-@pytest.mark.slow
 def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
     (answer,) = ask([small_request("gmoe_tiny_patch16")], tmp_path, HF_HUB_OFFLINE="1")
     assert "LocalEntryNotFoundError" in answer["error"]

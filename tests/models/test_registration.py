@@ -32,43 +32,26 @@ def test_every_model_belongs_to_one_module():
     assert len(BY_NAME) == 7
 
 
-def test_listed_as_pretrained_under_its_tag(case):
-    assert timm.list_models(f"{case.name}*", pretrained=True) == [f"{case.name}.{case.tag}"]
-
-
-def test_the_tag_is_the_default_configuration(case):
-    assert timm.get_pretrained_cfg(case.name) == timm.get_pretrained_cfg(f"{case.name}.{case.tag}")
-    assert timm.get_pretrained_cfg(case.name).architecture == case.name
-
-
-def test_weights_come_from_the_dense_source_on_the_hub_and_nowhere_else(case):
-    cfg = timm.get_pretrained_cfg(case.name)
-    assert cfg.hf_hub_id == f"timm/{case.dense}"
+def test_the_only_tag_is_the_default_configuration_and_names_the_dense_source(registered):
+    name, tag = registered.name, registered.tag
+    assert timm.list_models(f"{name}*", pretrained=True) == [f"{name}.{tag}"]
+    cfg, dense = timm.get_pretrained_cfg(name), timm.get_pretrained_cfg(registered.dense)
+    assert cfg == timm.get_pretrained_cfg(f"{name}.{tag}")
+    assert cfg.architecture == name
+    assert cfg.hf_hub_id == f"timm/{registered.dense}"
     assert not cfg.url
     assert not cfg.custom_load  # it would go past the filter that upcycles
+    assert cfg.license == "apache-2.0"
+    keys = "num_classes input_size mean std crop_pct interpolation first_conv classifier license"
+    for key in keys.split():
+        assert getattr(cfg, key) == getattr(dense, key), key
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier", "license"],
-)
-def test_configuration_describes_the_dense_weights_as_timm_does(case, key):
-    ours, theirs = timm.get_pretrained_cfg(case.name), timm.get_pretrained_cfg(case.dense)
-    assert getattr(ours, key) == getattr(theirs, key)
-
-
-def test_every_license_is_apache():
-    assert {timm.get_pretrained_cfg(case.name).license for case in CASES} == {"apache-2.0"}
-
-
-def test_preprocessing_is_that_of_the_dense_model(case):
-    mixture = case.build(device="meta", weight_init="skip")
-    dense = case.build_dense(device="meta", weight_init="skip")
+def test_preprocessing_and_image_size_are_those_of_the_dense_model(registered):
+    mixture = registered.build(device="meta", weight_init="skip")
+    dense = registered.build_dense(device="meta", weight_init="skip")
     assert resolve_model_data_config(mixture) == resolve_model_data_config(dense)
-
-
-def test_the_registered_image_size_is_built(case):
-    assert case.build(device="meta", weight_init="skip").patch_embed.img_size == (case.img_size, case.img_size)
+    assert mixture.patch_embed.img_size == (registered.img_size, registered.img_size)
 
 
 def test_a_misspelled_option_is_refused(case):
