@@ -86,9 +86,9 @@ def test_its_pictures_are_drawn(run, words):
     ("words", "message"),
     [
         ([], r"cannot be decoded .*it has 5 bands: give --in-chans 5"),
-        (["--in-chans", "4"], r"has 5 bands, and 4 are wanted"),
+        (["--in-chans", "4"], r"has 5 bands, expected 4"),
         (["--in-chans", "5", "--mean", "1", "2", "3"], r"mean=\[1.0, 2.0, 3.0\]: give a value for each of the 5 bands"),
-        (["--in-chans", "5", "--aa", "rand-m9-mstd0.5"], r"aa='rand-m9-mstd0.5': is of RGB images, and these have 5"),
+        (["--in-chans", "5", "--aa", "rand-m9-mstd0.5"], r"aa='rand-m9-mstd0.5': needs RGB images, and these have 5"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(data, tmp_path, words, message):
@@ -99,7 +99,7 @@ def test_what_does_not_go_together_is_one_line(data, tmp_path, words, message):
 def test_one_file_of_other_bands_among_the_training_images_is_found_before_training(tmp_path):
     data = band_folder(tmp_path / "data")
     write_tiff(data / "Africa-train-3.tif", np.zeros((4, 16, 16), np.uint16))
-    with pytest.raises(SystemExit, match=r"Africa-train-3.tif': has 4 bands, and 5 are wanted"):
+    with pytest.raises(SystemExit, match=r"Africa-train-3.tif': has 4 bands, expected 5"):
         finetune(data, tmp_path / "runs", "a", "--in-chans", "5", "--dry-run")
 
 
