@@ -15,7 +15,7 @@ from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
 SPEED = TOOLS.parent / "docs" / "speed.md"
 QUICK = ["--rounds", "2", "--warmup", "0", "--threads", "1"]
-LAYER = ["--model", "gmoe_tiny_patch16", "--img-size", "32", "--layer"]
+LAYER = ["--model", "gmoe", "--backbone", "test_vit", "--layer"]
 METHODS = ["--model", "test_vit", "--img-size", "32", "--batch-size", "2", "--no-memory"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
@@ -71,7 +71,8 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
     assert len(rows) == 2 * 2 * 3
     assert {(row["options"]["num_experts"], row["batch_size"]) for row in rows} == {(2, 1), (2, 3), (4, 1), (4, 3)}
     dense = [row for row in rows if row["against"] == "dense twin"]
-    assert {row["parameters"] for row in dense} == {2 * WIDTH * HIDDEN + WIDTH + HIDDEN}
+    mlp = timm.create_model("test_vit").blocks[0].mlp
+    assert {row["parameters"] for row in dense} == {sum(parameter.numel() for parameter in mlp.parameters())}
     with Image.open(tmp_path / "cost.png") as picture:
         picture.verify()
 
@@ -97,8 +98,8 @@ def test_types_and_dispatches_are_varied_and_stand_in_the_table(tool, tmp_path):
 @pytest.mark.slow
 def test_compiled_programs_are_measured(tool, tmp_path):
     rows = by_label(run(tool, tmp_path, "models", *LAYER, "--batch-size", "1", "--program", "compiled"))
-    assert rows["gmoe_tiny_patch16"]["program"] == "compiled"
-    assert rows["gmoe_tiny_patch16"]["taken"] == []  # a compiled program has no dispatch of an eager forward
+    assert rows["gmoe"]["program"] == "compiled"
+    assert rows["gmoe"]["taken"] == []  # a compiled program has no dispatch of an eager forward
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])

@@ -15,9 +15,7 @@ CONDITIONS = ("model", "mode", "dtype", "program", "dispatch")
 
 
 def plot_cost(rows: Sequence[Row], path: Path) -> None:
-    """Draws a panel for each dense model: the ratio of times against the first size that was varied.
-
-    Whatever else was varied gets a line for each of its values.
+    """Draws a panel for each dense model: time ratios against the first size that was varied, a line per other setting.
 
     Args:
         rows: Rows of `tools/benchmark.py models`: "model", "against", "options", the conditions and "ratio".

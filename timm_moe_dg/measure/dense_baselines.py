@@ -78,7 +78,7 @@ def random_inputs(model: Network, name: str, options: Options, batch_size: int, 
         device: Torch device of the tensors.
     """
     if isinstance(model, RoutedMlp) or type(model) in DENSE_FORMS:
-        return _layer_inputs(model, _num_tokens(name, options), batch_size, device)
+        return _layer_inputs(model, timm.create_model(name, device="meta", **options), batch_size, device)
     # Networks of one size; the others take any
     fixed_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     size = fixed_size or resolve_model_data_config(model)["input_size"][1:]
@@ -92,7 +92,11 @@ def random_inputs(model: Network, name: str, options: Options, batch_size: int, 
     return images, (torch.rand(batch_size, 2, device=device) - 0.5) * degrees
 
 
-def _layer_inputs(layer: Network, tokens: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+def _layer_inputs(layer: Network, plan: Network, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    if hasattr(plan, "patch_embed") and hasattr(plan.patch_embed, "num_patches"):
+        tokens = plan.patch_embed.num_patches + getattr(plan, "num_prefix_tokens", 0)
+    else:
+        tokens = 14**2  # convolutional networks: the stage with the most blocks, at 224 pixels
     if isinstance(layer, RoutedMlp):
         features, channels_first = layer.fc1.weight.shape[-1], getattr(layer, "channels_first", False)
     else:
@@ -103,16 +107,8 @@ def _layer_inputs(layer: Network, tokens: int, batch_size: int, device: str) -> 
     x = torch.randn(shape, device=device, requires_grad=True)
     if not isinstance(layer, GeoMoeMlp):
         return (x,)
-    known = torch.ones(batch_size, dtype=torch.bool, device=device)
-    return x, torch.randn(batch_size, layer.router.codes.shape[1], device=device), known
-
-
-def _num_tokens(name: str, options: Options) -> int:
-    """Tokens per image."""
-    plan: Network = timm.create_model(name, device="meta", **options)
-    if not hasattr(plan, "patch_embed") or not hasattr(plan.patch_embed, "num_patches"):
-        return 14**2  # convolutional networks: the stage with the most blocks, at 224 pixels
-    return plan.patch_embed.num_patches + getattr(plan, "num_prefix_tokens", 0)
+    present = torch.ones(batch_size, dtype=torch.bool, device=device)
+    return x, torch.randn(batch_size, layer.router.codes.shape[1], device=device), present
 
 
 def _active_width(plan: Network) -> int:

@@ -1,6 +1,7 @@
 """Interleaved timing, so that noise of the machine hits everything that is compared."""
 
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,5 @@ def device_name(device: str | torch.device) -> str:
     if torch.device(device).type != "cpu":
         return str(device)
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
+    models = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    return models[0] if models else platform.processor() or platform.machine()
