@@ -198,13 +198,7 @@ def dropped_positions(size: int, rate: float, generator: torch.Generator) -> Ten
 
 
 class _Constants(NamedTuple):
-    """The inputs without gradients.
-
-    Attributes:
-        assignments: Items of each expert.
-        activation: Activation of the hidden features.
-        dropout: Dropout of the hidden features; None for none.
-    """
+    """The inputs without gradients."""
 
     assignments: SortedAssignments
     activation: SortedActivation
@@ -221,17 +215,11 @@ class _Constants(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """The tensors that the forward pass fills for the backward pass.
+    """The tensors that the forward pass fills for the backward pass."""
 
-    Attributes:
-        rows: (A * N, D) tokens in expert order.
-        pre_activation: (A * N, G) features before the activation, with marks of dropout; None without a backward pass.
-        outputs: (A + 1, N, D) outputs of the experts, then zeros for assignments that go nowhere.
-    """
-
-    rows: Tensor
-    pre_activation: Tensor | None
-    outputs: Tensor
+    rows: Tensor  # (A * N, D) tokens in expert order
+    pre_activation: Tensor | None  # (A * N, G), with dropout's marks; None without a backward pass
+    outputs: Tensor  # (A + 1, N, D), the last one zeros, which assignments that go nowhere read
 
     @classmethod
     def gather(
