@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from tests.models.cases import BY_NAME, FAMILIES, MOGE, overlay, randomize, upcycled
+from tests.models.cases import BY_NAME, overlay, randomize, upcycled
 
 GMOE, MOGE_TINY = BY_NAME["gmoe_tiny_patch16"], BY_NAME["moge_tiny"]
 
@@ -27,25 +27,19 @@ def assert_equal_results(one, other, **tolerance) -> None:
 
 
 @torch.no_grad()
-def test_forward_intermediates_ends_in_forward_features(family):
+def test_logits_and_intermediates_agree_with_forward_features(family):
     model, inputs = randomize(family.small()).eval(), family.inputs()
     keywords = {"metadata": inputs[1]} if family.metadata else {}
-    final, intermediates = model.forward_intermediates(inputs[0], output_fmt="NLC", norm=True, **keywords)
-    expected = model.forward_features(*inputs)
-    assert torch.equal(final, expected)
-    assert len(intermediates) == 4
-    assert torch.equal(intermediates[-1], expected[:, 1:])
-    if family.metadata:
-        assert not torch.equal(expected, model.forward_features(inputs[0]))
-
-
-@torch.no_grad()
-def test_logits_are_the_head_on_forward_features(family):
-    model, inputs = randomize(family.small()).eval(), family.inputs()
     tokens = model.forward_features(*inputs)
+    final, intermediates = model.forward_intermediates(inputs[0], output_fmt="NLC", norm=True, **keywords)
+    assert torch.equal(final, tokens)
+    assert len(intermediates) == 4
+    assert torch.equal(intermediates[-1], tokens[:, 1:])
     assert torch.equal(model.forward_head(tokens), model(*inputs))
     assert torch.equal(model.head(model.forward_head(tokens, pre_logits=True)), model(*inputs))
     assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])
+    if family.metadata:
+        assert not torch.equal(tokens, model.forward_features(inputs[0]))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +108,7 @@ def test_moge_forward_intermediates_refuses_an_unknown_format():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", [GMOE, *MOGE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [GMOE, MOGE_TINY], ids=lambda case: case.name)
 def test_pruning_keeps_the_features_that_were_asked_for(case):
     model, inputs = randomize(case.small()).eval(), case.inputs()
     keywords = {"metadata": inputs[1]} if case.metadata else {}
@@ -139,25 +133,6 @@ def test_resetting_the_classifier(family):
     assert torch.equal(model(*inputs), tokens[:, 0])
     model.reset_classifier(0, "avg")
     assert torch.equal(model(*inputs), tokens[:, 1:].mean(1))
-
-
-@torch.no_grad()
-def test_a_new_input_size_equals_the_dense_models(family):
-    dense = randomize(family.small_dense()).eval()
-    model = upcycled(family, dense).eval()
-    size = 3 * family.small_size
-    for one in (model, dense):
-        one.set_input_size((size, size))
-    assert model.pos_embed.shape == (1, 1 + 6 * 6, 32)
-    torch.testing.assert_close(model(family.images(size=size)), dense(family.images(size=size)), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_in_chans(family):
-    model = family.small(in_chans=5).eval()
-    images = torch.randn(2, 5, family.small_size, family.small_size)
-    assert model.in_chans == 5
-    assert not torch.equal(model(images), model(images.flip(1)))
 
 
 def test_attributes_that_timm_reads(family):
@@ -190,9 +165,14 @@ CONSTRUCTOR = {
 }
 
 
+# MoGE has a forward of its own; GMoE's is timm's but for the feed-forward
+OF_FEED_FORWARD = ("act_layer", "norm_layer", "mlp_ratio", "scale_mlp_norm")
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("case", [GMOE, MOGE_TINY], ids=lambda case: case.name)
-@pytest.mark.parametrize("name", CONSTRUCTOR)
+@pytest.mark.parametrize(
+    ("case", "name"), [*((MOGE_TINY, name) for name in CONSTRUCTOR), *((GMOE, name) for name in OF_FEED_FORWARD)]
+)
 def test_a_constructor_argument_of_timms_does_what_it_does_in_the_dense_model(case, name):
     options = {name: CONSTRUCTOR[name], **({"global_pool": "avg"} if name == "class_token" else {})}
     dense = randomize(case.small_dense(**options)).eval()
@@ -205,7 +185,7 @@ def test_a_constructor_argument_of_timms_does_what_it_does_in_the_dense_model(ca
     assert changed_shapes or name in ("act_layer", "dynamic_img_size")
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [GMOE, MOGE_TINY], ids=lambda case: case.name)
 @pytest.mark.parametrize(
     "name", ["drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"]
 )
@@ -233,8 +213,8 @@ def test_bfloat16_weights_and_autocast_stay_close_to_float32(family):
     assert (mixed - exact).abs().max() < 0.05 * scale
 
 
-@pytest.mark.parametrize("index", range(4))
-@pytest.mark.parametrize("case", [GMOE, *MOGE], ids=lambda case: case.name)
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("case", [GMOE, MOGE_TINY], ids=lambda case: case.name)
 def test_every_parameter_that_pruning_leaves_is_used(case, index):
     # the mixtures are in blocks 1 and 3 of 4, so that the first tap needs no metadata
     model = case.small(moe_layers=[1, 3]).train()

@@ -9,7 +9,7 @@ from tests.models.cases import BY_NAME, MOGE, mixture_layers
 
 MODES = ["", "jax", "jax_nlhb", "moco", "reset", "skip"]
 GMOE = BY_NAME["gmoe_tiny_patch16"]
-LIGHT = [GMOE, BY_NAME["sfmoe_small"], *MOGE]
+LIGHT = [GMOE, BY_NAME["moge_tiny"]]
 
 
 def test_experts_start_as_different_truncated_normals_with_zero_bias(family):
