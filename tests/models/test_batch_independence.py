@@ -3,33 +3,30 @@
 import pytest
 import torch
 
-from tests.models.cases import BY_NAME, FAMILIES, randomize
+from tests.models.cases import BY_NAME, randomize
 
 TOLERANCE = 1e-6
-CASES = [*FAMILIES, BY_NAME["moge_small_patch32_384"]]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case):
     # a training capacity, where the family has one, must not hold in evaluation
     options = {} if case.metadata else {"capacity_factor": 0.5}
     model = randomize(case.small(**options)).eval()
     inputs = case.inputs(8)
     together = model(*inputs)
-    alone = torch.cat([model(*(one[index : index + 1] for one in inputs)) for index in range(8)])
+    alone = torch.cat([model(*(column[index : index + 1] for column in inputs)) for index in range(8)])
     order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
-    permuted = model(*(one[order] for one in inputs))
+    permuted = model(*(column[order] for column in inputs))
     torch.testing.assert_close(alone, together, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(permuted, together[order], rtol=0, atol=TOLERANCE)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_many_copies_of_one_image_crowd_nobody_out(case):
     # With a capacity that also held in evaluation, these would all want the same experts
     model, inputs = randomize(case.small()).eval(), case.inputs(2)
-    crowd = tuple(torch.cat([one[:1].expand(15, *one.shape[1:]), one[1:]]) for one in inputs)
+    crowd = tuple(torch.cat([column[:1].expand(15, *column.shape[1:]), column[1:]]) for column in inputs)
     torch.testing.assert_close(model(*crowd)[-1:], model(*inputs)[-1:], rtol=0, atol=TOLERANCE)
 
 
@@ -39,5 +36,5 @@ def test_an_image_among_others_at_full_size(name):
     case = BY_NAME[name]
     model = randomize(case.build(num_classes=10), std=0.02).eval()
     inputs = case.inputs(4, size=224)
-    together, alone = model(*inputs), model(*(one[:1] for one in inputs))
+    together, alone = model(*inputs), model(*(column[:1] for column in inputs))
     torch.testing.assert_close(together[:1], alone, rtol=0, atol=TOLERANCE)

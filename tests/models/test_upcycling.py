@@ -40,14 +40,24 @@ def backbone(request) -> Backbone:
     return BACKBONES[request.param]
 
 
-def test_the_layers_found_are_as_many_as_the_network_has_blocks(backbone):
-    assert len(find_feed_forwards(backbone.dense(device="meta"))) == backbone.count
+@pytest.fixture(scope="module")
+def mixtures():
+    """The mixture on each backbone with experts that differ, built once; tests leave it as it is."""
+    built = {}
+
+    def build(backbone: Backbone) -> nn.Module:
+        if backbone.name not in built:
+            built[backbone.name] = randomize(backbone.mixture(), std=0.02).eval()
+        return built[backbone.name]
+
+    return build
 
 
 @torch.no_grad()
 def test_an_upcycled_network_computes_what_the_dense_one_does(backbone):
     dense = randomize(backbone.dense(), std=0.02).eval()
     expected = dense(backbone.images())
+    assert len(find_feed_forwards(dense)) == backbone.count
     mixture = timm_moe_dg.upcycle(dense, "every_two", num_experts=3)
     assert mixture is dense
     layers = mixture_layers(mixture)
@@ -59,42 +69,42 @@ def test_an_upcycled_network_computes_what_the_dense_one_does(backbone):
 
 
 @torch.no_grad()
-def test_a_saved_mixture_comes_back_from_its_folder_alone(backbone, tmp_path):
-    mixture = randomize(backbone.mixture(), std=0.02).eval()
+def test_a_saved_mixture_comes_back_from_its_folder_alone(backbone, mixtures, tmp_path):
+    mixture = mixtures(backbone)
     save_for_hf(mixture, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
-    own = timm.get_pretrained_cfg(backbone.name)
+    dense = timm.get_pretrained_cfg(backbone.name)
     assert config["architecture"] == "gmoe"
-    assert config["model_args"]["backbone"] == ".".join(filter(None, (backbone.name, own.tag)))
+    assert config["model_args"]["backbone"] == ".".join(filter(None, (backbone.name, dense.tag)))
     assert config["model_args"]["moe_layers"] == list(range(0, backbone.count, 2))
     assert config["model_args"]["top_k"] == 2
-    assert tuple(config["pretrained_cfg"]["mean"]) == tuple(own.mean)
+    assert tuple(config["pretrained_cfg"]["mean"]) == tuple(dense.mean)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in mixture.state_dict().items())
     assert torch.equal(again(backbone.images()), mixture(backbone.images()))
 
 
-def test_every_parameter_gets_a_gradient(backbone):
-    mixture = backbone.mixture()
+def test_every_parameter_gets_a_gradient(backbone, mixtures):
+    mixture = copy.deepcopy(mixtures(backbone)).train()
     loss = mixture(backbone.images()).square().mean() + timm_moe_dg.auxiliary_loss(mixture)
     loss.backward()
     assert not [name for name, parameter in mixture.named_parameters() if parameter.grad is None]
 
 
 @torch.no_grad()
-def test_copies_and_pickles_work_and_name_their_own_parameters(backbone):
-    mixture = backbone.mixture().eval()
+def test_copies_and_pickles_work_and_name_their_own_parameters(backbone, mixtures):
+    mixture = mixtures(backbone)
     exempt = mixture.no_weight_decay()
-    own = set(dict(mixture.named_parameters()))
-    assert {name for name in own if name.endswith((".experts.fc2.bias", ".router.codes"))} <= exempt
+    names = set(dict(mixture.named_parameters()))
+    assert {name for name in names if name.endswith((".experts.fc2.bias", ".router.codes"))} <= exempt
     for twin in (copy.deepcopy(mixture), pickle.loads(pickle.dumps(mixture))):
         assert torch.equal(twin(backbone.images()), mixture(backbone.images()))
         assert twin.no_weight_decay() == exempt
         assert twin.no_weight_decay.args[0] is twin
 
 
-def test_experts_take_their_blocks_learning_rate_and_their_biases_no_decay(backbone):
-    mixture = backbone.mixture()
+def test_experts_take_their_blocks_learning_rate_and_their_biases_no_decay(backbone, mixtures):
+    mixture = mixtures(backbone)
     if not hasattr(mixture, "group_matcher"):
         pytest.skip("the backbone has no layer decay")
     groups = param_groups_layer_decay(mixture, 0.05, mixture.no_weight_decay(), layer_decay=0.5)
