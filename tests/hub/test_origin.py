@@ -1,21 +1,11 @@
-"""Where weights come from, from the records of their run."""
+"""The command that repeats a run, and options without local paths."""
 
 import json
 import subprocess
 
-from tests.hub.published import (
-    invented_records,
-)
 from tests.load_tool import load_tool
 from timm_moe_dg.hub.origin import training_command, without_local_paths
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
-from timm_moe_dg.results.runs import domain_names
-
-
-def test_domains_have_the_names_of_the_benchmark_or_of_the_run():
-    record = invented_records(domains=["art", "photo", "sketch"])[0]
-    assert domain_names([record]) == ["art", "photo", "sketch"]
-    assert domain_names(invented_records(dataset="colored_digits")[:1]) == ["+90%", "+80%", "-90%"]
 
 
 def test_the_command_gives_every_option_of_the_run_back():
@@ -28,8 +18,8 @@ def test_the_command_gives_every_option_of_the_run_back():
     assert max(map(len, command.splitlines())) < 160
     echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
     shell = command.replace("accelerate launch tools/finetune.py", f"python3 -c '{echo}'", 1)
-    said = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
-    again = vars(parser.parse_args(said))
+    words = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
+    again = vars(parser.parse_args(words))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
     expected = {name: value for name, value in args.items() if name not in NO_EFFECT_ON_RESULTS} | {"data_dir": "DATA"}

@@ -65,7 +65,10 @@ def test_losses_that_are_no_numbers_are_a_divergence(tmp_path):
     assert "at step 0" in divergence(facts_of(tmp_path / "bad", losses={"loss": nan}))
 
 
-@pytest.mark.parametrize(("classes", "accuracy", "expected"), [(2, 0.54, True), (2, 0.56, False), (100, 0.016, False)])
+@pytest.mark.parametrize(
+    ("classes", "accuracy", "expected"),
+    [(2, 0.54, True), (2, 0.56, False), (100, 0.016, False), (10, 0.14, True), (10, 0.16, False), (10, nan, True)],
+)
 def test_chance_depends_on_the_number_of_classes(tmp_path, classes, accuracy, expected):
     records = [replace(record, out_acc=(accuracy,) * 3) for record in invented_records([1], num_classes=classes)]
     assert at_chance(read_run(write_run(tmp_path / "run", records))) == expected

@@ -12,7 +12,7 @@ from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
 from timm_moe_dg.results.rendering import cell_text, render
-from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
+from timm_moe_dg.results.runs import FinishedRun, RowKey, domain_names, find_runs
 from timm_moe_dg.results.table_columns import Cell, average
 from timm_moe_dg.results.tables import make_tables, why_no_table
 
@@ -192,6 +192,7 @@ def test_domains_of_a_folder_have_the_names_that_its_runs_agree_on(second, names
     runs.append(run_of([1], (0.5, 0.5), (0.5, 0.5), domains=list(second)))
     (table, *_) = make_tables(runs, ["training_domain_validation"])
     assert table.columns == [*names, "average"]
+    assert domain_names(invented_records([0], dataset="colored_digits")) == ["+90%", "+80%", "-90%"]
 
 
 def test_settings_make_rows_of_their_own():

@@ -56,10 +56,7 @@ def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
     with torch.no_grad():
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         torch.testing.assert_close(model(images), dense(images), rtol=0, atol=1e-5)
-    card = (folder / "README.md").read_text()
-    assert "base_model: timm/deit_tiny_patch16_224.fb_in1k" in card
-    assert "base_model_relation: finetune" in card
-    assert "an upcycled model without training" in card
+    assert "an upcycled model without training" in (folder / "README.md").read_text()
     assert config_of(folder)["pretrained_cfg"]["interpolation"] == "bicubic"
     first = load_file(folder / "model.safetensors")
     dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
