@@ -18,11 +18,11 @@ def test_training_images_are_evaluated_on_only_if_asked_for(option, tmp_path):
     plan = make_plan(parse_resumable(run_parser(), words))
     _, evaluation = build_loaders(plan, CONFIG, step_sampler(plan), with_metadata=False)
     seen = evaluation.dataset
-    found = {(group // 2, position) for group, position in zip(seen.groups, seen.positions, strict=True)}
+    evaluated = {(group // 2, position) for group, position in zip(seen.groups, seen.positions, strict=True)}
     everything = {(domain, position) for domain in range(6) for position in range(len(plan.domains[domain]))}
     inside = {(domain, position) for domain in plan.training for position in plan.splits[domain].inside}
-    assert len(seen) == len(found)
-    assert found == (everything if option == "--eval-train" else everything - inside)
+    assert len(seen) == len(evaluated)
+    assert evaluated == (everything if option == "--eval-train" else everything - inside)
 
 
 @pytest.mark.slow
@@ -44,9 +44,9 @@ def test_a_run_trains_and_selects_the_same_without_them(tmp_path):
         load_tool("finetune").main([*words, option])
         records[option] = read_records(tmp_path / option[2:] / "results.jsonl")
     for full, brief in zip(*records.values(), strict=True):
-        for kept in ("step", "losses", "out_acc", "out_loss"):
-            assert getattr(brief, kept) == getattr(full, kept)
+        for name in ("step", "losses", "out_acc", "out_loss"):
+            assert getattr(brief, name) == getattr(full, name)
         assert brief.in_acc[0] == full.in_acc[0]  # held out
         assert all(map(math.isnan, brief.in_acc[1:]))
     for rule in ("training_domain_validation", "oracle"):
-        assert len({SELECTION_RULES[rule](found).step for found in records.values()}) == 1
+        assert len({SELECTION_RULES[rule](rows).step for rows in records.values()}) == 1

@@ -90,8 +90,8 @@ def killed_and_resumed(folder: Path, name: str, delay: float, processes: int, se
         shutil.rmtree(folder / name)
         return killed_and_resumed(folder, name, delay / 2, processes, sent)
     output = ended(start(processes, *options, "--resume", "auto"), name)
-    found = [line for line in output.splitlines() if "resumed" in line or "afresh" in line]
-    return f"status {started[0].returncode}; {found[0].replace(str(folder), '...') if found else 'started anew'}"
+    lines = [line for line in output.splitlines() if "resumed" in line or "afresh" in line]
+    return f"status {started[0].returncode}; {lines[0].replace(str(folder), '...') if lines else 'started anew'}"
 
 
 def say(line: str) -> None:

@@ -129,11 +129,8 @@ def check_precision(mixed_precision: str, device: str) -> None:
 def check_plugins(environment: Mapping[str, str]) -> None:
     """Refuses plugins of the launcher, which accelerate silently ignores on CPU.
 
-    Args:
-        environment: The process's environment variables, through which the launcher asks for plugins.
-
     Raises:
-        ArgumentError: A plugin was asked for.
+        ArgumentError: The launcher's environment variables ask for a plugin.
     """
     for name in _PLUGINS:
         if environment.get(f"ACCELERATE_USE_{name}", "false").lower() in ("true", "1"):

@@ -131,13 +131,9 @@ class FineTuning:
     """A run in progress; use `start`.
 
     Attributes:
-        plan: Options, data and folder.
-        accelerator: The processes.
-        model: The model that is trained.
-        resume_point: Where this process started or resumed the run.
         sampler: Decides the images of each step.
         batches: One list of minibatches for each step, this process's share.
-        evaluation: Batches of every image.
+        evaluation: Batches of the images to evaluate.
         meter: Losses and time since the last evaluation.
         state: The content of checkpoints.
     """

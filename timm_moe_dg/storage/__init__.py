@@ -1,4 +1,4 @@
-"""Files and folders that are complete at every moment: run folders, checkpoints, results."""
+"""Run folders, checkpoints and locks, and atomic writes of files and folders."""
 
 from .run_folder import RunFolder
 
