@@ -1,4 +1,4 @@
-"""Exported programs: checked against the model, and refused when they differ; the pieces of the report."""
+"""Programs are compared with their model, and refused when they differ."""
 
 import sys
 
@@ -40,9 +40,9 @@ def test_the_largest_difference_is_looked_for_in_every_batch(tmp_path, plain_for
 
     assert largest_difference(Sum(), off_by_size, inputs()) == pytest.approx(0.05)
     plain_format(off_by_size)
-    found = export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.06)
-    assert found.difference == pytest.approx(0.05)
-    assert found.path.read_text() == "program"
+    exported = export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.06)
+    assert exported.difference == pytest.approx(0.05)
+    assert exported.path.read_text() == "program"
     with pytest.raises(ExportError, match=r"format='plain': its logits differ from the model's by 5.0e-02"):
         export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.04)
 

@@ -94,7 +94,7 @@ class ProgramEngine:
         inputs: tuple[Tensor, ...] = (images,)
         if self._unknown is not None:
             if metadata is None:
-                metadata = self._unknown.expand(len(images), *self._unknown.shape[1:])
+                metadata = self._unknown.to(self._device).expand(len(images), *self._unknown.shape[1:])
             else:
                 # Raises for metadata out of range, which a program does not check
                 self._network.metadata_encoder(images, metadata)
