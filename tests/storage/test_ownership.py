@@ -126,7 +126,7 @@ def test_nothing_is_left_behind(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"output='.*file/a': cannot be locked"), owned(tmp_path / "file/a"):
+    with pytest.raises(StorageError, match=r"output='.*file/\.a\.lock': cannot be written"), owned(tmp_path / "file/a"):
         pass
 
 

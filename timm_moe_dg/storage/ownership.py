@@ -11,7 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..errors import FolderInUseError, StorageError
+from ..errors import FolderInUseError
+from .atomic import explained
 
 # Seconds. `is_owned` takes the lock for microseconds, which must not fail a run that starts at that moment.
 _PATIENCE = 1.0
@@ -31,17 +32,17 @@ def owned(folder: Path) -> Iterator[None]:
     path, holder = lock_file(folder), lock_file(folder).with_suffix(".owner")
     lock = FileLock(path)
     created = [parent for parent in path.parents if not parent.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=_PATIENCE)
-        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-    except Timeout:
-        remedy = f"is in use by {_holder(holder)}; wait until that has ended, or give another --output or --experiment"
-        raise FolderInUseError.of("output", str(folder), remedy) from None
-    except OSError as error:
-        lock.release()
-        remedy = f"cannot be locked ({error}); use a folder that can be written, on a file system with locks"
-        raise StorageError(f"output={str(folder)!r}: {remedy}") from error
+    with explained(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=_PATIENCE)
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        except Timeout:
+            remedy = "wait until that has ended, or give another --output or --experiment"
+            raise FolderInUseError.of("output", str(folder), f"is in use by {_holder(holder)}; {remedy}") from None
+        except OSError:
+            lock.release()
+            raise
     try:
         yield
     finally:
