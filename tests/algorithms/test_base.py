@@ -45,7 +45,7 @@ def test_unknown_algorithm_lists_the_choices():
 
 
 class Settled(Distance):
-    """Has a meaning on whole steps only."""
+    """Needs whole steps."""
 
     ACCUMULATES = False
 
@@ -64,3 +64,12 @@ def test_bad_accumulation_is_refused_by_name():
         Distance(Setup(Scalar(), 1, 1)).chunk([images(4)], 3)
     with pytest.raises(ArgumentError, match="grad_accum_steps=2: Settled needs a whole step"):
         Settled(Setup(Scalar(), 1, 1)).chunk([images(4)], 2)
+
+
+def test_a_shared_statistic_is_the_mean_over_processes_with_the_local_gradient():
+    local = torch.tensor([1.0, 2.0], requires_grad=True)
+    context = StepContext(Scalar(), None, reduce=lambda value: (value + torch.tensor([3.0, 6.0])) / 2)
+    shared = context.mean_keeping_gradient(local)
+    assert shared.tolist() == [2.0, 4.0]
+    shared.square().sum().backward()
+    assert local.grad.tolist() == [4.0, 8.0]  # 2 * the mean, with which every process's own gradient is multiplied

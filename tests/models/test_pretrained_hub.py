@@ -7,6 +7,7 @@ from timm.models import save_for_hf
 
 from tests.hub_cache import fill_cache
 from tests.hub_server import serve
+from tests.models.backbones import BACKBONES
 from tests.models.cases import BY_NAME, CASES, randomize
 from tests.models.hub_client import ask, small_request
 
@@ -70,7 +71,7 @@ def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
 @pytest.fixture(scope="module")
 def http_session(dense_models, tmp_path_factory):
     """A dense source, an incomplete copy of it, and a trained mixture, served over HTTP; the client's answers."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("dense", "trained", "broken", "cache")}
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("dense", "trained", "upcycled", "broken", "cache")}
     source = BY_NAME["gmoe_tiny_patch16"].dense
     weights = dense_models[source].state_dict()
     safetensors.torch.save_file(weights, folders["dense"] / "model.safetensors")
@@ -79,19 +80,23 @@ def http_session(dense_models, tmp_path_factory):
     torch.manual_seed(0)
     trained = randomize(BY_NAME["moge_tiny"].small(num_classes=5, moe_layers=[1, 3], num_experts=4)).eval()
     save_for_hf(trained, folders["trained"], safe_serialization=True)
+    upcycled = randomize(BACKBONES["Mlp"].mixture()).eval()
+    save_for_hf(upcycled, folders["upcycled"], safe_serialization=True)
     repositories = {
         f"timm/{source}": folders["dense"],
         f"timm/{BY_NAME['sfmoe_small'].dense}": folders["broken"],
         "someone/moge": folders["trained"],
+        "someone/upcycled": folders["upcycled"],
     }
     requests = [
         small_request("gmoe_tiny_patch16"),
         {"case": "moge_tiny", "model": "hf-hub:someone/moge", "options": {}},
+        {"case": "gmoe_tiny_patch16", "model": "hf-hub:someone/upcycled", "options": {}},
         small_request("sfmoe_small", num_classes=7),
     ]
     with serve(repositories) as hub:
         answers = ask(requests, folders["cache"], HF_ENDPOINT=hub.endpoint, HF_HUB_DISABLE_XET="1")
-    return answers, hub.requests, trained
+    return answers, hub.requests, (trained, upcycled)
 
 
 def test_over_http_the_dense_source_is_downloaded_and_upcycled(http_session, dense_models):
@@ -106,9 +111,10 @@ def test_over_http_the_dense_source_is_downloaded_and_upcycled(http_session, den
 
 @torch.no_grad()
 def test_over_http_a_trained_mixture_comes_back_bit_by_bit(http_session):
-    (_, answer, _), _, trained = http_session
-    expected_logits = trained(BY_NAME["moge_tiny"].images())
-    assert torch.equal(torch.tensor(answer["logits"]), expected_logits)
+    (_, answer, upcycled_answer, _), _, (trained, upcycled) = http_session
+    images = BY_NAME["moge_tiny"].images()
+    assert torch.equal(torch.tensor(answer["logits"]), trained(images))
+    assert torch.equal(torch.tensor(upcycled_answer["logits"]), upcycled(images))
     assert answer["log"] == ["Loaded a mixture-of-experts checkpoint from someone/moge: no expert upcycled."]
 
 

@@ -43,58 +43,47 @@ def moge(width: int, patch: int, tokens: int, classes: int, encoder: int) -> int
     return plain_vit(width, patch, tokens, classes) + 2 * (6 * feed_forward(width) + 6 * R + 2) + encoder
 
 
-@pytest.mark.parametrize(("classes", "expected"), [(1000, 34_066_538), (345, 33_814_363), (7, 33_684_233)])
-def test_gmoe_small_parameters_are_those_of_the_specification(classes, expected):
-    assert count("gmoe_small_patch16", num_classes=classes) == expected
-    assert expected == 21_665_664 + 385 * classes + 12_015_874
-
-
-def test_cosine_router_has_the_parameters_of_the_specification():
+def test_gmoe_small_parameters_are_those_of_the_specification():
+    for classes, expected in ((1000, 34_066_538), (345, 33_814_363), (7, 33_684_233)):
+        assert count("gmoe_small_patch16", num_classes=classes) == expected == gmoe(384, classes)
+        assert expected == 21_665_664 + 385 * classes + 12_015_874
     router = BY_NAME["gmoe_small_patch16"].build(device="meta").blocks[8].mlp.router
     assert sum(parameter.numel() for parameter in router.parameters()) == 100_097 == cosine_router(384)
-
-
-@pytest.mark.parametrize(
-    ("name", "width"), [("gmoe_tiny_patch16", 192), ("gmoe_small_patch16", 384), ("gmoe_base_patch16", 768)]
-)
-def test_gmoe_parameters_are_the_dense_models_with_five_more_experts_and_a_router(name, width):
-    assert count(name) == gmoe(width, 1000)
-
-
-def test_gmoe_base_rounds_to_the_specification():
-    assert round(count("gmoe_base_patch16") / 1e6, 2) == 134.19
-
-
-def test_a_linear_router_has_one_row_per_expert_and_no_bias():
-    # The paper's 33.8 M at 345 classes holds for the cosine router; the linear one gives 33.62 M
+    # The paper's 33.8 M at 345 classes holds for the cosine router; a linear one, without bias, gives 33.62 M
     linear = count("gmoe_small_patch16", num_classes=345, router="linear")
     assert linear == gmoe(384, 345) - 2 * cosine_router(384) + 2 * 6 * 384
     assert round(linear / 1e6, 2) == 33.62
 
 
-def test_sfmoe_parameters():
-    assert count("sfmoe_small") == plain_vit(384, 16, 196, 1000) + 6 * (5 * feed_forward(384) + 6 * 384)
-    assert round(count("sfmoe_small") / 1e6, 2) == 57.51
+LINEAR_MIXTURES = 6 * (
+    5 * feed_forward(384) + 6 * 384
+)  # of SF-MoE: five more experts and a linear router in six blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("gmoe_tiny_patch16", {}, gmoe(192, 1000)),
+        ("gmoe_base_patch16", {}, gmoe(768, 1000)),
+        ("sfmoe_small", {}, plain_vit(384, 16, 196, 1000) + LINEAR_MIXTURES),
+        ("moge_tiny", {"num_classes": 62}, moge(192, 16, 196, 62, LOCATION_ENCODER)),
+        ("moge_small_patch32_384", {"num_classes": 182}, moge(384, 32, 12 * 12, 182, 323 * R)),
+        ("moge_small_patch32_384", {"num_classes": 182, "img_size": 448}, moge(384, 32, 14 * 14, 182, 323 * R)),
+    ],
+)
+def test_parameters_in_closed_form(name, options, expected):
+    assert count(name, **options) == expected
+
+
+def test_figures_of_the_specification_without_the_metadata_encoders():
+    assert LOCATION_ENCODER == 157_440
+    assert round((moge(192, 16, 196, 62, LOCATION_ENCODER) - LOCATION_ENCODER) / 1e6, 2) == 9.09
+    assert round((moge(384, 32, 14 * 14, 182, 323 * R) - 323 * R) / 1e6, 1) == 36.8
 
 
 def test_hybrid_parameters_are_the_dense_hybrids_with_five_more_experts_and_a_router():
-    extra = 6 * (5 * feed_forward(384) + 6 * 384)
-    assert count("hybrid_sfmoe_r26_s16") == count("vit_small_r26_s32_224") + extra
+    assert count("hybrid_sfmoe_r26_s16") == count("vit_small_r26_s32_224") + LINEAR_MIXTURES
     assert round(count("hybrid_sfmoe_r26_s16") / 1e6, 2) == 71.89
-
-
-def test_moge_tiny_parameters():
-    assert LOCATION_ENCODER == 157_440
-    assert count("moge_tiny", num_classes=62) == moge(192, 16, 196, 62, LOCATION_ENCODER)
-    assert round((count("moge_tiny", num_classes=62) - LOCATION_ENCODER) / 1e6, 2) == 9.09
-
-
-def test_moge_small_parameters():
-    table = 323 * R
-    at_448 = count("moge_small_patch32_384", num_classes=182, img_size=448)
-    assert at_448 == moge(384, 32, 14 * 14, 182, table)
-    assert round((at_448 - table) / 1e6, 1) == 36.8
-    assert count("moge_small_patch32_384", num_classes=182) == moge(384, 32, 12 * 12, 182, table)
 
 
 def gmacs(model: torch.nn.Module, *inputs: torch.Tensor) -> float:

@@ -1,13 +1,10 @@
 """Upcycling from a dense checkpoint: equal logits at full size, copied weights, and sources that differ."""
 
-import copy
 import logging
-import math
 
 import pytest
 import safetensors.torch
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from timm.data import create_transform, resolve_model_data_config
@@ -121,45 +118,6 @@ def test_routers_are_drawn_anew_at_each_upcycling(case):
     assert drawn
     assert {key for key in first if not torch.equal(first[key], second[key])} >= drawn
     assert not any("experts" in key for key in first if not torch.equal(first[key], second[key]))
-
-
-class ProbabilityScaledMlp(torch.nn.Module):
-    """The dense feed-forward, scaled by the largest routing probability of each token (top-1 with a raw gate)."""
-
-    def __init__(self, mlp, router):
-        super().__init__()
-        self.mlp, self.router = mlp, router
-
-    def probability(self, x):
-        weights = dict(self.router.named_parameters())
-        if "gate.weight" in weights:
-            logits = x.double() @ weights["gate.weight"].double().T
-        else:
-            projected = x.double() @ weights["proj.weight"].double().T + weights["proj.bias"].double()
-            codes = weights["codes"].double()
-            norms = projected.norm(dim=-1, keepdim=True) * codes.norm(dim=-1)
-            logits = projected @ codes.T / norms * weights["logit_scale"].double().clamp(max=math.log(100)).exp()
-        return (logits.exp() / logits.exp().sum(-1, keepdim=True)).amax(-1, keepdim=True)
-
-    def forward(self, x):
-        hidden = F.gelu(F.linear(x, self.mlp.fc1.weight, self.mlp.fc1.bias))
-        return self.probability(x).to(x.dtype) * F.linear(hidden, self.mlp.fc2.weight, self.mlp.fc2.bias)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["gmoe_small_patch16", "sfmoe_small"])
-def test_top_1_equals_the_probability_scaled_feed_forward(name):
-    case = BY_NAME[name]
-    dense = randomize(case.build_dense(num_classes=10), std=0.02).eval()
-    mixture = case.build(num_classes=10, top_k=1, **overlay(dense.state_dict())).eval()
-    scaled = copy.deepcopy(dense)
-    for layer_name, layer in mixture_layers(mixture).items():
-        parent = scaled.get_submodule(layer_name.removesuffix(".mlp"))
-        parent.mlp = ProbabilityScaledMlp(parent.mlp, layer.router)
-    images = torch.cat([photographs(dense), torch.randn(1, 3, 224, 224)])
-    torch.testing.assert_close(mixture(images), scaled(images), rtol=0, atol=TOLERANCE)
-    assert difference(mixture(images), dense(images)) > 100 * TOLERANCE
 
 
 @torch.no_grad()

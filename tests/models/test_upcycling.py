@@ -2,11 +2,7 @@
 
 import copy
 import json
-import os
 import pickle
-import shutil
-import subprocess
-import sys
 import warnings
 from collections import OrderedDict
 
@@ -21,7 +17,6 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
 import timm_moe_dg
-from tests.hub_cache import COMMIT, fill_cache
 from tests.models.backbones import BACKBONES, Backbone
 from tests.models.cases import mixture_layers, overlay, randomize
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MoeLayersError, OptionError, RouterError
@@ -326,22 +321,3 @@ def test_a_configuration_whose_backbone_timm_has_no_longer_says_so(tmp_path):
 def test_a_network_is_upcycled_once():
     with pytest.raises(MoeLayersError, match="has mixtures of experts already"):
         timm_moe_dg.upcycle(VIT.mixture())
-
-
-@pytest.mark.slow
-def test_a_mixture_comes_back_from_the_hub(tmp_path):
-    mixture = randomize(VIT.mixture()).eval()
-    fill_cache(tmp_path / "cache", "someone/mixture", mixture.state_dict())
-    save_for_hf(mixture, tmp_path / "saved", safe_serialization=True)
-    shutil.copy(
-        tmp_path / "saved" / "config.json", tmp_path / "cache" / "models--someone--mixture" / "snapshots" / COMMIT
-    )
-    code = (
-        "import timm, timm_moe_dg, torch\n"
-        "model = timm.create_model('hf-hub:someone/mixture', pretrained=True).eval()\n"
-        f"torch.save(model.state_dict(), {str(tmp_path / 'again.pth')!r})"
-    )
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    again = torch.load(tmp_path / "again.pth", weights_only=True)
-    assert all(torch.equal(value, again[key]) for key, value in mixture.state_dict().items())
