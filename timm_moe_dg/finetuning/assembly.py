@@ -39,27 +39,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A network and everything that trains it.
-
-    Attributes:
-        network: The network itself.
-        training: The network as accelerate has wrapped it, its optimizer, and further arguments of a step.
-        algorithm: Takes the steps.
-        schedule: Schedule of the learning rate; None for a constant one.
-        averaging: Average of the network's weights, if one is kept.
-        with_metadata: Whether the network takes the images' metadata.
-        data_config: Input size and normalization, see `networks.data_config`.
-        classes: Names of the classes, in the order of the logits.
-    """
+    """A network and everything that trains it."""
 
     network: nn.Module
-    training: StepContext
+    training: StepContext  # the network as accelerate has wrapped it, its optimizer, and further arguments of a step
     algorithm: Algorithm
-    schedule: Scheduler | None
-    averaging: Averaging | None
-    with_metadata: bool
+    schedule: Scheduler | None  # of the learning rate; None for a constant one
+    averaging: Averaging | None  # of the network's weights
+    with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names, in the order of the logits
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Writes the network, or an average of it, as a folder that timm loads."""
@@ -67,12 +56,7 @@ class Model:
 
 
 def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
-    """Builds the network and everything that trains it, on the run's device. Set the run's seed before.
-
-    Raises:
-        ArgumentError: The options contradict each other, or do not fit the data.
-        CheckpointError: The starting weights cannot be read or do not fit.
-    """
+    """Builds the network and everything that trains it, on the run's device. Set the run's seed before."""
     options = plan.options
     network = prepare_network(plan)
     cover_training_coordinates(network, plan)
@@ -147,15 +131,9 @@ def prepare_network(plan: RunPlan) -> nn.Module:
 
 
 def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
-    """Returns mean and standard deviation of the run's metadata columns over the in-splits of training domains.
-
-    The table is empty for a saved network, which has its own. A constant column has a standard deviation of 1.
-
-    Raises:
-        DataError: No training image has a value in a column.
-    """
+    """Returns mean and standard deviation of the run's metadata columns over the in-splits of training domains."""
     names = plan.options.metadata_columns
-    if not names or ":" in plan.options.model:
+    if not names or ":" in plan.options.model:  # a saved network has its own
         return {}
     rows = [np.asarray(plan.domains[domain].metadata)[plan.splits[domain].inside] for domain in plan.training]
     statistics = {}
@@ -164,20 +142,14 @@ def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
         values = column[~np.isnan(column)]
         if not values.size:
             raise DataError(f"metadata_columns={name!r}: no training image has a value there; leave the column out")
-        statistics[name] = (float(values.mean()), float(values.std()) or 1.0)
+        statistics[name] = (float(values.mean()), float(values.std()) or 1.0)  # 1 for a constant column
     return statistics
 
 
 def mean_and_std(plan: RunPlan) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-    """Returns mean and standard deviation for normalizing images; None for the model's own.
-
-    Models have no values for bands other than RGB. Unless given, or saved with the model, these are measured on the
-    training images.
-
-    Raises:
-        ImageReadError: A training image cannot be used.
-    """
+    """Returns mean and standard deviation for normalizing images; None for the model's own."""
     options = plan.options
+    # Models have no values for bands other than RGB. Unless given or saved with the model, they are measured.
     if (options.mean and options.std) or options.in_chans == RGB or ":" in options.model:
         return options.mean, options.std
     count = sum(len(plan.splits[domain].inside) for domain in plan.training)
@@ -201,16 +173,7 @@ def class_weights(plan: RunPlan) -> Tensor:
 
 
 def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None:
-    """Sets the expert mode of a MoGE model. Without metadata it is "shared", and the model is saved with it.
-
-    Args:
-        network: Any model. For other models the option has to have its default.
-        options: Options of the run.
-        routes: Whether the network takes the metadata by which it routes.
-
-    Raises:
-        ArgumentError: The model does not have the mode on this data.
-    """
+    """Sets the expert mode of a MoGE model. Without metadata it is "shared", and the model is saved with it."""
     has_modes = hasattr(network, "set_expert_mode")
     if options.expert_mode != "routed" and not (has_modes and routes):
         raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")

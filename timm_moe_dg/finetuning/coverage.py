@@ -22,13 +22,6 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
 
     The radius "auto" is the smallest one that does not change training-domain validation: the distance of its farthest
     image to the index. Up to there the router has been validated. Neither labels nor held-out domains are needed.
-
-    Args:
-        network: Any network, in the expert mode of the run.
-        plan: Plan of the run.
-
-    Raises:
-        ArgumentError: A radius was given, and the network does not route by coordinates on this data.
     """
     radius = plan.options.coverage_radius
     indexed = reads_coordinates(network) and takes_metadata(network, plan.domains)
@@ -54,29 +47,13 @@ def reads_coordinates(network: nn.Module) -> TypeGuard[GeoMoeVisionTransformer]:
 
 
 def coordinates(domains: Sequence[Domain], chosen: Sequence[int], positions: Sequence[np.ndarray]) -> Tensor:
-    """Returns the metadata of some images.
-
-    Args:
-        domains: All domains, with metadata.
-        chosen: Positions of the chosen domains.
-        positions: Positions of the chosen images, for every domain.
-
-    Returns:
-        (N, 2) longitude and latitude in degrees.
-    """
+    """Returns longitude and latitude in degrees, (N, 2), of the images at `positions` in the chosen domains."""
     rows = [np.asarray(domains[domain].metadata)[positions[domain]] for domain in chosen]
     return torch.from_numpy(np.concatenate(rows))
 
 
 def validated_radius(distance: Tensor) -> float:
-    """Returns the largest of some distances, rounded up to whole km.
-
-    Args:
-        distance: (N,) km from each image to the index; NaN for an image without coordinates.
-
-    Raises:
-        ArgumentError: No image has coordinates.
-    """
+    """Returns the largest distance in km, rounded up. NaN stands for an image without coordinates."""
     valid = distance[~distance.isnan()]
     if not len(valid):
         raise ArgumentError.of("coverage_radius", "auto", "no validation image has coordinates; give a distance in km")

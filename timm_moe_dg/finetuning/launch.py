@@ -31,18 +31,17 @@ _logger = logging.getLogger(__name__)
 
 
 def join_processes(options: RunOptions) -> Accelerator:
-    """Joins the other processes and logs the resources of the run.
-
-    Raises:
-        ArgumentError: The launch settings did not take effect, see `check_launch`.
-    """
+    """Joins the other processes, checks that launch settings took effect, and logs the resources of the run."""
     accelerator = Accelerator(
         mixed_precision=PRECISIONS[options.amp_dtype] if options.amp_dtype else None,
         log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
         project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout))],
     )
-    check_launch(accelerator)
+    check_plugins(os.environ)
+    check_world_size(os.environ, accelerator.num_processes)
+    check_precision(accelerator.mixed_precision, accelerator.device.type)
+    check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
     if accelerator.device.type == "cpu":
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(options.cpu_threads or max(1, share))
@@ -58,11 +57,7 @@ def join_processes(options: RunOptions) -> Accelerator:
 
 @contextmanager
 def lost_process_explained(options: RunOptions, accelerator: Accelerator) -> Iterator[None]:
-    """Turns a failed exchange between processes into one line that says what to do.
-
-    Raises:
-        ProcessLostError: Another process ended or did not answer in time.
-    """
+    """Turns a failed exchange between processes into a `ProcessLostError` that says what to do."""
     try:
         yield
     except RuntimeError as error:
@@ -77,31 +72,10 @@ def lost_process_explained(options: RunOptions, accelerator: Accelerator) -> Ite
         ) from error
 
 
-def check_launch(accelerator: Accelerator) -> None:
-    """Checks that launch settings took effect.
-
-    Raises:
-        ArgumentError: They did not, see the other checks.
-    """
-    check_plugins(os.environ)
-    check_world_size(os.environ, accelerator.num_processes)
-    check_precision(accelerator.mixed_precision, accelerator.device.type)
-    check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
-
-
 def check_world_size(environment: Mapping[str, str], num_processes: int) -> None:
-    """Checks that a run has as many processes as it was launched with.
-
-    `accelerate launch --cpu --num_processes 2` starts one process. `--multi_gpu` without accelerators starts two that
-    do not know of each other. Both would run to the end and report something else than was asked for.
-
-    Args:
-        environment: The process's environment variables.
-        num_processes: Number of processes that the run has.
-
-    Raises:
-        ArgumentError: It has another number.
-    """
+    """Checks that a run has as many processes as it was launched with."""
+    # `accelerate launch --cpu --num_processes 2` starts one process. `--multi_gpu` without accelerators starts two that
+    # do not know of each other. Both would run to the end and report something else than was asked for.
     requested = next((environment[name] for name in _WORLD_SIZES if name in environment), None)
     if requested is not None and int(requested) != num_processes:
         raise ArgumentError.of(
@@ -117,36 +91,20 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
 
 
 def check_precision(mixed_precision: str, device: str) -> None:
-    """Refuses float16 on CPU, where accelerate would silently train in full precision.
-
-    Raises:
-        ArgumentError: It was asked for.
-    """
+    """Refuses float16 on CPU, where accelerate would silently train in full precision."""
     if mixed_precision == "fp16" and device == "cpu":
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
 
 
 def check_plugins(environment: Mapping[str, str]) -> None:
-    """Refuses plugins of the launcher, which accelerate silently ignores on CPU.
-
-    Raises:
-        ArgumentError: The launcher's environment variables ask for a plugin.
-    """
+    """Refuses plugins of the launcher, which accelerate silently ignores on CPU."""
     for name in _PLUGINS:
         if environment.get(f"ACCELERATE_USE_{name}", "false").lower() in ("true", "1"):
             raise ArgumentError.of("distributed_type", name, _UNSUPPORTED)
 
 
 def check_distribution(distributed_type: str, gradient_accumulation_steps: int) -> None:
-    """Checks that every process holds the whole network, and that accelerate does not divide losses.
-
-    Args:
-        distributed_type: One of accelerate's.
-        gradient_accumulation_steps: The number that accelerate was told.
-
-    Raises:
-        ArgumentError: The network would be sharded or run by an untested backend, or losses would be divided.
-    """
+    """Checks that every process holds the whole network, and that accelerate does not divide losses."""
     if distributed_type not in _DISTRIBUTED:
         raise ArgumentError.of("distributed_type", str(distributed_type), _UNSUPPORTED)
     if gradient_accumulation_steps != 1:

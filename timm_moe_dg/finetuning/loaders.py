@@ -23,14 +23,7 @@ from .plan import RunPlan
 
 
 def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_processes: int = 1) -> StepSampler:
-    """Builds the sampler that decides the images of each step; see `StepSampler`.
-
-    Args:
-        plan: Plan of the run.
-        first_step: First step to take.
-        process: Index of this process.
-        num_processes: Number of processes that share a step.
-    """
+    """Builds the sampler that decides the images of each step, and this process's share of them."""
     share = (plan.options.batch_size, first_step, process, num_processes)
     return StepSampler(plan.training, *share, plan.benchmark.domains_per_step, plan.options.seed)
 
@@ -43,18 +36,9 @@ def build_loaders(
     with_metadata: bool,
     pin_memory: bool = False,
 ) -> tuple[DataLoader, DataLoader]:
-    """Builds both loaders.
+    """Builds the endless training loader with this process's share, and the evaluation loader.
 
-    Args:
-        plan: Plan of the run.
-        config: The network's data configuration, see `data_config`.
-        sampler: Decides the images of each step, see `step_sampler`.
-        with_metadata: Whether the network takes the images' metadata.
-        pin_memory: See `training_loader`.
-
-    Returns:
-        The endless training loader with this process's share, and the evaluation loader. The latter has all images, or
-        without `eval_train` those outside of training.
+    Without `eval_train`, the evaluation loader has only the images outside of training.
     """
     options = plan.options
     view = (config["input_size"][1:], config["mean"], config["std"])
@@ -71,14 +55,7 @@ def build_loaders(
 
 
 def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
-    """Builds the loaders, and reads an evaluation image of every split and a training image of every training domain.
-
-    The arguments are those of `build_loaders`.
-
-    Raises:
-        ArgumentError: An augmentation does not exist.
-        ImageReadError: One of these images cannot be read.
-    """
+    """Builds the loaders, and reads an evaluation image of every split and a training image of each training domain."""
     batches, evaluation = build_loaders(plan, config, step_sampler(plan), with_metadata=with_metadata)
     images = cast(EvaluationImages, evaluation.dataset)
     for first in np.unique(images.groups, return_index=True)[1].tolist():

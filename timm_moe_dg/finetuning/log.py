@@ -38,10 +38,8 @@ class _LogFile(logging.FileHandler):
 class RunLog(MemoryHandler):
     """Shows the package's messages, and writes them to log.txt once the run folder exists.
 
-    Only the main process writes, and the others show nothing but errors. Progress bars are not logged.
-
-    Args:
-        words: The command line, without the program's name. It is logged, and not shown.
+    Only the main process writes, and the others show nothing but errors. Progress bars are not logged. The command line
+    is logged and not shown.
     """
 
     def __init__(self, words: Sequence[str]) -> None:

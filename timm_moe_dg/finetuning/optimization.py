@@ -18,11 +18,7 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def check_optimizer(name: str) -> None:
-    """Checks that timm has an optimizer.
-
-    Raises:
-        ArgumentError: It does not exist.
-    """
+    """Checks that timm has an optimizer."""
     if name not in list_optimizers():
         raise ArgumentError.of("opt", name, f"choose from {', '.join(map(str, list_optimizers()))}")
 
@@ -39,20 +35,10 @@ def build_optimizer(
 ) -> Optimizer:
     """Builds an optimizer of the network's parameters, by default in one group like DomainBed.
 
-    PyTorch's own Adam, AdamW and SGD update all parameters in one fused kernel.
-
-    Args:
-        network: The network, on its device.
-        name: Name of one of timm's optimizers.
-        lr: Learning rate.
-        weight_decay: Weight decay of all parameters; with `layer_decay`, of all but biases and norms, as timm does.
-        momentum: Momentum of optimizers that have it.
-        layer_decay: Ratio of the learning rates of a layer and the one above it; None for one rate.
-        extra_groups: Parameter groups of the algorithm.
-
-    Raises:
-        ArgumentError: The optimizer does not take these settings.
+    `layer_decay` is the ratio of the learning rates of a layer and the one above it. With it, biases and norms have no
+    weight decay, as in timm.
     """
+    # PyTorch's own Adam, AdamW and SGD update all parameters in one fused kernel
     fused = get_optimizer_class(name) in _FUSED and next(network.parameters()).device.type in _FUSED_DEVICES
     parameters = network if layer_decay is not None else network.parameters()
     options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **({"fused": True} if fused else {})}
@@ -68,20 +54,10 @@ def build_optimizer(
 def build_schedule(
     optimizer: Optimizer, name: str | None, *, steps: int, warmup_steps: int = 0, min_lr: float = 0.0
 ) -> Scheduler | None:
-    """Builds timm's schedule over training steps. Call `step_update(number of steps taken)` after each step.
+    """Builds timm's schedule over training steps; None if all rates are constant.
 
-    Args:
-        optimizer: The optimizer. The layers' learning rates with `layer_decay` take effect through the schedule.
-        name: One of `protocols.options.SCHEDULES`; None for a constant rate.
-        steps: Steps of the run, warm-up included.
-        warmup_steps: Steps in which the rate rises linearly from 0.
-        min_lr: Learning rate at the end.
-
-    Returns:
-        The schedule; None if the optimizer's rates are constant.
-
-    Raises:
-        ArgumentError: The warm-up is as long as the run or longer.
+    Call `step_update(number of steps taken)` after each step. The layers' learning rates with `layer_decay` take effect
+    through the schedule. The warm-up rises linearly from 0.
     """
     if warmup_steps >= steps:
         raise ArgumentError.of("warmup_steps", warmup_steps, f"is not less than the run's {steps} steps")

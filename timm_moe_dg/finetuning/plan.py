@@ -41,27 +41,16 @@ _RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are optio
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run.
-
-    Attributes:
-        options: The options, with defaults filled in that depend on data and seeds.
-        benchmark: The benchmark's row.
-        hparams: The resolved hyper-parameters.
-        domains: All domains of the benchmark.
-        training: Positions of the training domains.
-        splits: The split of each domain.
-        folder: The run's output folder.
-        record_args: Arguments as the records hold them.
-    """
+    """The plan of a run."""
 
     options: FilledOptions
     benchmark: Benchmark
     hparams: Hparams
     domains: Sequence[Domain]
-    training: Sequence[int]
-    splits: Sequence[Split]
+    training: Sequence[int]  # positions of the training domains
+    splits: Sequence[Split]  # of each domain
     folder: RunFolder
-    record_args: Arguments
+    record_args: Arguments  # as the records hold them
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +68,7 @@ class RunPlan:
         return self.domains[0].classes
 
     def named(self, experiment: str) -> "RunPlan":
-        """Returns the plan for a run of this name. Its folder is examined anew, see `RunFolder` for the errors."""
+        """Returns the plan for a run of this name. Its folder is examined anew."""
         options = replace(self.options, experiment=experiment)
         args = {**self.folder.args, "experiment": experiment}
         folder = open_folder(options, args)
@@ -88,8 +77,7 @@ class RunPlan:
     def identity(self, **launched: object) -> dict[str, object]:
         """Returns everything that determines the numbers of a run. A resumed run has to have the same identity.
 
-        Args:
-            **launched: Settings of the launcher, such as the number of processes.
+        Settings of the launcher, such as the number of processes, belong to it.
         """
         data = [(domain.name, domain.classes, np.asarray(domain.targets).tolist()) for domain in self.domains]
         identity = {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
@@ -98,14 +86,7 @@ class RunPlan:
 
 
 def make_plan(options: RunOptions) -> RunPlan:
-    """Reads the data, checks the options against it, and fills in the open ones.
-
-    Raises:
-        ArgumentError: An option has a value that cannot work.
-        DataError: The data cannot be used.
-        MissingDependencyError: A tracker is not installed.
-        ProtocolError: Domains or splits leave no image to train on or to evaluate.
-    """
+    """Reads the data, checks the options against it, and fills in the open ones."""
     if options.epochs is not None and options.steps is not None:
         raise ArgumentError.of("epochs", options.epochs, f"leave it out, or --steps {options.steps}")
     method = get_algorithm(options.algorithm)
@@ -143,7 +124,7 @@ def make_plan(options: RunOptions) -> RunPlan:
 
 
 def open_folder(options: FilledOptions, args: Arguments) -> RunFolder:
-    """Opens the folder that the options name, with `args` for its args.yaml; see `RunFolder`."""
+    """Opens the folder that the options name, with `args` for its args.yaml."""
     path = Path(options.output, options.experiment)
     return RunFolder(path, args, resume=options.resume is not None)
 
@@ -192,11 +173,7 @@ def make_splits(
     holdout_fraction: float,
     split_by_photograph: bool,
 ) -> list[Split]:
-    """Splits every domain; see `split_domains` and `data.splits.split_by_photograph`.
-
-    Raises:
-        ProtocolError: A domain is left without images to train on or to validate on.
-    """
+    """Splits every domain; see `split_domains` and `data.splits.split_by_photograph`."""
     if split_by_photograph:
         return by_photograph(domains, training)
     return split_domains(domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
@@ -216,15 +193,7 @@ def config_hparams(
     extra: Mapping[str, Distribution | str] = MappingProxyType({}),
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Hparams:
-    """Merges defaults, a random draw, --hparams and the options that name a hyper-parameter. Later ones win.
-
-    Args:
-        options: Options of the run.
-        defaults: Default of every hyper-parameter.
-        search_space: Name of the benchmark's search space.
-        extra: Further hyper-parameters to draw.
-        aliases: Other names under which a hyper-parameter is drawn.
-    """
+    """Merges defaults, a random draw, --hparams and the options that name a hyper-parameter. Later ones win."""
     seeds = {"hparams_seed": options.hparams_seed, "trial_seed": options.trial_seed}
     drawn = draw_hparams(search_space, **seeds, further=extra, aliases=aliases) if options.hparams_seed else {}
     direct = {name: vars(options)[name] for name in defaults if vars(options).get(name) is not None}
@@ -234,11 +203,7 @@ def config_hparams(
 def fill_in(
     options: RunOptions, benchmark: Benchmark, hparams: Mapping[str, float], domains: Sequence[Domain]
 ) -> FilledOptions:
-    """Fills in the open options from benchmark, hyper-parameters, data and seeds.
-
-    Raises:
-        ArgumentError: The classifier has fewer outputs than the data has classes.
-    """
+    """Fills in the open options from benchmark, hyper-parameters, data and seeds."""
     classes = len(domains[0].classes)
     if options.test_domains is None:
         test_domains = evaluation_only(domains) or [0]
@@ -277,17 +242,9 @@ def run_names(options: RunOptions) -> Iterator[str]:
 
 
 def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
-    """Returns the positions of domains. A whole number is a position, unless it is only a name.
-
-    Args:
-        given: Names or positions. The caller has to check that positions exist.
-        names: Names of all domains.
-        argument: Name of the argument, for errors.
-
-    Raises:
-        ProtocolError: A name is unknown, or names and positions are mixed.
-    """
+    """Returns the positions of domains, given as names or positions. The caller checks that positions exist."""
     positions = [value for value in given if isinstance(value, int)]
+    # A whole number is a position, unless it is only a name
     if len(positions) == len(given) and set(positions) <= set(range(len(names))):
         return positions
     words = list(map(str, given))

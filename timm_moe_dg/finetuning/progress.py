@@ -34,14 +34,10 @@ class MeterState(TypedDict):
 
 
 class StepMeter:
-    """Means of losses and of the time per step since the last evaluation, without waiting for the device.
-
-    Args:
-        images_per_step: Images of a step, over all domains and processes.
-    """
+    """Means of losses and of the time per step since the last evaluation, without waiting for the device."""
 
     def __init__(self, images_per_step: int = 0) -> None:
-        self.images_per_step = images_per_step
+        self.images_per_step = images_per_step  # over all domains and processes
         self.restart()
 
     def add(self, losses: Mapping[str, Tensor]) -> None:
@@ -79,13 +75,7 @@ class StepMeter:
 
 
 class StepBar:
-    """Shows the progress of training: a bar on a terminal, otherwise one line a minute and one at the end.
-
-    Args:
-        steps: Numbers of the steps to take. Iterating yields them.
-        name: Label of the bar.
-        hidden: Show nothing.
-    """
+    """Shows the steps that it yields: a bar on a terminal, otherwise one line a minute and one at the end."""
 
     def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
         self._bars = sys.stderr.isatty()
@@ -114,12 +104,7 @@ class StepBar:
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:
-    """Formats an evaluation as a text table with one row for each domain.
-
-    Args:
-        record: The evaluation.
-        names: Names of the domains, in the benchmark's order.
-    """
+    """Formats an evaluation as a text table with one row for each domain."""
     losses = "  ".join(f"{name} {value:.4f}" for name, value in record.losses.items())
     width = max(len("domain"), *map(len, names))
     lines = [
@@ -160,12 +145,7 @@ def wanted_trackers(options: RunOptions) -> list[str]:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Checks that trackers are installed and can be used.
-
-    Raises:
-        MissingDependencyError: A tracker is not installed.
-        ArgumentError: Weights & Biases is used online and has no key.
-    """
+    """Checks that trackers are installed, and that Weights & Biases has a key or is offline."""
     for name in names:
         if find_spec(name) is None:
             raise MissingDependencyError.of(f"--log-{name}", name, "tracking")
@@ -180,11 +160,7 @@ def check_trackers(names: Sequence[str]) -> None:
 def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, first_step: int) -> None:
     """Starts the accelerator's trackers, which write into the run folder.
 
-    Args:
-        accelerator: Built with the names of the trackers.
-        folder: The run folder, which has to exist.
-        args: Arguments of the run.
-        first_step: First step of this process. Entries of an earlier process from there on are replaced.
+    Entries of an earlier process from `first_step` on are replaced.
     """
     accelerator.project_configuration.logging_dir = str(folder / "tensorboard")
     options = {

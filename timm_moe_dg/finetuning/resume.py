@@ -18,16 +18,7 @@ _UNREPORTED = NO_EFFECT_ON_RESULTS - {"epochs"}
 
 
 def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> RunOptions:
-    """Parses a command line. With `--resume`, options that are not given are those of the run to resume.
-
-    Args:
-        parser: From `run_parser`.
-        argv: The command line, without the program's name.
-
-    Raises:
-        ArgumentError: `--resume` names a folder without a run, or see `parse_arguments`.
-        FormatError: The run to resume has another format.
-    """
+    """Parses a command line. With `--resume`, options that are not given are those of the run to resume."""
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
@@ -37,19 +28,10 @@ def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Run
 
 
 def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | None:
-    """Finds the run that `--resume` means.
+    """Finds the folder of the run that `--resume` means; None if `experiment` has not started yet.
 
-    Args:
-        resume: A run folder, or "auto": the run called `experiment`, or without that the unfinished run with the newest
-            checkpoint, of those that no process is running.
-        output: Folder of all runs.
-        experiment: Name of a run in it.
-
-    Returns:
-        The run's folder, or None if `experiment` has not started yet.
-
-    Raises:
-        ArgumentError: The folder is not a run's, or there is no unfinished run.
+    "auto" means the run called `experiment`. Without that, it means the unfinished run with the newest checkpoint, of
+    those that no process is running.
     """
     if resume != AUTO:
         if not (Path(resume) / ARGUMENTS).exists():
@@ -69,11 +51,7 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
 
 
 def nothing_to_do(options: RunOptions) -> str | None:
-    """Checks whether the run to resume is finished, and which of the options are therefore ignored.
-
-    Returns:
-        One line; None if the run is unfinished, or finished and asked for more steps that it can take.
-    """
+    """Describes a finished run and the options that it ignores, in one line; None if there are steps to take."""
     if options.resume is None or options.experiment is None:
         return None
     run = Path(options.output, options.experiment)

@@ -50,21 +50,10 @@ class Scores(TypedDict):
 def owning(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
     """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
 
-    A dry run, which writes nothing, needs no lock.
-
-    Args:
-        plan: Plan of the run. Its folder is examined again, because it may have been filled since.
-        accelerator: The processes.
-
-    Yields:
-        The plan. A made-up name that was taken since has got a number.
-
-    Raises:
-        ArgumentError: Another process holds the lock, or the folder holds something else by now.
-        StorageError: The folder cannot be written.
-        SystemExit: The main process has raised one of these.
+    A made-up name that was taken since gets a number in the plan that is yielded. If the main process raises an error,
+    the others exit.
     """
-    if plan.options.dry_run:
+    if plan.options.dry_run:  # writes nothing
         yield plan
         return
     with ExitStack() as stack:
@@ -76,7 +65,7 @@ def owning(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
             broadcast_object_list(name)
         if name[0] is None:
             raise SystemExit(1)  # the main process prints the reason
-        yield plan.named(name[0])
+        yield plan.named(name[0])  # examines the folder again, which may have been filled since
 
 
 def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
@@ -97,26 +86,15 @@ def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The point where a process starts or resumes a run.
+    """The point where a process starts or resumes a run."""
 
-    Attributes:
-        identity: Everything that determines the run's numbers.
-        checkpoint: The checkpoint to resume from; None for a start.
-        first_step: The first step to take.
-    """
-
-    identity: Arguments
+    identity: Arguments  # everything that determines the run's numbers
     checkpoint: RunState | None
     first_step: int
 
 
 def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
-    """Reads the newest checkpoint, if there is one, and checks that it belongs to this run.
-
-    Raises:
-        ArgumentError: An option that determines the numbers has changed.
-        FormatError: The checkpoint has another format.
-    """
+    """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
     checkpoint = plan.folder.newest_checkpoint()
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     identity = plan.identity(**launched)
@@ -128,25 +106,17 @@ def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A run in progress; use `start`.
-
-    Attributes:
-        sampler: Decides the images of each step.
-        batches: One list of minibatches for each step, this process's share.
-        evaluation: Batches of the images to evaluate.
-        meter: Losses and time since the last evaluation.
-        state: The content of checkpoints.
-    """
+    """A run in progress; use `start`."""
 
     plan: RunPlan
     accelerator: Accelerator
     model: Model
     resume_point: ResumePoint
     sampler: StepSampler
-    batches: Iterable[Minibatches]
+    batches: Iterable[Minibatches]  # one list of minibatches for each step, this process's share
     evaluation: DataLoader
     meter: StepMeter
-    state: TrainingState
+    state: TrainingState  # the content of checkpoints
 
     def context(self, step: int) -> StepContext:
         """Everything that a step is taken with, and its domains."""

@@ -21,27 +21,17 @@ Item = TypeVar("Item")
 
 
 class DivergenceCheck:
-    """Detects non-finite training and names the first suspect step.
-
-    Args:
-        first_step: The first step of this process.
-        domains: Names of the training domains, for the message.
-    """
+    """Detects non-finite training and names the first suspect step."""
 
     def __init__(self, first_step: int, domains: Sequence[str]) -> None:
         self._unchecked = first_step
         self._domains = domains
 
     def __call__(self, step: int, total: Tensor, checkpoint: str) -> None:
-        """Checks the steps since the last call, up to `step`.
+        """Checks the steps since the last call, up to `step`, the one just taken.
 
-        Args:
-            step: The step that was just taken.
-            total: A sum over these steps, finite only if every step's value was. Reading it waits for the device.
-            checkpoint: Name of the last good checkpoint, for the message.
-
-        Raises:
-            DivergenceError: The sum is not finite.
+        `total` is a sum over these steps, finite only if every step's value was. Reading it waits for the device.
+        `checkpoint` names the last good checkpoint, for the message.
         """
         value = total.item()
         if not math.isfinite(value):
@@ -60,16 +50,7 @@ def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
 
 
 def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
-    """Checks that no weight is above `LARGEST`, so that a checkpoint of the network is of use.
-
-    Args:
-        network: The network.
-        step: The step that was just taken.
-        checkpoint: Name of the last good checkpoint, for the message.
-
-    Raises:
-        DivergenceError: A weight is too large.
-    """
+    """Checks that no weight is above `LARGEST`, so that a checkpoint of the network is of use."""
     largest = torch.stack([parameter.detach().abs().max() for parameter in network.parameters()]).max().item()
     if not largest <= LARGEST:
         raise DivergenceError(
@@ -83,12 +64,7 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 
 
 class Interruption:
-    """Catches SIGTERM and Ctrl-C while it is entered as a context. A second Ctrl-C ends the process at once.
-
-    Args:
-        num_processes: Number of processes that have to agree.
-        timeout: How long a process waits for the others.
-    """
+    """Catches SIGTERM and Ctrl-C while it is entered as a context. A second Ctrl-C ends the process at once."""
 
     def __init__(self, num_processes: int = 1, timeout: timedelta | None = None) -> None:
         self._signal = 0  # number of the signal that came
@@ -117,11 +93,7 @@ class Interruption:
         return bool(self._signal)
 
     def until_stopped(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields items until a process gets a signal.
-
-        Raises:
-            Interrupted: A process got one.
-        """
+        """Yields items until a process gets a signal, and then raises `Interrupted`."""
         for item in items:
             if self.should_stop():
                 raise Interrupted
