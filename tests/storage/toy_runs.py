@@ -44,7 +44,7 @@ def run(path: Path, *, resume: bool = False, can_go_on: bool = False, upto: int 
         for step in range(last + 1, upto):
             if folder.records:
                 state = {"network": {"weight": tensor([float(step)])}}
-                folder.save_checkpoint({"step": step, "identity": {}, "shared": state, "per_process": []})
+                folder.checkpoints.save(step, {"step": step, "identity": {}, "shared": state, "per_process": []})
             if step % EVERY == 0:
                 evaluate(folder, step)
         if upto == STEPS:

@@ -148,7 +148,7 @@ class FineTuning:
             check_weights(self.model.network, step, folder.checkpoints.describe())
         state = self.state.collect()
         if self.accelerator.is_main_process and folder.records:
-            folder.save_checkpoint({"step": step, "identity": self.resume_point.identity, **state})
+            folder.checkpoints.save(step, {"step": step, "identity": self.resume_point.identity, **state})
 
     def evaluate(self, step: int, stop: Interruption) -> None:
         """Evaluates and records the network of a step, or the average of weights that stands for it."""

@@ -1,8 +1,7 @@
 """Atomic writes of files and folders, and the CSV and JSON text that goes into them.
 
 New content is written beside the old, flushed to disk, and then renamed. A process that is killed leaves the old
-content, or both under hidden names, which `recovered` cleans up. `all_or_nothing` serves tools whose result files have
-to appear together.
+content, or both under hidden names, which `recovered` cleans up.
 """
 
 import csv
@@ -24,11 +23,7 @@ from ..errors import ArgumentError, StorageError
 
 @contextmanager
 def replaced(target: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `target`, which replaces `target` if nothing is raised.
-
-    Raises:
-        StorageError: The folder cannot be written. `target` is then unchanged.
-    """
+    """Yields an empty folder beside `target`, which replaces `target` if nothing is raised."""
     recovered(target)
     fresh, old = _beside(target)
     with explained(target):
@@ -58,11 +53,7 @@ def recovered(target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Creates or replaces a file.
-
-    Raises:
-        StorageError: The file cannot be written. An existing one is then unchanged.
-    """
+    """Creates or replaces a file. After an error, an existing file is unchanged."""
     fresh, _ = _beside(path)
     with explained(path):
         try:
@@ -76,11 +67,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file. A kill may cut the line; an error leaves the file as it was.
-
-    Raises:
-        StorageError: The line cannot be written.
-    """
+    """Appends a line to a file. A kill may cut the line; an error leaves the file as it was."""
     # Unbuffered, because a buffer would write again when the file is closed
     with explained(path), path.open("ab", buffering=0) as file:
         end = file.tell()
@@ -98,15 +85,8 @@ def append_line(path: Path, line: str) -> None:
 def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder, whose files move to `folder` if nothing is raised.
 
-    Enter it before the work starts, so that a folder that cannot be used is refused at once.
-
-    Args:
-        folder: Created if it does not exist. Other files in it stay as they are.
-        names: Names of the files to come.
-        overwrite: Whether files with these names may be replaced.
-
-    Raises:
-        ArgumentError: A file or folder with one of the names exists, or the folder cannot be written.
+    Enter it before the work starts, so that an unusable folder is refused at once. Files called `names` may be there
+    with `overwrite` alone. Other files in the folder stay as they are.
     """
     target = Path(folder)
     present = [name for name in names if (target / name).exists()]
@@ -135,7 +115,7 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """Turns a failed write into an error that names the file and a remedy."""
+    """Turns a failed write into a `StorageError` that names the file and a remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -32,44 +32,27 @@ class Stateful(Protocol):
 
 
 class ProcessStates(TypedDict):
-    """The states of all processes.
+    """The states of all processes."""
 
-    Attributes:
-        shared: Name -> state that is the same in every process.
-        per_process: For each process, name -> state that may differ between processes.
-    """
-
-    shared: Mapping[str, Mapping[str, object]]
-    per_process: list[Mapping[str, Mapping[str, object]]]
+    shared: Mapping[str, Mapping[str, object]]  # name -> state that is the same in every process
+    per_process: list[Mapping[str, Mapping[str, object]]]  # of each process, name -> state that may differ
 
 
 class RunState(ProcessStates):
-    """The content of a checkpoint.
+    """The content of a checkpoint."""
 
-    Attributes:
-        step: The last step taken.
-        identity: Everything that determines the run's numbers; see `RunPlan.identity`.
-    """
-
-    step: int
-    identity: Arguments
+    step: int  # the last one taken
+    identity: Arguments  # see `RunPlan.identity`
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that the next step depends on, apart from the command line and the data.
+    """Everything that the next step depends on, apart from the command line and the data."""
 
-    Attributes:
-        shared: Parts that are the same in every process, by name: network, optimizer and so on.
-        per_process: Parts that may differ between processes.
-        gather: Concatenates a list over processes, like accelerate's `gather_object`.
-        process: Index of this process.
-    """
-
-    shared: Mapping[str, Stateful]
+    shared: Mapping[str, Stateful]  # the same in every process: network, optimizer and so on
     per_process: Mapping[str, Stateful]
-    gather: Callable[[list], list] = list
-    process: int = 0
+    gather: Callable[[list], list] = list  # concatenates a list over processes, like accelerate's `gather_object`
+    process: int = 0  # index of this process
 
     def collect(self) -> ProcessStates:
         """Returns the state of all processes. Every process has to call it."""
@@ -88,22 +71,13 @@ class TrainingState:
 
 
 class Checkpoints:
-    """The two newest checkpoints of a run.
-
-    Args:
-        folder: Their folder, created when the first is saved.
-    """
+    """The two newest checkpoints of a run, in a folder that is created when the first is saved."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, step: int, state: Mapping[str, object]) -> Path:
-        """Writes the checkpoint of a step and removes all but the two newest.
-
-        Raises:
-            StorageError: It cannot be written. Earlier ones are unchanged.
-            CheckpointError: The state holds an object that `torch.load(weights_only=True)` refuses.
-        """
+        """Writes the checkpoint of a step and prunes to the two newest. An error leaves earlier ones as they are."""
         path, fresh = self.folder / f"step-{step:06d}.pt", self.folder / ".new.pt"
         with explained(path):
             # Not its parents: a run folder that was removed must not come back half empty
@@ -126,11 +100,7 @@ class Checkpoints:
             path.unlink()
 
     def newest(self) -> dict[str, Any] | None:
-        """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported.
-
-        Raises:
-            FormatError: It has another format.
-        """
+        """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported."""
         for path in reversed(self._paths()):
             try:
                 return read_checkpoint(path)
@@ -149,12 +119,7 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint.
-
-    Raises:
-        CheckpointError: It is missing, or differs from what was written.
-        FormatError: It has another format.
-    """
+    """Reads a checkpoint. If it is missing or not as it was written, a `CheckpointError` is raised."""
     try:
         # torch.load itself does not notice a flipped bit in a tensor
         if _sha256(path) != _digest_file(path).read_text().strip():

@@ -20,14 +20,10 @@ _PATIENCE = 1.0
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, or of a file, until the context is left.
+    """Holds the lock of a folder or file, which need not exist, until the context is left.
 
-    Args:
-        folder: It need not exist. Folders above it are created, and removed again if they stay empty.
-
-    Raises:
-        FolderInUseError: Another process holds the lock.
-        StorageError: The lock cannot be written.
+    Folders above it are created, and removed again if they stay empty. If another process holds the lock, a
+    `FolderInUseError` is raised.
     """
     path, holder = lock_file(folder), lock_file(folder).with_suffix(".owner")
     lock = FileLock(path)

@@ -3,12 +3,8 @@
 It holds args.yaml, results.jsonl, summary.csv, log.txt, checkpoints/, best/, best_oracle/, and `done` once the run is
 finished. Data with a validation split under shift adds best_ood_worst_group/ and best_ood_f1_macro/.
 
-A run folder promises:
-
-- Nothing is ever half written under its final name. The folder appears with its first evaluation complete.
-- One process at a time writes to it, see `ownership`.
-- The two newest checkpoints are kept, each with a digest, see `checkpoint`.
-- A last line of results.jsonl that a kill has cut is dropped on resume.
+Nothing is ever half written under its final name. The folder appears with its first evaluation complete. One process at
+a time writes to it, see `ownership`. A last line of results.jsonl that a kill has cut is dropped on resume.
 """
 
 import csv
@@ -49,21 +45,10 @@ _logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Writes the results of a run.
+    """Writes the results of a run. Nothing is created or changed before the first `add`.
 
-    Args:
-        path: The folder. Nothing is created or changed before the first `add`.
-        args: Arguments of the run, for args.yaml.
-        resume: Whether the folder may hold a run with these arguments: an unfinished one, or a finished one that took
-            fewer steps.
-
-    Attributes:
-        records: The evaluations so far.
-        checkpoints: The run's checkpoints.
-
-    Raises:
-        ArgumentError: The folder holds something else.
-        FormatError: The run in it has another format.
+    With `resume` the folder may hold a run with these arguments: an unfinished one, or a finished one that took fewer
+    steps. Anything else in it raises an `ArgumentError`.
     """
 
     def __init__(self, path: str | os.PathLike[str], args: Arguments, *, resume: bool = False) -> None:
@@ -89,11 +74,7 @@ class RunFolder:
         return checkpoint
 
     def read_back(self, step: int) -> None:
-        """Loads the evaluations up to the step of a checkpoint.
-
-        Raises:
-            RecordError: results.jsonl is missing or damaged, or has no such evaluation.
-        """
+        """Loads the evaluations up to the step of a checkpoint."""
         # The average is evaluated at the end, after all steps
         kept_records = [record for record in self._complete_records() if record.step <= step and not record.averaged]
         if not kept_records:
@@ -112,24 +93,11 @@ class RunFolder:
         for name in BEST.values():
             recovered(self.path / name)
 
-    def save_checkpoint(self, state: RunState) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
-        self.checkpoints.save(state["step"], state)
-
     def add(self, record: Record, save: Callable[[Path], None]) -> None:
-        """Writes one evaluation.
+        """Writes one evaluation. An error leaves existing files unchanged.
 
-        Args:
-            record: The evaluation.
-            save: Writes the network into a folder. It is called for best_oracle/, and for the folder of each rule that
-                now selects this record.
-
-        Raises:
-            StorageError: Something cannot be written. Existing files are unchanged.
+        `save` writes the network into a folder. It is called for best_oracle/, and for the folder of each rule that now
+        selects this record.
         """
         self.records.append(record)
         if len(self.records) == 1:
@@ -144,11 +112,7 @@ class RunFolder:
     def finish(self, *, can_go_on: bool = False) -> None:
         """Marks the run as finished with the file `done`, as DomainBed does, and removes its checkpoints.
 
-        Args:
-            can_go_on: Keep the last checkpoint, for a run of more steps.
-
-        Raises:
-            StorageError: The file cannot be written.
+        With `can_go_on` the last checkpoint stays, for a run of more steps.
         """
         if can_go_on:
             self.checkpoints.prune(1)
@@ -209,12 +173,7 @@ class RunFolder:
 
 
 def run_arguments(model: str) -> dict[str, Any]:
-    """Returns the arguments of the run that a `local-dir:` model belongs to; an empty table if there is no such run.
-
-    Raises:
-        ArgumentError: args.yaml beside the model's folder cannot be read.
-        FormatError: args.yaml has another format.
-    """
+    """Returns the arguments of the run that a `local-dir:` model belongs to; an empty table if there is no such run."""
     source, _, folder = model.partition(":")
     path = Path(folder).parent / ARGUMENTS
     return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}

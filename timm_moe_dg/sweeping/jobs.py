@@ -35,19 +35,12 @@ NOTICES = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(s
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
-
-    Attributes:
-        name: Its name.
-        command: Program and arguments. Repeated, it has to continue an interrupted run.
-        folder: Its folder, in which it puts `done` when it is finished.
-        log: File for everything that it prints, over all attempts.
-    """
+    """One run."""
 
     name: str
-    command: tuple[str, ...]
-    folder: Path
-    log: Path
+    command: tuple[str, ...]  # repeated, it has to continue an interrupted run
+    folder: Path  # gets the file `done` when the run is finished
+    log: Path  # everything that the run prints, over all attempts
 
     @property
     def is_finished(self) -> bool:
@@ -169,17 +162,11 @@ def run_jobs(
     watch: Callable[[Sequence[Job]], object] | None = None,
     watch_every: float = 60.0,
 ) -> Iterator[tuple[Job, int | None, float]]:
-    """Runs jobs, one at a time in each slot, and yields each as it ends.
+    """Runs jobs in their order, one at a time in each slot, and yields each as it ends.
 
-    When the caller stops early, by an exception or by closing the iterator, running processes get SIGTERM and some
-    seconds to save a checkpoint.
-
-    Args:
-        jobs: In the order in which they are started.
-        slots: Environment variables of each slot; their number is the number of jobs at a time.
-        grace: Seconds between SIGTERM and SIGKILL.
-        watch: Called now and then with the running jobs.
-        watch_every: Seconds between its calls.
+    A slot is a table of environment variables. `watch` is called every `watch_every` seconds with the running jobs.
+    When the caller stops early, by an exception or by closing the iterator, running processes get SIGTERM, and SIGKILL
+    after `grace` seconds, in which they save a checkpoint.
 
     Yields:
         The job, its exit status (None: another process runs it or has finished it) and its duration in seconds.

@@ -17,13 +17,9 @@ class Handle(Protocol):
 
 
 class Submission:
-    """A job as a function that submitit can submit and requeue.
+    """A job as a function that submitit can submit and requeue."""
 
-    Args:
-        job: The job.
-        grace: Seconds for saving a checkpoint at the time limit. submitit gets a signal 90 seconds before the limit.
-    """
-
+    # Seconds for saving a checkpoint. submitit gets a signal 90 seconds before the time limit.
     def __init__(self, job: Job, grace: float = 60.0) -> None:
         self.job, self.grace = job, grace
         self._attempt: Attempt | None = None
@@ -50,20 +46,10 @@ class Submission:
 def submit_jobs(
     jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
 ) -> list[tuple[Job, Handle]]:
-    """Submits jobs to Slurm as one array. Slurm queues them again at their time limit.
+    """Submits jobs to Slurm as one array, and returns each with submitit's handle.
 
-    Args:
-        jobs: The jobs. Every machine needs the same folders and this package.
-        folder: Folder for submitit's files.
-        options: Parameters of submitit's AutoExecutor, such as slurm_partition, timeout_min, gpus_per_node.
-        cluster: "slurm", or "local" for processes on this machine.
-
-    Returns:
-        Each job with submitit's handle of it.
-
-    Raises:
-        MissingDependencyError: submitit is not installed.
-        ArgumentError: Slurm is not installed here, or submitit does not know a parameter.
+    Slurm queues them again at their time limit. Every machine needs the same folders and this package.
+    `cluster="local"` means processes on this machine.
     """
     try:
         import submitit
