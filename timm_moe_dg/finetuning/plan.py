@@ -236,7 +236,8 @@ def run_names(options: RunOptions) -> Iterator[str]:
         yield options.experiment
         return
     time = f"{datetime.now():%Y%m%d-%H%M%S}"
-    name = options.experiment or "-".join([time, _folder_name(options.dataset), safe_model_name(options.model)])
+    dataset = re.sub(r"[^\w.+-]+", "_", options.dataset)  # names from the Hub have a colon and a slash
+    name = options.experiment or "-".join([time, dataset, safe_model_name(options.model)])
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
@@ -285,8 +286,3 @@ def _check_channels(options: RunOptions) -> None:
 def _follows_swad(options: RunOptions) -> bool:
     """Whether weights are averaged by SWAD, for which the benchmarks have their own settings."""
     return (options.averaging or "").startswith("swad")
-
-
-def _folder_name(dataset: str) -> str:
-    """Name of a data set as part of a folder's name. Those of the Hub have a colon and a slash."""
-    return re.sub(r"[^\w.+-]+", "_", dataset)

@@ -16,49 +16,26 @@ SPLITS = ("all", "in", "out")
 
 
 class Scores(NamedTuple):
-    """Scores over some images; NaN if there are none.
+    """Scores over some images; NaN if there are none."""
 
-    Attributes:
-        images: Number of images.
-        accuracy: Share of right predictions.
-        f1_macro: See `metrics.f1_macro`.
-        ece: See `metrics.expected_calibration_error`, 15 bins.
-    """
-
-    images: int
+    images: int  # number of images
     accuracy: float
     f1_macro: float
-    ece: float
+    ece: float  # expected calibration error, 15 bins
 
 
 class Assessment(NamedTuple):
-    """Scores of a network on a benchmark.
+    """Scores of a network on a benchmark."""
 
-    Attributes:
-        domains: Scores of each domain, in the benchmark's order.
-        overall: Scores of all images of the counted domains.
-        average: Mean accuracy over the counted domains that have images.
-        test_average: Mean accuracy over the test domains that have images; NaN without any.
-        worst: Position of the counted domain with the lowest accuracy, the first of equals.
-    """
-
-    domains: tuple[Scores, ...]
-    overall: Scores
-    average: float
-    test_average: float
-    worst: int
+    domains: tuple[Scores, ...]  # in the benchmark's order
+    overall: Scores  # of all images of the counted domains
+    average: float  # mean accuracy over the counted domains that have images
+    test_average: float  # mean accuracy over the test domains that have images; NaN without any
+    worst: int  # position of the counted domain with the lowest accuracy, the first of equals
 
 
 def restrict(splits: Sequence[Split], part: str) -> list[Split]:
-    """Empties the in-splits or the out-splits of all domains.
-
-    Args:
-        splits: One per domain.
-        part: "in" or "out" to keep these alone, or "all".
-
-    Raises:
-        ArgumentError: The part does not exist, or no image is left.
-    """
+    """Empties the in-splits or the out-splits of all domains. `part` is "in" or "out" to keep these alone, or "all"."""
     if part not in SPLITS:
         raise ArgumentError.of("split", part, f"choose from {', '.join(SPLITS)}")
     inside, outside = (slice(None) if part in ("all", name) else slice(0) for name in ("in", "out"))
@@ -73,14 +50,7 @@ def assess(
 ) -> Assessment:
     """Scores a network by domain and overall.
 
-    Args:
-        outputs: Of the network.
-        num_domains: Number of domains, empty ones included.
-        test_domains: Positions of the domains that the network was not trained on.
-        counted: Positions of the domains that enter the overall scores; None for all.
-
-    Raises:
-        ArgumentError: None of the counted domains has an image.
+    `counted` domains enter the overall scores, and None counts all. `num_domains` includes empty ones.
     """
     domain = outputs.group // 2
     positions = list(range(num_domains) if counted is None else counted)

@@ -10,17 +10,12 @@ import torch
 
 from ..data import UNGROUPED, Domain
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
-from .evaluation import LabeledPredictions
+from .evaluation import Outputs, Predictions
 from .records import SCORED_ROLES, VALIDATION_ROLES, RoleScores
 
 
 def describe_role(domain: Domain, tested: bool) -> str:
-    """Returns "train", "held out", or "test (id)" and "test (ood)" for domains that the data sets apart.
-
-    Args:
-        domain: The domain.
-        tested: Whether it is among the run's test domains.
-    """
+    """Returns "train", "held out", or "test (id)" and "test (ood)" for domains that the data sets apart."""
     if domain.role != "train":
         return f"test ({domain.role})"
     return "held out" if tested else "train"
@@ -31,16 +26,12 @@ def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int]) -> li
     return [position for position in test_domains if domains[position].role != "id"]
 
 
-def role_scores(predictions: LabeledPredictions, domains: Sequence[Domain]) -> dict[str, RoleScores]:
+def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -> dict[str, RoleScores]:
     """Scores each role over the in-splits of its domains, and its validation over out-splits, with a group per domain.
 
-    Args:
-        predictions: Of every image, with groups as `EvaluationImages` numbers them.
-        domains: All domains. Only those with role "id" or "ood" are scored.
-
     Returns:
-        Role -> scores, see `RoleScores`. Images of "Other" count, but are not a group. Roles without domains are left
-        out, and so is validation without images. A benchmark without test domains of its own has no scores.
+        Role -> scores. Images of "Other" count, but are not a group. Roles without domains are left out, and so is
+        validation without images. A benchmark without "id" and "ood" domains has no scores.
     """
     scores = {}
     for role in SCORED_ROLES:
@@ -56,7 +47,7 @@ def role_scores(predictions: LabeledPredictions, domains: Sequence[Domain]) -> d
 
 
 def _scores(
-    predictions: LabeledPredictions, domains: Sequence[Domain], positions: Sequence[int], out: bool = False
+    predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: bool = False
 ) -> RoleScores:
     names = [domains[index].group for index in positions]
     splits = 2 * torch.tensor(positions) + int(out)

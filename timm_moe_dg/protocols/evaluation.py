@@ -1,7 +1,7 @@
 """Evaluation: one pass over every image, then accuracy and loss by domain and split."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,56 +13,24 @@ Batches = Iterable[Sequence[Tensor]]
 Gather = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-class LabeledPredictions(Protocol):
-    """Predictions beside targets, on CPU: the input of scores. All tensors have shape (N,)."""
-
-    @property
-    def predicted(self) -> Tensor:
-        """Class indices."""
-
-    @property
-    def target(self) -> Tensor:
-        """Class indices."""
-
-    @property
-    def group(self) -> Tensor:
-        """2 * domain for images of the in-split and 2 * domain + 1 for images of the out-split."""
-
-
 class Predictions(NamedTuple):
-    """Predictions and losses of a network, on CPU.
+    """Predictions and losses of a network, on CPU."""
 
-    Attributes:
-        predicted: Class indices, shape (N,).
-        target: Class indices, shape (N,).
-        group: 2 * domain for in-split images and 2 * domain + 1 for out-split images, shape (N,).
-        loss: Cross-entropies, shape (N,).
-    """
-
-    predicted: Tensor
-    target: Tensor
-    group: Tensor
-    loss: Tensor
+    predicted: Tensor  # class indices, (N,)
+    target: Tensor  # class indices, (N,)
+    group: Tensor  # 2 * domain for in-split images and 2 * domain + 1 for out-split images, (N,)
+    loss: Tensor  # cross-entropies, (N,)
 
 
 class Outputs(NamedTuple):
-    """Probabilities and features of a network, on CPU.
+    """Probabilities and features of a network, on CPU."""
 
-    Attributes:
-        predicted: Class indices, shape (N,).
-        target: Class indices, shape (N,).
-        group: 2 * domain for in-split images and 2 * domain + 1 for out-split images, shape (N,).
-        confidence: Softmax probability of the predicted class, shape (N,).
-        probabilities: Of all classes in the data's order, shape (N, C).
-        features: Input of the classifier, shape (N, D); (N, 0) if the network does not return it.
-    """
-
-    predicted: Tensor
+    predicted: Tensor  # the first three are as in `Predictions`
     target: Tensor
     group: Tensor
-    confidence: Tensor
-    probabilities: Tensor
-    features: Tensor
+    confidence: Tensor  # softmax probability of the predicted class, (N,)
+    probabilities: Tensor  # of all classes in the data's order, (N, C)
+    features: Tensor  # input of the classifier, (N, D); (N, 0) if the network does not return it
 
 
 @torch.no_grad()
@@ -95,14 +63,10 @@ def collect_outputs(
     positions: Tensor,
     gather: Gather = tuple,
 ) -> Outputs:
-    """Runs a network, in the mode that it is in, on every batch.
+    """Runs a network, in the mode that it is in, on every batch; see `predict`.
 
-    Args:
-        network: Maps images (B, 3, H, W), and their metadata if batches have any, to logits (B, C), or to a tuple of
-            logits and the classifier's input (B, D).
-        batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
-        positions: (C,) class of each logit, see `class_positions`.
-        gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
+    The network returns logits (B, C), or a tuple of logits and the classifier's input (B, D). `positions` (C,) holds
+    the class of each logit, see `class_positions`.
     """
     columns = []
     for images, target, group, *metadata in batches:
@@ -118,7 +82,7 @@ def collect_outputs(
     return Outputs(predicted, target, group, confidence, probabilities, features)
 
 
-def domain_accuracies(predictions: LabeledPredictions, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def domain_accuracies(predictions: Predictions, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns the accuracies on the in-splits and on the out-splits, by domain; NaN for an empty split."""
     columns = (predictions.predicted, predictions.target, predictions.group)
     accuracy = group_accuracy(*columns, num_groups=2 * num_domains).accuracy.tolist()

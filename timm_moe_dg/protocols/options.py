@@ -1,7 +1,7 @@
 """Options of a fine-tuning run, under timm's names, and under DomainBed's for the protocol.
 
-Every option is declared once: its default, spellings, role, type and help are one line. A new option is a new line in
-one of the groups. Runs that were recorded without it count as run with its default.
+Every option is declared once: its default, spellings, role, type and help are one line. Runs that were recorded without
+an option count as run with its default.
 """
 
 import argparse
@@ -225,13 +225,9 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
-    """All options of a run, as parsed.
+    """All options of a run, as parsed."""
 
-    Attributes:
-        filled_in: Names of the options that `make_plan` has filled in.
-    """
-
-    filled_in: Sequence[str] = ()
+    filled_in: Sequence[str] = ()  # names of the options that `make_plan` has filled in
 
 
 @dataclass(frozen=True, kw_only=True)

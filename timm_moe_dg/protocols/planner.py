@@ -4,7 +4,7 @@ A planned run is a name and a table of options of tools/finetune.py.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations, product
@@ -51,29 +51,15 @@ TRAINING_PREFIX = "train "  # of the names of training regions, see `data.reader
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry of a plan's axis: a data set, algorithm or model, possibly with further options.
-
-    Attributes:
-        value: Name of the data set, algorithm or model.
-        label: Its name in the names of runs.
-        options: Further options of the runs with this entry.
-    """
+    """One entry of a plan's axis: a data set, algorithm or model, possibly with further options."""
 
     value: str
-    label: str
+    label: str  # stands for the value in the names of runs
     options: Arguments = field(default_factory=dict)
 
     @classmethod
     def of(cls, axis: str, entry: str | Arguments) -> "Choice":
-        """Reads an entry of a plan.
-
-        Args:
-            axis: "dataset", "algorithm" or "model".
-            entry: A name, or a table with the name under the axis's key, perhaps a label, and further options.
-
-        Raises:
-            ArgumentError: The entry is neither, or lacks the axis's key.
-        """
+        """Reads a name, or a table with a name under the key `axis`, perhaps a label, and further options."""
         if isinstance(entry, str):
             return cls(entry, entry)
         if not isinstance(entry, Mapping):
@@ -87,82 +73,54 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The axes of a plan, all of whose combinations are runs.
-
-    Attributes:
-        datasets: Data sets.
-        algorithms: Training methods.
-        models: Models; two entries of one model need different labels.
-        protocols: Names in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`. Runs of several protocols are planned once.
-        trial_seeds: Repetitions.
-        hparams_seeds: Draws of hyper-parameters; 0 for the defaults.
-        domains: Positions of the only domains to hold out, or to train on for single_source; None for all.
-        options: Options of every run.
-    """
+    """The axes of a plan, all of whose combinations are runs."""
 
     datasets: Sequence[Choice]
     algorithms: Sequence[Choice]
-    models: Sequence[Choice]
-    protocols: Sequence[str]
+    models: Sequence[Choice]  # two entries of one model need different labels
+    protocols: Sequence[str]  # in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`; runs of several are planned once
     trial_seeds: Sequence[int] = (0, 1, 2)
     hparams_seeds: Sequence[int] = (0,)
-    domains: Sequence[int] | None = None
+    domains: Sequence[int] | None = None  # the only ones to hold out, or to train on for single_source; None for all
     options: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: Name of the experiment, which differs for all runs of the plan.
-        options: Options of tools/finetune.py by name; None for its default.
-    """
-
-    name: str
-    options: Arguments
+    name: str  # differs for all runs of the plan
+    options: Arguments  # of tools/finetune.py by name; None for its default
 
 
 def plan_runs(sweep: Sweep) -> list[PlannedRun]:
-    """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early.
-
-    Raises:
-        ArgumentError: Two entries of an axis have the same label.
-        ProtocolError: A protocol does not exist, or a data set has too few domains for it.
-    """
+    """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early."""
     for axis in (sweep.datasets, sweep.algorithms, sweep.models):
         _check_labels(axis)
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
-    return list(_combine(sweep, held_out))
-
-
-def _combine(sweep: Sweep, held_out: Mapping[str, Sequence[tuple[int, ...] | None]]) -> Iterator[PlannedRun]:
     axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
+    runs = []
     for trial_seed, hparams_seed, dataset, model, algorithm in product(*axes):
         for domains in held_out[dataset.label]:
             # The name has everything that differs between the plan's runs
             where = OFFICIAL if domains is None else "test" + "_".join(map(str, domains))
             labels = (dataset.label, model.label, algorithm.label, where)
-            yield PlannedRun(
-                name="-".join([*map(_safe, labels), f"trial{trial_seed}", f"hparams{hparams_seed}"]),
-                options={
-                    **_merged(sweep.options, dataset.options, algorithm.options, model.options),
-                    "dataset": dataset.value,
-                    "algorithm": algorithm.value,
-                    "model": model.value,
-                    "test_domains": None if domains is None else list(domains),
-                    "trial_seed": trial_seed,
-                    "hparams_seed": hparams_seed,
-                },
-            )
+            name = "-".join([*map(_safe, labels), f"trial{trial_seed}", f"hparams{hparams_seed}"])
+            options = {
+                **_merged(sweep.options, dataset.options, algorithm.options, model.options),
+                "dataset": dataset.value,
+                "algorithm": algorithm.value,
+                "model": model.value,
+                "test_domains": None if domains is None else list(domains),
+                "trial_seed": trial_seed,
+                "hparams_seed": hparams_seed,
+            }
+            runs.append(PlannedRun(name, options))
+    return runs
 
 
 def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | None]:
-    """Returns the held-out domains of every run on a data set, without repetitions; None for the data's own.
-
-    Raises:
-        ProtocolError: A protocol does not exist, or the data set has too few domains for it.
-    """
+    """Returns the held-out domains of every run on a data set, without repetitions; None for the data's own."""
     domain_sets: list[tuple[int, ...] | None] = []
     for protocol in sweep.protocols:
         if protocol == OFFICIAL:
@@ -196,11 +154,7 @@ def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
 
 
 def number_of_domains(sweep: Sweep, dataset: Choice) -> int:
-    """Returns the number of domains, from the benchmark's row or from the data folder.
-
-    Raises:
-        ProtocolError: The data has test domains of its own.
-    """
+    """Returns the number of domains, from the benchmark's row or from the data folder."""
     benchmark = get_benchmark(dataset.value)
     if benchmark.domains:
         return len(benchmark.domains)

@@ -48,23 +48,14 @@ _ROLE_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER
 
 
 class RoleScores(TypedDict, total=False):
-    """Scores of the domains of one role, as `role_scores` computes them. Tables use a part of the keys.
+    """Scores of the domains of one role, as `role_scores` computes them. Tables use a part of the keys."""
 
-    Attributes:
-        accuracy: Over images.
-        worst_accuracy: Of the worst group.
-        worst_group: Its name; None if there are no groups.
-        f1_macro: Mean F1 score over the classes.
-        group_accuracy: Group -> accuracy.
-        num_samples: Group -> number of images.
-    """
-
-    accuracy: float
+    accuracy: float  # over images
     worst_accuracy: float
-    worst_group: str | None
+    worst_group: str | None  # None if there are no groups
     f1_macro: float
     group_accuracy: dict[str, float]
-    num_samples: dict[str, int]
+    num_samples: dict[str, int]  # group -> number of images
 
 
 @dataclass(frozen=True)
@@ -127,12 +118,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Reads a row.
-
-        Raises:
-            RecordError: The line is not a JSON object, lacks a field, or has a field of another type.
-            FormatError: The row has another format.
-        """
+        """Reads a row. A line that is not a record raises a `RecordError`, and another format a `FormatError`."""
         row = _parse(line)
         row.setdefault("mem_gb", 0.0)  # DomainBed's older rows lack it
         _check(row, _FIELDS)
@@ -151,12 +137,7 @@ class Record:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Reads a results.jsonl file.
-
-    Raises:
-        RecordError: The file cannot be read, or a line is not a record; the message gives file and line.
-        FormatError: A record has another format.
-    """
+    """Reads a results.jsonl file. A `RecordError` gives file and line."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -32,15 +32,7 @@ def stamp() -> dict[str, object]:
 
 
 def check_format(stamped: Arguments, source: str) -> None:
-    """Raises an error for files of another format. DomainBed's records and handwritten configurations have no number.
-
-    Args:
-        stamped: A table that holds what `stamp` returned when it was written.
-        source: Description of the file, for the error message.
-
-    Raises:
-        FormatError: The format is another one.
-    """
+    """Refuses a table with another format than `FORMAT`. DomainBed's records and handwritten files have none."""
     number = stamped.get("format", FORMAT)
     if number != FORMAT:
         versions = stamped.get("versions")
@@ -52,28 +44,17 @@ def check_format(stamped: Arguments, source: str) -> None:
 
 
 def read_arguments(path: Path, argument: str) -> Arguments:
-    """Reads the arguments of a run from its args.yaml.
-
-    Args:
-        path: The file.
-        argument: The argument that named it, for the error message.
-
-    Raises:
-        ArgumentError: The file cannot be read, or is not a table.
-        FormatError: It has another format.
-    """
+    """Reads the arguments of a run from its args.yaml. `argument` is the one that named it, for the error message."""
     table = read_yaml(str(path), argument)
     check_format(table, f"{argument}={str(path)!r}")
     return canonical_names(table)
 
 
 def read_repeatable(path: str, argument: str) -> Arguments:
-    """Reads option values from a configuration file, or from a run's args.yaml those that its user gave.
-
-    Values that were filled in are left out, because another seed or data set fills in others.
-    """
+    """Reads option values from a configuration file, or from a run's args.yaml those that its user gave."""
     table = read_arguments(Path(path), argument)
     filled_in = table.get("filled_in")
+    # Values that were filled in are left out, because another seed or data set fills in others
     left_out = [*options_with(ONCE), *(filled_in if isinstance(filled_in, list) else ())]
     return {name: value for name, value in table.items() if name not in left_out}
 
@@ -94,13 +75,7 @@ def with_defaults(args: Arguments) -> dict[str, object]:
 
 
 def changed_options(args: Arguments) -> dict[str, object]:
-    """Returns the options that a user gave a run and that affect its results.
-
-    `data_dir` is included. Filled-in options and those with their default are not.
-
-    Args:
-        args: The run's recorded arguments.
-    """
+    """Returns the options that a user gave a run and that affect its results, and `data_dir`."""
     left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir"}
     return {
         name: value
@@ -110,16 +85,7 @@ def changed_options(args: Arguments) -> dict[str, object]:
 
 
 def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
-    """Compares the options that a run would be started with to the arguments of a run that exists.
-
-    Args:
-        planned: Options as parsed; None for those that the benchmark decides.
-        recorded: The arguments that the run wrote down, with all options filled in.
-        benchmark: The benchmark of both.
-
-    Returns:
-        One phrase for each option that differs.
-    """
+    """Compares options that a run would be started with to recorded ones, and returns a phrase for each difference."""
     recorded = with_defaults(recorded)
     filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}
     return [
@@ -145,10 +111,7 @@ def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, ob
 
 
 def canonical_json(value: object) -> str:
-    """Returns text that is equal for values that mean the same.
-
-    These are 1 and 1.0, tuples and lists, KEY=VALUE pairs and tables, and empty containers and None.
-    """
+    """Returns text that is equal for 1 and 1.0, tuples and lists, pairs and tables, and empty containers and None."""
     if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
         value = dict(value)
     text = json.dumps(None if value in ({}, []) else value, default=str)
@@ -157,15 +120,7 @@ def canonical_json(value: object) -> str:
 
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
-    """Checks that a run is resumed with the arguments that it was started with.
-
-    Args:
-        recorded: The run's arguments by name; an option that it does not know had its default.
-        given: The arguments of the command line.
-
-    Raises:
-        ArgumentError: An argument that affects results differs; the message gives both values.
-    """
+    """Checks that a run is resumed with the arguments that it was started with, as far as they affect results."""
     # JSON turns tuples into lists, as in a file
     before, now = (json.loads(json.dumps(canonical_names(arguments), default=str)) for arguments in (recorded, given))
     for name in sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS):

@@ -69,13 +69,8 @@ def resolve_hparams(
 ) -> Hparams:
     """Merges hyper-parameters: given values win over drawn ones, and those win over the defaults.
 
-    Args:
-        defaults: Of the benchmark and the algorithm. Other names are refused.
-        drawn: From `draw_hparams`, or empty.
-        given: From the user; checked to be numbers.
-
     Raises:
-        ArgumentError: A given name does not exist, or its value is not a number of the default's kind.
+        ArgumentError: A given name is not among the defaults, or its value is not a number of the default's kind.
     """
     unknown = sorted(set(given) - set(defaults))
     if unknown:

@@ -55,11 +55,7 @@ def transfer_accuracy(record: Record) -> float:
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:
-    """Picks the record with the highest `validation_accuracy`, which ignores test domains.
-
-    Raises:
-        RecordError: There are no records.
-    """
+    """Picks the record with the highest `validation_accuracy`, which ignores test domains."""
     candidates = selectable(records)
     # Over all records: some camera traps have no out-split in the official split
     validated = {domain for record in candidates for domain, value in enumerate(record.out_acc) if not isnan(value)}
@@ -101,9 +97,6 @@ def oracle(records: Sequence[Record]) -> Record:
     """Test-domain validation: of the last records of all runs, the one with the best test-domain out-split accuracy.
 
     This is an upper bound rather than a protocol, because it looks at the test domain.
-
-    Raises:
-        RecordError: There are no records.
     """
     # Of several records of a run, the dictionary keeps the last
     last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
@@ -113,10 +106,8 @@ def oracle(records: Sequence[Record]) -> Record:
 def ood_worst_group(records: Sequence[Record]) -> Record:
     """Picks the highest worst-group accuracy on the "ood" validation split, as WILDS does on FMoW.
 
-    Groups are the regions there, without "Other". Test scores are ignored.
-
-    Raises:
-        RecordError: There are no records, or no evaluation was scored on that split by groups.
+    Groups are the regions there, without "Other". Test scores are ignored. Evaluations without that score raise a
+    `RecordError`.
     """
     return _best_of_validation_under_shift(records, "worst_accuracy")
 
@@ -124,8 +115,7 @@ def ood_worst_group(records: Sequence[Record]) -> Record:
 def ood_f1_macro(records: Sequence[Record]) -> Record:
     """Picks the highest macro-averaged F1 on the "ood" validation split, as WILDS does on iWildCam.
 
-    Raises:
-        RecordError: There are no records, or no evaluation was scored on that split.
+    Evaluations without that score raise a `RecordError`.
     """
     return _best_of_validation_under_shift(records, "f1_macro")
 
@@ -136,7 +126,6 @@ def has_ood_validation(record: Record, score: Score) -> bool:
 
 
 def _best_of_validation_under_shift(records: Sequence[Record], score: Score) -> Record:
-    _require(records)
     candidates = selectable(records)
     lacking = [record for record in candidates if not has_ood_validation(record, score)]
     if lacking:
