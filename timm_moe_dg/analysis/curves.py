@@ -22,27 +22,15 @@ LOG_RATIO = 50  # of the largest to the smallest loss, for a logarithmic axis
 
 
 def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], folder: Path, file: str = FILE) -> None:
-    """Draws the curves of a run; logs a warning if they cannot be drawn.
-
-    Args:
-        records: Records of one run. Those of averaged weights are left out.
-        domains: Names of the domains.
-        folder: Folder of the picture.
-        file: Name of the picture.
-    """
+    """Draws the curves of a run as `plot_learning_curves` does, and logs a warning if they cannot be drawn."""
     with optional_picture(folder / file) as path:
         plot_learning_curves(records, domains, path)
 
 
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
-    """Draws the curves of a run: all accuracies in one panel, the losses in a second.
+    """Draws the accuracies of a run in one panel and the losses in a second, without records of averaged weights.
 
     Lines of held-out domains are dashed. A vertical line marks the step that training-domain validation selects.
-
-    Args:
-        records: Records of one run. Those of averaged weights are left out.
-        domains: Names of the domains.
-        path: Picture to write.
     """
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     curves, steps = learning_curves(trained, domains), [record.step for record in trained]
@@ -64,15 +52,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
 
 
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
-    """Returns the values of each curve, one per record.
-
-    The curves are the losses, validation and test accuracy, each domain's accuracy on its out-split, and for benchmarks
-    with roles, accuracy and worst-group accuracy of each role.
-
-    Args:
-        records: Records of one run, at least one.
-        domains: Names of the domains.
-    """
+    """Returns curves by name, one value per record: losses, accuracies of all domains, scores of the data's roles."""
     curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
     curves["training-domain validation"] = [validation_accuracy(record) for record in records]
     curves["test domain (in)"] = [reported_accuracy(record) for record in records]
@@ -84,21 +64,13 @@ def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[s
 
 
 class Line(NamedTuple):
-    """One line of a panel.
+    """One line of a panel."""
 
-    Attributes:
-        label: Entry of the legend; "" for none.
-        values: One per evaluation.
-        dashes: matplotlib's line style.
-        color: None for the next color of the palette.
-        width: Points.
-    """
-
-    label: str
-    values: Sequence[float]
-    dashes: str = "-"
-    color: str | None = None
-    width: float = 1.6
+    label: str  # in the legend; "" for none
+    values: Sequence[float]  # one per evaluation
+    dashes: str = "-"  # matplotlib's line style
+    color: str | None = None  # None for the next color of the palette
+    width: float = 1.6  # points
 
 
 def accuracy_lines(curves: Mapping[str, Sequence[float]], held_out: Collection[str]) -> list[Line]:
@@ -106,10 +78,6 @@ def accuracy_lines(curves: Mapping[str, Sequence[float]], held_out: Collection[s
 
     If there are more domains than colors, each domain is a thin gray line, with one legend entry for all. Curves
     without any value are left out.
-
-    Args:
-        curves: From `learning_curves`, without losses.
-        held_out: Names of the curves of held-out domains.
     """
     percent = {
         name: [100 * value for value in values] for name, values in curves.items() if not all(map(isnan, values))

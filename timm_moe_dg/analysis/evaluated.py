@@ -19,23 +19,14 @@ from ..protocols.records import RoleScores
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Images of a benchmark and a network's predictions for them.
-
-    Attributes:
-        model: Name of the network.
-        images: The images, N of them.
-        outputs: Predictions, in the order of the images.
-        test_domains: Positions of the domains that the network was not trained on; empty if unknown.
-        counted: Positions of the domains that overall scores and the confusion matrix cover.
-        engine: What computed the predictions, see `export.engines`.
-    """
+    """Images of a benchmark and a network's predictions for them."""
 
     model: str
-    images: EvaluationImages
-    outputs: Outputs
-    test_domains: Sequence[int]
-    counted: Sequence[int]
-    engine: str = "torch"
+    images: EvaluationImages  # N of them
+    outputs: Outputs  # predictions, in the order of the images
+    test_domains: Sequence[int]  # positions of the domains that the network was not trained on; empty if unknown
+    counted: Sequence[int]  # positions of the domains that overall scores and the confusion matrix cover
+    engine: str = "torch"  # what computed the predictions, see `export.engines`
 
     @property
     def domains(self) -> Sequence[Domain]:
@@ -54,11 +45,7 @@ class Evaluated:
 
     @cached_property
     def assessment(self) -> Assessment:
-        """The scores.
-
-        Raises:
-            ArgumentError: No counted domain has an image.
-        """
+        """The scores."""
         return assess(self.outputs, len(self.domains), self.test_domains, self.counted)
 
     @cached_property

@@ -17,14 +17,7 @@ FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "pr
 
 
 def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:
-    """Writes `FILES`. Pictures are skipped with a warning if they cannot be drawn.
-
-    Args:
-        evaluated: The evaluation, with features.
-        folder: Folder to write to.
-        settings: Options of the evaluation, for metrics.json.
-        projection: A name in `evaluation_projection.METHODS`.
-    """
+    """Writes `FILES` for an evaluation with features. Pictures that cannot be drawn are skipped with a warning."""
     (folder / "metrics.json").write_text(json_text(metrics(evaluated, settings), indent=2))
     write_csv(folder / "per_domain.csv", _domain_rows(evaluated))
     matrix, names = evaluated.confusion, evaluated.classes

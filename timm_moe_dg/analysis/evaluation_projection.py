@@ -54,12 +54,7 @@ TITLES = MappingProxyType({"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"})
 
 
 def check_projection(method: str) -> None:
-    """Checks that a projection can be computed, before the evaluation starts.
-
-    Raises:
-        ArgumentError: There is no such method.
-        MissingDependencyError: The method is umap, which is not installed.
-    """
+    """Checks that a projection can be computed, before the evaluation starts."""
     if method not in METHODS:
         raise ArgumentError.of("projection", method, f"choose from {', '.join(METHODS)}")
     if method == "umap" and find_spec("umap") is None:
@@ -72,11 +67,6 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
 
     Images of test domains are crosses. More than 16 classes get no panel, since so many colors cannot be told apart.
     With more than 16 domains, colors show the domain's role in training.
-
-    Args:
-        evaluated: An evaluation with features.
-        method: A name in `METHODS`.
-        path: Picture to write.
     """
     total = len(evaluated.outputs.group)
     # The seed is fixed, so that the picture is the same each time

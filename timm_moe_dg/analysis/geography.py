@@ -76,11 +76,7 @@ class ExpertMatrix(NamedTuple):
 
 
 def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
-    """The MoGE layers of a model in order.
-
-    Raises:
-        ArgumentError: It has none.
-    """
+    """The MoGE layers of a model in order. Raises ArgumentError if there are none."""
     layers = [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
     if not layers:
         raise ArgumentError.of("model", type(model).__name__, "has no metadata-routed experts; give a MoGE model")
@@ -103,10 +99,6 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
 
     Returns:
         (B,) int64 on CPU; -1 for unknown places and for places outside the model's coverage radius.
-
-    Raises:
-        ArgumentError: The model has no MoGE layer.
-        MetadataError: The encoder does not take the metadata.
     """
     layers = geo_layers(model)
     with evaluation_mode(model):
@@ -119,11 +111,7 @@ def domain_map(model: Network, step: float = 2.0) -> DomainMap:
 
     Args:
         model: A MoGE model whose metadata are coordinates. Further columns are set to their training means.
-        step: Width and height of a cell, degrees; 180 should be a multiple.
-
-    Raises:
-        ArgumentError: See `domains_at`, or a step that is not in 0..90.
-        MetadataError: The model's metadata are no coordinates.
+        step: Width and height of a cell, 0 to 90 degrees; 180 should be a multiple.
     """
     if not 0 < step <= 90:
         raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
@@ -143,15 +131,9 @@ def domain_map(model: Network, step: float = 2.0) -> DomainMap:
 
 
 def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
-    """Counts which experts a set of places is routed to. No image is needed.
+    """Counts which experts the places `metadata` (B, ...) are routed to. No image is needed.
 
-    Args:
-        model: A MoGE model, not wrapped. Its training mode is restored.
-        metadata: (B, ...) as its encoder takes it.
-
-    Raises:
-        ArgumentError: The model has no MoGE layer.
-        MetadataError: The encoder does not take the metadata.
+    The model is a MoGE model, not wrapped. Its training mode is restored.
     """
     layers = geo_layers(model)
     with evaluation_mode(model):
@@ -172,9 +154,6 @@ def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:
     Args:
         model: A MoGE model, not wrapped. Its training mode is restored, its expert mode is "routed" afterwards.
         batches: On the model's device. Samples without metadata have no domain and are left out.
-
-    Raises:
-        ArgumentError: The model has no MoGE layer.
     """
     num_experts = geo_layers(model)[-1].experts.num_experts
     modes: tuple[str | int, ...] = ("routed", *range(num_experts))

@@ -38,15 +38,10 @@ def plot_domain_map(
     places: Mapping[str, Tensor] | None = None,
     held_out: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Draws discovered domains as a map.
+    """Draws discovered domains as a map. Cells far from all training coordinates are pale, cells without routing white.
 
-    Cells far from all training coordinates are pale. Cells that the model does not route are white.
-
-    Args:
-        domains: From `domain_map`.
-        path: Picture to write.
-        places: Name of a group -> (N, 2) coordinates of its images, drawn as points.
-        held_out: The same for groups that were not trained on, drawn as an outline.
+    `places` and `held_out` map names of groups to coordinates (N, 2). Places are points, groups that were not trained
+    on have an outline.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
     with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:

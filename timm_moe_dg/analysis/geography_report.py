@@ -26,18 +26,8 @@ def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
 def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
     """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
-    Args:
-        view: The run.
-        figures: Folder to write to.
-        data_dir: Folder of the data; None for the run's.
-        role: "id" or "ood", the images to analyze.
-        map_step: Degrees per cell of the map.
-
-    Returns:
-        The numbers; "nmi" is the agreement of discovered domains with the groups.
-
-    Raises:
-        ArgumentError: The model has no metadata-routed experts, or no image has a place.
+    The images have the role "id" or "ood". `map_step` is the width of the map's cells in degrees. In the returned
+    numbers, "nmi" is the agreement of discovered domains with the groups.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
@@ -67,17 +57,7 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
 
 
 def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -> None:
-    """Draws forced_experts.png and adds its numbers to analysis.json.
-
-    Args:
-        view: The run.
-        figures: Folder to write to.
-        data_dir: Folder of the data; None for the run's.
-        role: "id" or "ood", the images to analyze.
-
-    Raises:
-        ArgumentError: The model has no metadata-routed experts, or no image has a place.
-    """
+    """Draws forced_experts.png for images of the role "id" or "ood", and adds its numbers to analysis.json."""
     matrix = forced_expert_matrix(view.model, _batches(view, _analyzed_domains(view, data_dir, role)))
     with optional_picture(figures / "forced_experts.png") as path:
         plot_expert_matrix(matrix, path)

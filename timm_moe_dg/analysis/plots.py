@@ -45,11 +45,7 @@ def bars_of(table: Table) -> dict[RowKey, Bars]:
 def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
     """Sorts one column of a table by a setting that its rows differ in, such as "top_k".
 
-    Returns:
-        Name of a line, which is what its rows have in common -> points (value of the setting, cell) in ascending order.
-
-    Raises:
-        ArgumentError: There is no such column, or no row was run with such a setting.
+    A line has the name that its rows have in common, and points (value of the setting, cell) in ascending order.
     """
     if column not in table.columns:
         raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
@@ -66,17 +62,7 @@ def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tu
 
 
 def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
-    """Draws a column of a table against a setting, with standard errors, as in MoGE's Figure 2.
-
-    Args:
-        table: From `results.tables.make_tables`.
-        setting: Name of an option or of a model argument.
-        column: Title of a column.
-        path: Picture to write.
-
-    Raises:
-        ArgumentError: See `ablation_lines`.
-    """
+    """Draws a column of a table against an option or model argument, with standard errors, as in MoGE's Figure 2."""
     lines = ablation_lines(table, setting, column)
     values = sorted({value for points in lines.values() for value, _ in points})
     with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
@@ -96,10 +82,6 @@ def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
 
     A dotted line marks the accuracy of guessing if all runs have the same number of classes. The legend counts the
     seeds of each row.
-
-    Args:
-        tables: From `results.tables.make_tables`, at least one.
-        path: Picture to write.
     """
     rows = sorted({row for table in tables for row in table.rows})
     colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))

@@ -1,4 +1,4 @@
-"""A trained run, opened for analysis: its network, its data, and the transform between them."""
+"""Trained runs, opened for analysis: network, data, and the transform between them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,25 +23,15 @@ Batch = tuple[Tensor, ...]  # images (B, C, H, W), and metadata (B, ...) if the 
 
 @dataclass(frozen=True)
 class RunView:
-    """An opened run.
-
-    Attributes:
-        folder: The run's folder.
-        args: The run's arguments.
-        model: The selected network, in evaluation mode.
-        size: Height and width of the network's input, pixels.
-        transform: Maps an image to the network's input.
-        device: The network's device.
-        batch_size: Images per forward pass.
-    """
+    """A run, opened for analysis."""
 
     folder: Path
     args: dict[str, Any]
-    model: Network
-    size: tuple[int, int]
-    transform: Transform
+    model: Network  # the selected network, in evaluation mode
+    size: tuple[int, int]  # height and width of the network's input, pixels
+    transform: Transform  # maps an image to the network's input
     device: str
-    batch_size: int
+    batch_size: int  # images per forward pass
 
     @property
     def name(self) -> str:
@@ -59,14 +49,7 @@ class RunView:
         return in_chans_of(self.model)
 
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
-        """Reads the run's data.
-
-        Args:
-            data_dir: Folder of the data; None for the one that the run was trained on.
-
-        Raises:
-            DataError: The data is missing or cannot be read.
-        """
+        """Reads the run's data, from the folder that the run was trained on if none is given."""
         folder = data_dir or self.args.get("data_dir")
         return get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
 
@@ -90,17 +73,7 @@ class RunView:
 
 
 def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView:
-    """Opens a folder of finetune.py.
-
-    Args:
-        folder: The run's folder.
-        device: Device for the network.
-        batch_size: Images per forward pass.
-
-    Raises:
-        ArgumentError: The folder holds no run, or one without a selected network yet.
-        CheckpointError: The saved network cannot be read.
-    """
+    """Opens a folder of finetune.py that holds a selected network."""
     check_run(folder)
     if not (folder / "best" / "model.safetensors").is_file():
         remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
@@ -115,12 +88,7 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
 
 
 def redraw_routers(model: nn.Module, seed: int = 0) -> None:
-    """Initializes every router again and keeps all other weights: a baseline for what the routers learned.
-
-    Args:
-        model: Changed in place.
-        seed: Seed of the new weights.
-    """
+    """Initializes every router of a model again, in place, as a baseline for what the routers learned."""
     with seeded_torch(seed):
         for module in model.modules():
             if isinstance(module, Router):
@@ -128,11 +96,7 @@ def redraw_routers(model: nn.Module, seed: int = 0) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Checks that a folder holds a run.
-
-    Raises:
-        ArgumentError: It does not.
-    """
+    """Checks that a folder holds a run."""
     if not (folder / "args.yaml").is_file() or not (folder / "results.jsonl").is_file():
         remedy = "holds no args.yaml with results.jsonl; give a folder of finetune.py"
         raise ArgumentError.of("run", str(folder), remedy)

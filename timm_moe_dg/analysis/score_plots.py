@@ -14,13 +14,9 @@ MAX_NAMED = 90  # classes; of more, only every second or third is named
 
 
 def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: str = "") -> None:
-    """Draws a confusion matrix. Colors are shares of each target; up to 30 classes, the cells hold counts.
+    """Draws a confusion matrix, (C, C) counts with a row for each target, and adds the number of images to the title.
 
-    Args:
-        matrix: (C, C) counts, rows are targets.
-        classes: Names of the classes.
-        path: Picture to write.
-        title: Lines above the picture; the number of images is added.
+    Colors are shares of each target. Up to 30 classes, the cells hold counts.
     """
     shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(3.2 + 0.36 * len(classes), 14.0)
@@ -46,12 +42,7 @@ def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: st
 
 
 def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
-    """Draws the accuracy of each confidence bin, and below it the share of predictions in the bin.
-
-    Args:
-        groups: Name -> bins, the same number of bins for each name. Empty bins are left out.
-        path: Picture to write.
-    """
+    """Draws the accuracy of each filled confidence bin, and below it the share of predictions in the bin."""
     with picture(path, 4.6, 4.8) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
         upper.plot([0, 1], [0, 1], color="gray", linestyle=":", linewidth=1)

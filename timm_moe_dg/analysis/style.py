@@ -1,12 +1,4 @@
-"""The style of every picture: colors, fonts, figures, legends and grids of images.
-
-Modules that draw import matplotlib inside functions, so that the package loads without it. If it is missing, every
-function that draws raises MissingDependencyError.
-
-The first eight colors are Okabe and Ito's, which people with any common color blindness tell apart; dark gray replaces
-their black. Eight of Paul Tol's "muted" scheme and its neighbors follow. More colors cannot be told apart, so they
-repeat after sixteen, and pictures also write the experts' numbers wherever there is room.
-"""
+"""The style of every picture: colors, fonts, figures, legends and grids of images."""
 
 import io
 import logging
@@ -21,6 +13,7 @@ from PIL import Image
 
 from ..errors import MissingDependencyError
 
+# matplotlib is imported inside functions, so that the package loads without it
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -32,6 +25,8 @@ if TYPE_CHECKING:
 Layout: TypeAlias = Literal["constrained", "compressed"]
 Style: TypeAlias = dict[str, Any]  # matplotlib's keyword arguments
 
+# Okabe and Ito's eight colors, which people with any common color blindness tell apart, with dark gray for their black.
+# Eight of Paul Tol's "muted" scheme and its neighbors follow. More could not be told apart, so colors repeat after 16.
 EXPERT_COLORS = (
     *("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#555555"),
     *("#332288", "#882255", "#44AA99", "#999933", "#AA4499", "#661100", "#88CCEE", "#DDCC77"),
@@ -84,11 +79,7 @@ def category_color(index: int) -> str:
 
 
 def model_colors(models: Sequence[str]) -> list[str]:
-    """Returns a color for each entry: its family's color for the first of a family, then unused ones.
-
-    Args:
-        models: Names such as gmoe_small_patch16. Dense models are gray.
-    """
+    """Returns a color for each model's name: its family's color for the first of a family, then unused ones."""
     preferred = [_MODEL_COLORS[max(filter(name.startswith, _MODEL_COLORS), key=len)] for name in models]
     unused = [color for color in map(category_color, range(CATEGORIES)) if color not in preferred]
     return [unused.pop(0) if color in preferred[:index] and unused else color for index, color in enumerate(preferred)]
@@ -107,11 +98,7 @@ def fitted(name: str, width: int) -> str:
 
 
 def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":
-    """Returns an empty figure of this size in inches.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Returns an empty figure of this size in inches. Raises MissingDependencyError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -142,11 +129,7 @@ def picture(path: Path, width: float, height: float, layout: "Layout" = "constra
 
 @contextmanager
 def optional_picture(path: Path) -> Iterator[Path]:
-    """Lets work continue if the picture drawn in this block fails; a warning names the reason.
-
-    Args:
-        path: The picture's path, which is yielded. A partly written file is removed.
-    """
+    """Yields the picture's path. If drawing fails, a partly written file is removed and a warning names the reason."""
     try:
         yield path
     except (MissingDependencyError, OSError) as error:
@@ -158,16 +141,9 @@ def optional_picture(path: Path) -> Iterator[Path]:
 def image_grid(
     path: Path, rows: Sequence[str], columns: Sequence[str], extra: float = 0.0
 ) -> Iterator[tuple["Figure", np.ndarray]]:
-    """Opens a figure of square panels without ticks, with names of rows at the left and of columns on top.
+    """Yields a figure and its axes (rows, columns): square panels with names of rows at the left and of columns on top.
 
-    Args:
-        path: Picture to write.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        extra: Room for a legend below the panels, in lines of text.
-
-    Yields:
-        The figure, and its axes as an array (rows, columns).
+    `extra` is the room for a legend below the panels, in lines of text.
     """
     width = 0.6 + GRID_SIDE * len(columns)
     size = text_size(width)

@@ -31,12 +31,7 @@ def experts_note(model: nn.Module) -> str | None:
 
 
 def model_pictures(view: RunView, data_dir: str | None) -> list[Section]:
-    """Draws expert maps for mixtures, discovered domains for geographic mixtures, and attention for all networks.
-
-    Args:
-        view: The run.
-        data_dir: Folder of the run's data, None for the folder that the run used.
-    """
+    """Draws expert maps for mixtures, discovered domains for geographic mixtures, and attention for all networks."""
     selection = [] if experts_note(view.model) else [_selection(view, data_dir)]
     # One map is enough for a page, of "id" images if the data has some.
     roles = [role for role in SCORED_ROLES if attempt(partial(is_geographic, view, data_dir, role)) is True]

@@ -60,17 +60,10 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFacts(Evaluated):
-    """Predictions on the in-splits of held-out domains and on the out-splits of training domains.
+    """Predictions on the in-splits of held-out domains, which are the counted ones, and on the others' out-splits."""
 
-    The held-out domains are the counted ones, so the confusion matrix covers their images alone.
-
-    Attributes:
-        total: Number of such images. `images` has fewer if their number was limited.
-        first_experts: Name of a mixture layer -> (N, E) number of tokens of each image by their first expert.
-    """
-
-    total: int
-    first_experts: Mapping[str, Tensor]
+    total: int  # number of such images; `images` has fewer if their number was limited
+    first_experts: Mapping[str, Tensor]  # mixture layer -> (N, E) number of tokens of each image by first expert
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -97,11 +90,7 @@ class NetworkFacts(Evaluated):
         }
 
     def worst_mistakes(self) -> list[Mistake]:
-        """The wrong predictions with the highest confidence in the worst domain.
-
-        Raises:
-            ImageReadError: An image cannot be decoded.
-        """
+        """The wrong predictions with the highest confidence in the worst domain."""
         in_worst = self.outputs.group // 2 == self.assessment.worst
         wrong = (in_worst & (self.outputs.predicted != self.outputs.target)).nonzero().flatten()
         order = self.outputs.confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]
@@ -140,12 +129,7 @@ class _FirstExperts(nn.Module):
 
 
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
-    """Evaluates the selected network of a run on images that it was not trained on.
-
-    Raises:
-        ArgumentError: The network's classes are not those of the data.
-        DataError: The data cannot be read, or has no such image.
-    """
+    """Evaluates the selected network of a run on images that it was not trained on."""
     domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
     if view.args.get("skip_unreadable"):
         domains, _ = drop_unreadable(domains, settings.workers)

@@ -26,7 +26,6 @@ def report(folder: Path, output: Path, settings: ReportSettings) -> None:
     Raises:
         ArgumentError: The folder holds neither a run nor a sweep, or the run has no evaluation yet.
         RecordError: The records of a finished run are damaged.
-        StorageError: The page cannot be written.
     """
     is_run = (folder / RESULTS).is_file()
     write_text(output, run_page(read_run(folder), settings) if is_run else sweep_page(_sweep(folder)))

@@ -39,13 +39,7 @@ def attempt(make: Callable[[], Result]) -> Result | Missing:
 
 
 def inlined(draw: Callable[[Path], object], alt: str, name: str = "picture.png") -> Picture | Missing:
-    """Draws a picture with matplotlib and embeds it.
-
-    Args:
-        draw: Writes the picture to a path.
-        alt: Text alternative.
-        name: Name of the file that `draw` writes.
-    """
+    """Embeds a picture that `draw` writes to a path with this name, with its text alternative."""
 
     def make() -> Picture | Missing:
         new_figure(1, 1)  # raises the error that names the missing extra, before any work for the picture

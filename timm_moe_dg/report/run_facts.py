@@ -35,17 +35,11 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run, finished or not, as found in its folder.
-
-    Attributes:
-        run: Folder and records.
-        state: One of `sweeping.jobs.STATES`.
-        log: The log that a sweep kept of the run. The file need not exist.
-    """
+    """A run, finished or not, as found in its folder."""
 
     run: FinishedRun
-    state: str
-    log: Path
+    state: str  # one of `sweeping.jobs.STATES`
+    log: Path  # kept by a sweep; the file need not exist
 
     @property
     def name(self) -> str:
@@ -95,12 +89,7 @@ class RunFacts:
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Reads a run. The last line of an unfinished run may be incomplete.
-
-    Raises:
-        ArgumentError: The run has no evaluation yet.
-        RecordError: The records are damaged.
-    """
+    """Reads a run. The last line of an unfinished run may be incomplete."""
     resolved = folder.resolve()  # "." has no name, and the log is named after the run
     job = Job(resolved.name, (), folder, resolved.parent / "logs" / f"{resolved.name}.log")
     state = job.state()

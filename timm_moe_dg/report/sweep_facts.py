@@ -26,23 +26,14 @@ class DotCell(NamedTuple):
 
 
 class ComparedTable(NamedTuple):
-    """One table with tests of the differences between its rows.
-
-    Attributes:
-        table: The table.
-        columns: Titles of the columns with a number in at least one row.
-        empty: Titles of the other columns.
-        rows: Title of a row -> its cells, in the order of `columns`.
-        scale: Accuracies in percent at the left and right end of the dots' scale.
-        tests: One test for every two rows.
-    """
+    """One table with tests of the differences between its rows."""
 
     table: Table
-    columns: Sequence[str]
-    empty: Sequence[str]
-    rows: Mapping[str, Sequence[DotCell]]
-    scale: tuple[float, float]
-    tests: Sequence[PairedTest]
+    columns: Sequence[str]  # titles of the columns with a number in at least one row
+    empty: Sequence[str]  # titles of the other columns
+    rows: Mapping[str, Sequence[DotCell]]  # title -> cells, in the order of `columns`
+    scale: tuple[float, float]  # accuracies in percent at the left and right end of the dots' scale
+    tests: Sequence[PairedTest]  # one for every two rows
 
 
 class Unfinished(NamedTuple):
@@ -56,19 +47,12 @@ class Unfinished(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """A sweep as found in its folder.
-
-    Attributes:
-        folder: The folder.
-        runs: The finished runs.
-        unfinished: The other runs.
-        compared: The tables, or the reason why there are none.
-    """
+    """A sweep as found in its folder."""
 
     folder: Path
-    runs: Sequence[RunFacts]
+    runs: Sequence[RunFacts]  # finished
     unfinished: Sequence[Unfinished]
-    compared: Sequence[ComparedTable] | Missing
+    compared: Sequence[ComparedTable] | Missing  # the tables, or the reason why there are none
 
     @property
     def options(self) -> dict[str, object]:
@@ -101,11 +85,7 @@ class SweepFacts:
 
 
 def read_sweep(folder: Path) -> SweepFacts:
-    """Reads all runs below a folder.
-
-    Raises:
-        RecordError: The records of a finished run cannot be read.
-    """
+    """Reads all runs below a folder."""
     finished, folders = find_runs([folder])
     unfinished = [_unfinished(path) for path in folders]
     names = {run.folder.name for run in finished} | {run.name for run in unfinished}

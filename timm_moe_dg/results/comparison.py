@@ -20,15 +20,7 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     """Formats one comparison for each table and pair of rows. Its rows are the table's columns, such as domains.
 
     Differences are computed within a trial seed, for the seeds of both rows. Their mean and standard error follow.
-
-    Args:
-        tables: From `make_tables`.
-        first: Names rows: a model, an algorithm, a variant, all three as printed in error messages, or a folder.
-        second: Names the rows to compare with. The two rows of a pair have the same algorithm or the same model.
-        format_: A name in `rendering.RENDERERS`.
-
-    Raises:
-        ArgumentError: No table has such a pair.
+    `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same algorithm or the same model.
     """
     texts = [
         _comparison(table, *pair, format_) for table in tables if table.runs for pair in _pairs(table, first, second)

@@ -18,14 +18,8 @@ def with_improvements(table: Table, reference: str) -> Table:
 
     The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
     training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
-    A data set's own test domains count by group if the table has group columns, and as a whole otherwise.
-
-    Args:
-        table: From `make_tables`.
-        reference: Names a row as in `compare`.
-
-    Raises:
-        ArgumentError: The reference names no row of the table, or more than one.
+    A data set's own test domains count by group if the table has group columns, and as a whole otherwise. The
+    reference names a row as in `compare`.
     """
     kinds = _positions(table)
     named = rows_named(table, reference)

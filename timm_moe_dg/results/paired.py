@@ -1,8 +1,4 @@
-"""Paired comparison of table rows by a sign-flip permutation test.
-
-Two rows share their trial seeds and domains, and a hard domain lowers both. The test therefore uses the differences
-between pairs of equal seed and domain, not the two means with their standard errors.
-"""
+"""Paired comparison of table rows by a sign-flip permutation test."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -21,23 +17,14 @@ _RESAMPLES, _SEED = 99_999, 0
 
 
 class PairedTest(NamedTuple):
-    """Test of the difference between two rows.
-
-    Attributes:
-        first: A row.
-        second: Another row.
-        of: Which columns the pairs come from.
-        differences: Value of the first row minus value of the second, as shares, one per seed and column of both rows.
-        p: See `sign_flip_p`.
-        adjusted: `p` after Holm's correction for all pairs of rows, see `holm`.
-    """
+    """Test of the difference between two rows."""
 
     first: RowKey
     second: RowKey
-    of: str
-    differences: tuple[float, ...]
-    p: float
-    adjusted: float
+    of: str  # which columns the pairs come from
+    differences: tuple[float, ...]  # first row minus second, as shares, one per seed and column of both
+    p: float  # see `sign_flip_p`
+    adjusted: float  # `p` after Holm's correction for all pairs of rows
 
     @property
     def mean(self) -> float:
@@ -60,10 +47,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
     If neither row is better, each difference is as likely as its negative. The p value is the share of sign patterns
     whose mean is at least as far from 0. Up to n = 16 pairs all 2^n patterns are counted, beyond that 99,999 random
-    ones. The p value of n pairs is at least 2 / 2^n.
-
-    Args:
-        differences: One per pair. Without any, or with a NaN, the result is NaN.
+    ones. The p value of n pairs is at least 2 / 2^n. Without any pair, or with a NaN, the result is NaN.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     0.25
@@ -98,6 +82,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def paired_tests(table: Table) -> list[PairedTest]:
     """Tests every pair of rows of a table over the seeds and domains that both rows have."""
+    # Pairs, not the means of two rows: a hard domain lowers both values of a pair, but not their difference
     tests = []
     for title, columns in _tested_columns(table).items():
         compared = []

@@ -31,44 +31,24 @@ _TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column")
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One accuracy stated in a paper.
+    """One accuracy stated in a paper."""
 
-    Attributes:
-        source: Paper and table, such as "GMoE, Table 1".
-        dataset: The data set.
-        rule: The selection rule, a name in `tables.NEEDED`.
-        algorithm: The training method, followed by " + swad" if weights were averaged with SWAD.
-        model: The network's name in timm, with a tag unless the weights are timm's default.
-        column: The evaluated domain, "average", or a role and a score such as "ood worst group".
-        value: Percent.
-        error: Standard error, None if not stated.
-        trained_on: The only training domain, in single-source tables.
-        steps: Length of the paper's runs, None if the figure holds for any length.
-        expert_mode: MoGE's mode, "routed" or "shared". None for other models.
-        model_kwargs: Model arguments that differ from the registered model.
-    """
-
-    source: str
+    source: str  # paper and table, such as "GMoE, Table 1"
     dataset: str
-    rule: str
-    algorithm: str
-    model: str
-    column: str
-    value: float
-    error: float | None = None
-    trained_on: str | None = None
-    steps: int | None = None
-    expert_mode: str | None = None
-    model_kwargs: Mapping[str, object] = field(default_factory=dict)
+    rule: str  # a name in `tables.NEEDED`
+    algorithm: str  # followed by " + swad" if weights were averaged with SWAD
+    model: str  # timm's name, with a tag unless the weights are timm's default
+    column: str  # the evaluated domain, "average", or a role and a score such as "ood worst group"
+    value: float  # percent
+    error: float | None = None  # standard error, None if not stated
+    trained_on: str | None = None  # the only training domain, in single-source tables
+    steps: int | None = None  # length of the paper's runs, None if the figure holds for any length
+    expert_mode: str | None = None  # MoGE's, "routed" or "shared"; None for other models
+    model_kwargs: Mapping[str, object] = field(default_factory=dict)  # that differ from the registered model
 
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
-    """Reads figures from CSV text with a header of `PaperFigure`'s fields. model_kwargs is JSON.
-
-    Raises:
-        ValueError: A number or a JSON object cannot be parsed.
-        KeyError: A column is missing.
-    """
+    """Reads figures from CSV text with a header of `PaperFigure`'s fields. model_kwargs is JSON."""
     return tuple(
         PaperFigure(
             **{name: row[name] for name in _TEXTS},
@@ -91,19 +71,13 @@ def figures_for(
 ) -> list[PaperFigure]:
     """Finds the papers' figures for a run with the same network, published weights and options.
 
-    Args:
-        dataset: The data set.
-        rule: The selection rule. MoGE does not state its rule, so its figures match every rule for the data's own test
-            domains.
-        args: The run's arguments.
-        algorithm: The training method, with weight averaging.
-        column: A domain, or "average".
-        trained_on: The only training domain, in single-source tables.
+    The algorithm includes weight averaging. The column is a domain or "average".
     """
     # The papers fine-tune pretrained networks. A network from scratch has no figure.
     if not (args.get("pretrained") or args.get("initial_checkpoint")):
         return []
     model = with_tag(str(args.get("model")))
+    # MoGE does not state its rule: its figures match every rule for the data's own test domains
     rule = OFFICIAL if rule in OOD_RULES else rule
     setting = (dataset, rule, algorithm, model, column, trained_on, args.get("model_kwargs", {}))
     return [

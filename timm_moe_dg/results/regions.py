@@ -1,7 +1,7 @@
 """Joint scores of per-region models: each is trained on one region and evaluated on that region alone.
 
-The data has its own test domains and one training domain per region, like geo_digits and FMoW_regions. The runs are
-those of the protocol "per_region". Each is selected on the validation images of its region.
+The runs are those of the protocol "per_region", on data with one training domain per region, like geo_digits and
+FMoW_regions. Each run is selected on the validation images of its region.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,9 @@ def trained_region(run: FinishedRun) -> str | None:
 
 
 def joined_regions(runs: Sequence[FinishedRun]) -> Record:
-    """Joins the models of all regions into one evaluation with the scores of each model on its own region.
+    """Joins one trial seed's models of all regions into one record, with the scores of each on its own region.
 
     The "ood" scores are joined only if every region has "ood" test images, like FMoW with its later years.
-
-    Args:
-        runs: Runs of one trial seed and any hyper-parameter seeds, at least one for each region.
 
     Raises:
         RecordError: A region has no run, or no test image of a region was scored.

@@ -15,12 +15,7 @@ _LATEX = str.maketrans({**LATEX_ESCAPE_RULES, "±": r"$\pm$"})
 
 
 def render(table: Table, format_: str) -> str:
-    """Formats a table with its title and the list of missing runs.
-
-    Args:
-        table: The table.
-        format_: A name in `RENDERERS`.
-    """
+    """Formats a table in a format of `RENDERERS`, with its title and the list of missing runs."""
     grid = [["algorithm", "model", *table.columns]]
     for row, cells in table.rows.items():
         model = f"{row.model} ({row.variant})" if row.variant else row.model

@@ -61,31 +61,18 @@ class FinishedRun:
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """Identifies a row of a table.
+    """Identifies a row of a table."""
 
-    Attributes:
-        algorithm: The training method.
-        model: The network's name.
-        variant: Settings that differ between rows of the same method and network, such as "steps=15001".
-    """
-
-    algorithm: str
+    algorithm: str  # the training method
     model: str
-    variant: str = ""
+    variant: str = ""  # settings that differ between rows of the same method and network, such as "steps=15001"
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
-    """Finds the runs below folders.
-
-    Returns:
-        The finished runs, and the folders of unfinished runs that have a results.jsonl.
-
-    Raises:
-        RecordError: A folder does not exist or cannot be listed, or the records of a finished run cannot be read.
-    """
+    """Finds the finished runs below folders, and the folders of unfinished runs that have a results.jsonl."""
     runs, unfinished = [], []
     for folder in folders:
         if not Path(folder).is_dir():
@@ -112,12 +99,9 @@ def _results_below(folder: Path) -> list[Path]:
 
 
 def domain_names(records: Sequence[Record]) -> list[str]:
-    """Names the domains of one data set.
+    """Names the domains of one data set, from records of any runs on it.
 
     The names are those that all records agree on, or else the benchmark's, or else "domain 0", "domain 1" and so on.
-
-    Args:
-        records: Records of any runs on the data set.
     """
     number = max(len(record.in_acc) for record in records)
     recorded = {tuple(record.args.get("domains") or ()) for record in records}
@@ -127,11 +111,7 @@ def domain_names(records: Sequence[Record]) -> list[str]:
 
 
 def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
-    """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
-
-    Raises:
-        RecordError: Two runs have the same row, held-out domains and seeds.
-    """
+    """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ."""
     alike: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in runs:
         alike.setdefault((run.algorithm, run.model), []).append(run)

@@ -1,7 +1,6 @@
-"""Columns of result tables.
+"""Columns of result tables: a title, and a function from a selected record to a number.
 
-A column is a title and a function from a selected record to a number. All formats, the comparison and the plots use
-it. To add a column, add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
+To add a column, add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,17 +43,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        title: The header.
-        value: Computes a share from a selected record. Tables print it in percent.
-        domain: Position of the held-out domain of the column, None for the mean over all held-out domains.
-    """
+    """One column of a table."""
 
     title: str
-    value: Value
-    domain: int | None = None
+    value: Value  # computes a share, which tables print in percent
+    domain: int | None = None  # position of the held-out domain, None for the mean over all of them
 
     def cell(self, selected: Selected, expected: int) -> Cell:
         """Computes the cell of a row from its selected records."""

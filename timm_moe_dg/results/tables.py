@@ -1,7 +1,6 @@
 """Result tables: one per data set and selection rule, with a row per method and model.
 
-The columns come from `table_columns.py`. A cell is the mean over trial seeds with its standard error. Missing runs are
-listed below the table.
+A cell is the mean over trial seeds with its standard error. Missing runs are listed below the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,29 +75,17 @@ Rows = Mapping[RowKey, Sequence[FinishedRun]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """One table."""
 
-    Attributes:
-        dataset: The data set, or `AVERAGES`.
-        rule: The selection rule, a name in `NEEDED`.
-        title: Data set and rule in words.
-        columns: Titles of the columns.
-        rows: Cells by row, in the order of the columns.
-        runs: The runs of each row.
-        missing: One phrase for each group of missing runs.
-        trained_on: The only training domain, in single-source tables.
-        groups: Titles of the columns with accuracies of groups.
-    """
-
-    dataset: str
-    rule: str
-    title: str
-    columns: Sequence[str]
-    rows: Mapping[RowKey, Sequence[Cell]]
-    runs: Rows = field(default_factory=dict)
-    missing: Sequence[str] = ()
-    trained_on: str | None = None
-    groups: Sequence[str] = ()
+    dataset: str  # the data set, or `AVERAGES`
+    rule: str  # a name in `NEEDED`
+    title: str  # data set and rule in words
+    columns: Sequence[str]  # titles
+    rows: Mapping[RowKey, Sequence[Cell]]  # cells in the order of the columns
+    runs: Rows = field(default_factory=dict)  # of each row
+    missing: Sequence[str] = ()  # a phrase for each group of missing runs
+    trained_on: str | None = None  # the only training domain, in single-source tables
+    groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
 
 
 def make_tables(
@@ -116,9 +103,6 @@ def make_tables(
         report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
         further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
-
-    Raises:
-        RecordError: Two runs have the same row, held-out domains and seeds.
     """
     rows_by_dataset = {
         dataset: by_row([run for run in runs if run.dataset == dataset])
@@ -144,12 +128,7 @@ def make_tables(
 
 
 def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
-    """Explains in one line why there is no table of a rule.
-
-    Args:
-        rule: The rule.
-        runs: At least one run.
-    """
+    """Explains in one line why there is no table of a rule for the runs, at least one."""
     if rule in OOD_RULES:
         with_roles = [run for run in runs if run.records[0].roles] or runs
         try:

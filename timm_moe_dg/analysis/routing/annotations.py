@@ -28,46 +28,27 @@ ATTRIBUTE_NAMES = ("attributes/attributes.txt", "attributes.txt", "../attributes
 
 
 class AnnotatedDomain(NamedTuple):
-    """The annotated images of one domain.
-
-    Attributes:
-        domain: The domain.
-        positions: Positions of the images in it, B of them.
-        members: bool (B, P, N), whether a patch counts for a part.
-        parts: P names.
-        attributes: bool (B, A) attributes of the images; None if unknown.
-        attribute_names: A names, GROUP::VALUE.
-    """
+    """The annotated images of one domain."""
 
     domain: Domain
-    positions: list[int]
-    members: Tensor
-    parts: tuple[str, ...]
-    attributes: Tensor | None
-    attribute_names: tuple[str, ...]
+    positions: list[int]  # of the B images in the domain
+    members: Tensor  # bool (B, P, N), whether a patch counts for a part
+    parts: tuple[str, ...]  # P names
+    attributes: Tensor | None  # bool (B, A); None if unknown
+    attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
 
 @dataclass(frozen=True)
 class CubAnnotations:
-    """The annotations of N photographs, in the order of images.txt.
+    """The annotations of N photographs, in the order of images.txt."""
 
-    Attributes:
-        images: CLASS/IMAGE without the extension -> row.
-        parts: Names of the parts, P.
-        points: (N, P, 2) x and y of each part in pixels of the photograph.
-        visible: bool (N, P).
-        boxes: (N, 4) left, top, width and height of the bird, in pixels of the photograph.
-        attributes: bool (N, A); None if the copy of the data set has no attributes.
-        attribute_names: A names, GROUP::VALUE.
-    """
-
-    images: dict[str, int]
-    parts: tuple[str, ...]
-    points: Tensor
-    visible: Tensor
-    boxes: Tensor
-    attributes: Tensor | None
-    attribute_names: tuple[str, ...]
+    images: dict[str, int]  # CLASS/IMAGE without the extension -> row
+    parts: tuple[str, ...]  # P names
+    points: Tensor  # (N, P, 2) x and y of each part in pixels of the photograph
+    visible: Tensor  # bool (N, P)
+    boxes: Tensor  # (N, 4) left, top, width and height of the bird, in pixels of the photograph
+    attributes: Tensor | None  # bool (N, A); None if the copy of the data set has no attributes
+    attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
     def rows_of(self, paths: Sequence[str]) -> list[int]:
         """Rows of image files; -1 for files that are not of this data set."""
@@ -77,18 +58,9 @@ class CubAnnotations:
 def annotate(
     view: RunView, domains: Sequence[Domain], grid: tuple[int, int], cub: Path | None, max_images: int | None
 ) -> list[AnnotatedDomain]:
-    """Collects parts and attributes of the images of every domain.
+    """Collects parts and attributes of the first `max_images` images of every domain, on a grid of H x W patches.
 
-    Args:
-        view: The run.
-        domains: Domains of the run's data.
-        grid: H and W, in patches.
-        cub: Folder of CUB-200-2011; None for data that has part maps.
-        max_images: Maximum number of images of each domain, the first ones; None for all.
-
-    Raises:
-        ArgumentError: The data has no part maps, and no folder is given.
-        DataError: The folder lacks annotations, or has none of the run's images.
+    `cub` is the folder of CUB-200-2011, None for data that has part maps.
     """
     counts = [range(len(domain))[:max_images] for domain in domains]
     if cub is not None:
@@ -133,14 +105,7 @@ def _from_cub(
 
 
 def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
-    """Reads the annotations of CUB-200-2011.
-
-    Args:
-        folder: CUB_200_2011, or the folder that contains it.
-
-    Raises:
-        DataError: A file is missing, or a line of it cannot be read. The message names both.
-    """
+    """Reads the annotations in CUB_200_2011, or in the folder that contains it. Errors name the file and the line."""
     root = _root(Path(folder))
     ids, paths = zip(*((row[0], row[1]) for row in _rows(root / IMAGES, 2)), strict=True)
     index_of = {name: index for index, name in enumerate(ids)}

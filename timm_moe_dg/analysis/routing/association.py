@@ -11,17 +11,11 @@ from torch import Tensor
 
 
 class PermutationTest(NamedTuple):
-    """A statistic and its null distribution.
+    """A statistic and its null distribution."""
 
-    Attributes:
-        value: The observed value.
-        null: (P,) values under P random exchanges.
-        p: (1 + number of null values >= the observed one) / (1 + P); NaN for a NaN value.
-    """
-
-    value: float
-    null: Tensor
-    p: float
+    value: float  # observed
+    null: Tensor  # (P,) values under P random exchanges
+    p: float  # (1 + number of null values >= the observed one) / (1 + P); NaN for a NaN value
 
 
 def permutation_test(value: Tensor, null: Tensor) -> PermutationTest:
@@ -46,10 +40,9 @@ def lift(counts: Tensor) -> Tensor:
 
 
 def cramers_v(counts: Tensor) -> float:
-    """Cramer's V of (R, C) counts without their empty rows and columns, without bias correction.
+    """sqrt(chi2 / (n min(R - 1, C - 1))) of (R, C) counts without their empty rows and columns, 0 to 1.
 
-    Returns:
-        sqrt(chi2 / (n min(R - 1, C - 1))), 0 to 1; NaN with fewer than two rows or columns.
+    There is no bias correction. With fewer than two rows or columns the result is NaN.
     """
     from scipy.stats.contingency import association
 
@@ -59,11 +52,7 @@ def cramers_v(counts: Tensor) -> float:
 
 
 def jensen_shannon_distance(first: Tensor, second: Tensor) -> float:
-    """Square root of the Jensen-Shannon divergence, in bits, of two rows of counts (C,).
-
-    Returns:
-        0 for equal shares to 1 for disjoint ones; NaN if a row is empty.
-    """
+    """Square root of the Jensen-Shannon divergence, in bits, of two rows of counts (C,); NaN if a row is empty."""
     from scipy.spatial.distance import jensenshannon
 
     if not (first.any() and second.any()):
@@ -72,16 +61,11 @@ def jensen_shannon_distance(first: Tensor, second: Tensor) -> float:
 
 
 def normalized_mutual_information(counts: Tensor) -> Tensor:
-    """Mutual information of rows and columns over the mean of both entropies, for any number of tables at once.
+    """Mutual information of rows and columns over the mean of both entropies: (..., R, C) counts -> float64 (...).
 
-    scikit-learn's normalized_mutual_info_score takes the labels of one table; a permutation test has many tables.
-
-    Args:
-        counts: (..., R, C), not negative; empty rows and columns do not matter.
-
-    Returns:
-        float64 (...): 0 for independence, 1 for a one-to-one relation or a single cell; NaN for an empty table.
+    0 for independence, 1 for a one-to-one relation or a single cell, NaN for an empty table.
     """
+    # scikit-learn's function takes the labels of one table, and a permutation test has many tables
     joint = counts.double() / counts.double().sum((-2, -1), keepdim=True)
     rows, columns, cells = (_entropy(shares) for shares in (joint.sum(-1), joint.sum(-2), joint.flatten(-2)))
     ratio = (2 * (rows + columns - cells) / (rows + columns)).clamp(0.0, 1.0)

@@ -19,11 +19,8 @@ from ..run_view import evaluation_mode
 
 @contextmanager
 def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
-    """Collects the weights of a timm attention layer, (B, M, N, N) for each forward pass.
-
-    The fused kernel does not compute these weights. It is off within the context.
-    """
-    # The input of the layer's dropout is the softmax of the scores
+    """Collects the weights of a timm attention layer, (B, M, N, N) for each forward pass."""
+    # The input of the layer's dropout is the softmax of the scores, which the fused kernel does not compute
     weights: list[Tensor] = []
     fused = attention.fused_attn
     handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
@@ -36,18 +33,9 @@ def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
 
 
 def class_attention(model: Network, images: Tensor, metadata: Tensor | None = None) -> Tensor:
-    """The last block's attention from the class token to the patches.
+    """The last block's attention from the class token to the patches, for images (B, 3, height, width).
 
-    Args:
-        model: A timm vision transformer, dense or a mixture, not wrapped. Its training mode is restored.
-        images: (B, 3, height, width), normalized.
-        metadata: (B, ...) for models that take it.
-
-    Returns:
-        (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
-
-    Raises:
-        ArgumentError: The model has no class token, or an unknown kind of attention.
+    The result is (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
     """
     with evaluation_mode(model), plain_attention(_last_attention(model)) as weights:
         model(images) if metadata is None else model(images, metadata)
@@ -67,14 +55,7 @@ def _last_attention(model: Network) -> Any:
 
 
 def head_similarity(maps: Tensor) -> Tensor:
-    """Mean cosine similarity between the maps of two different heads: 1 if all heads are alike.
-
-    Args:
-        maps: (B, M, H, W), not negative.
-
-    Returns:
-        (B,); NaN for a single head.
-    """
+    """Mean cosine similarity between the maps of two different heads: (B, M, H, W) -> (B,); NaN for a single head."""
     rows = F.normalize(maps.flatten(2).double(), dim=-1)
     cosines = rows @ rows.transpose(1, 2)
     heads = maps.shape[1]
@@ -83,18 +64,7 @@ def head_similarity(maps: Tensor) -> Tensor:
 
 
 def mass_mask(maps: Tensor, share: float) -> Tensor:
-    """Selects the fewest cells of each map that hold a share of its sum.
-
-    Args:
-        maps: (B, M, H, W), not negative.
-        share: Above 0, at most 1.
-
-    Returns:
-        bool (B, M, H, W).
-
-    Raises:
-        ArgumentError: The share is out of range.
-    """
+    """Selects the fewest cells of each map (B, M, H, W) that hold a share of its sum: bool, the same shape."""
     if not 0 < share <= 1:
         raise ArgumentError.of("mass", share, "give a share above 0, at most 1, such as 0.6")
     values, order = maps.flatten(2).double().sort(dim=-1, descending=True)

@@ -1,4 +1,4 @@
-"""The images of a run that are drawn: their choice, their batches for the network, and their pixels."""
+"""Images of a run that are drawn: their choice, their batches for the network, and their pixels."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,11 @@ MAX_SIDE = 224  # pixels; larger photographs are reduced, so that files stay sma
 
 
 class ChosenImage(NamedTuple):
-    """One image to draw.
+    """One image to draw."""
 
-    Attributes:
-        name: Label of the image.
-        image: The image as read.
-        metadata: (...) the network's metadata input; None if it takes none.
-    """
-
-    name: str
-    image: Pixels
-    metadata: Tensor | None
+    name: str  # label of the image
+    image: Pixels  # as read
+    metadata: Tensor | None  # (...) the network's metadata input; None if it takes none
 
 
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
@@ -39,19 +33,9 @@ ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and i
 def choose_images(
     view: RunView, data_dir: str | None, images: Sequence[str] | None, target: str | None, columns: int
 ) -> ImageRows:
-    """Chooses images of one class, a row for each domain with the same picture in one column; or lists files.
+    """Chooses images of one class, a row for each domain with the same picture in one column.
 
-    Args:
-        view: The run.
-        data_dir: Folder of the data; None for the run's.
-        images: Files, folders or patterns, instead of the run's data.
-        target: Name of the class; None for the first class.
-        columns: Images in a row.
-
-    Raises:
-        ArgumentError: The network needs metadata, which files lack.
-        DataError: There is no such image, class or data.
-        ImageReadError: An image cannot be decoded.
+    Without a `target`, this is the first class. Files, folders or patterns in `images` replace the run's data.
     """
     if images is not None:
         return _files(view, images, columns)
@@ -94,11 +78,7 @@ def picture_names(domain: Domain) -> list[str] | None:
 
 
 def class_index(domains: Sequence[Domain], name: str | None) -> int:
-    """The index of a class; 0 for None.
-
-    Raises:
-        DataError: There is no such class.
-    """
+    """The index of a class; 0 for None."""
     classes = domains[0].classes
     if name is not None and name not in classes:
         listing = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
@@ -109,18 +89,8 @@ def class_index(domains: Sequence[Domain], name: str | None) -> int:
 def choose_pictures(domains: Sequence[Domain], target: int, number: int) -> list[list[int | None]]:
     """Chooses images of a class, a row for each domain, the same picture in the same column.
 
-    Pictures that more domains share come first. If domains share no picture, each row has images of its own.
-
-    Args:
-        domains: The rows.
-        target: Index of the class.
-        number: Maximum number of columns.
-
-    Returns:
-        For each domain, positions of its images; None if it lacks the picture.
-
-    Raises:
-        DataError: No domain has an image of the class.
+    Pictures that more domains share come first. If domains share no picture, each row has images of its own. The
+    result holds positions in each domain, None for a picture that the domain lacks.
     """
     candidates = [[index for index, label in enumerate(domain.targets) if label == target] for domain in domains]
     if not any(candidates):

@@ -21,35 +21,22 @@ from .parts import patch_centers, permuted_patches
 
 
 class PairInvariance(NamedTuple):
-    """Agreement between two domains.
-
-    Attributes:
-        domains: Names of the domains.
-        pictures: B.
-        patches: Compared patches of a picture. Patches that a rotation moves out of the image are not compared.
-        agreement: Share of patches that go to the same expert; the null permutes the patches of each picture.
-        kappa: Cohen's kappa of the agreement: 0 for chance, 1 for the same expert everywhere.
-        other_pictures: Agreement of each picture with the next picture in the other domain. It measures what the place
-            in the image explains alone, such as a border that is always background. NaN with one picture.
-    """
+    """Agreement between two domains."""
 
     domains: tuple[str, str]
-    pictures: int
-    patches: int
-    agreement: PermutationTest
-    kappa: float
+    pictures: int  # B
+    patches: int  # compared in each picture, without those that a rotation moves out of the image
+    agreement: PermutationTest  # share of patches with the same expert; the null permutes the patches of each picture
+    kappa: float  # Cohen's kappa of the agreement: 0 for chance, 1 for the same expert everywhere
+    # Agreement of each picture with the next one in the other domain, NaN with one picture. It measures what the place
+    # in the image explains alone, such as a border that is always background.
     other_pictures: float
 
 
 def rotated_patches(grid: tuple[int, int], degrees: float) -> Tensor:
-    """Finds each patch of an upright image in the image rotated about its center.
+    """The nearest patch of each upright patch after a rotation about the center: int64 (N,); -1 outside of the image.
 
-    Args:
-        grid: H and W, in square patches.
-        degrees: Counter-clockwise rotation.
-
-    Returns:
-        int64 (N,): index of the nearest patch of the rotated image; -1 for centers outside of it.
+    `degrees` are counter-clockwise, and the patches of the grid H x W are square.
     """
     height, width = grid
     x, y = (patch_centers(grid, grid).double() - torch.tensor([width / 2, height / 2])).T
@@ -73,15 +60,7 @@ def cohens_kappa(first: Tensor, second: Tensor) -> float:
 def pair_invariance(
     names: tuple[str, str], first: Tensor, second: Tensor, permutations: int, seed: int = 0
 ) -> PairInvariance:
-    """Compares corresponding patches of the same pictures.
-
-    Args:
-        names: Names of the two domains.
-        first: int64 (B, N) experts in one domain.
-        second: int64 (B, N) experts of the same pictures and patches in the other.
-        permutations: Size of the null distribution.
-        seed: Seed of the permutations.
-    """
+    """Compares the experts of the same patches of the same pictures in two domains, int64 (B, N) each."""
     generator = torch.Generator().manual_seed(seed)
     null = [(first == permuted_patches(second, generator)).double().mean() for _ in range(permutations)]
     test = permutation_test((first == second).double().mean(), torch.stack(null))
@@ -102,9 +81,6 @@ def routing_invariance(
         pictures: Domain -> names of the pictures, B of them, in the same order.
         angles: Domain -> degrees by which its pictures are rotated counter-clockwise; 0 for missing domains.
         permutations: Size of each pair's null distribution.
-
-    Raises:
-        DataError: No two domains share a picture.
     """
     check_paired(pictures)
     pairs = []
@@ -120,14 +96,7 @@ def routing_invariance(
 
 
 def check_paired(pictures: Mapping[str, Sequence[str]]) -> None:
-    """Checks that two domains share a picture.
-
-    Args:
-        pictures: Domain -> names of its pictures.
-
-    Raises:
-        DataError: No two domains share a picture.
-    """
+    """Checks that two domains share a picture, from the names of each domain's pictures."""
     counts = Counter(name for names in pictures.values() for name in set(names))
     if max(counts.values(), default=0) < 2:
         remedy = "no two domains have a picture of the same name (CLASS/IMAGE); give a run on copies of the same images"

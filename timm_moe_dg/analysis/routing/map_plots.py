@@ -38,30 +38,18 @@ COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fit
 
 @dataclass(frozen=True)
 class Photograph:
-    """One panel: an image with values of its patches.
-
-    Attributes:
-        name: Title of the panel.
-        pixels: uint8 (height, width, 3).
-        values: (H, W) experts, entropies or attention of the patches.
-    """
+    """One panel: an image with values of its patches."""
 
     name: str
-    pixels: np.ndarray
-    values: Tensor
+    pixels: np.ndarray  # uint8 (height, width, 3)
+    values: Tensor  # (H, W) experts or entropies of the patches, or (M, H, W) attention by head
 
 
 Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
 
 
 def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws each image under the colors and numbers of its patches' first experts.
-
-    Args:
-        rows: For example domains. `values` are indices of experts, -1 for the shared expert alone.
-        num_experts: E. Experts that are nowhere first are left out of the legend.
-        path: Picture to write.
-    """
+    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone."""
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
     unused = num_experts - len([index for index in experts if index >= 0])
     one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
@@ -78,13 +66,7 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
 
 
 def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws the entropy of each patch's noiseless routing probabilities, divided by log(E).
-
-    Args:
-        rows: `values` are entropies in nats.
-        num_experts: E.
-        path: Picture to write.
-    """
+    """Draws the entropy of each patch's noiseless routing probabilities, given in nats, divided by log(E)."""
     largest = math.log(num_experts) if num_experts > 1 else 1.0
     image: Any = None
     with image_grid(path, [name for name, _ in rows], _column_names(rows), 4) as (figure, panels):
@@ -95,12 +77,7 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
 
 
 def plot_attention_maps(rows: Rows, path: Path) -> None:
-    """Draws a map for each head, with the image at the right. Each map has its own scale.
-
-    Args:
-        rows: One for each image and network. `values` are (M, H, W).
-        path: Picture to write.
-    """
+    """Draws a row for each image and network: the map of each head on a scale of its own, and the image."""
     heads = max(len(photo.values) for photo in _present(rows))
     across = min(heads, MAX_HEADS)
     lines = -(-heads // across)
@@ -178,13 +155,7 @@ def _legend_entry(index: int) -> Any:
 
 
 def plot_association(association: Association, title: str, path: Path) -> None:
-    """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched.
-
-    Args:
-        association: Rows against experts.
-        title: Title of the picture.
-        path: Picture to write.
-    """
+    """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched."""
     rows, experts = association.shares.shape
     names = [fitted(name, 30) for name in association.rows]
     width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * experts)
@@ -204,13 +175,7 @@ def plot_association(association: Association, title: str, path: Path) -> None:
 
 
 def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> None:
-    """Draws statistics as points on the range of their null distributions.
-
-    Args:
-        tests: Name -> test.
-        label: Name of the statistic.
-        path: Picture to write.
-    """
+    """Draws statistics as points on the range of their null distributions."""
     names = [fitted(name, 34) for name in tests]
     with styled(6.0, 1.1 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
         axes = figure.subplots()

@@ -25,21 +25,7 @@ def draw_experts(
     columns: int,
     block: int | None,
 ) -> None:
-    """Draws experts.png and entropy.png of one mixture block; writes the maps of all blocks to experts.json.
-
-    Args:
-        view: The run.
-        figures: Folder to write to.
-        data_dir: See `choose_images`.
-        images: See `choose_images`.
-        target: See `choose_images`.
-        columns: See `choose_images`.
-        block: Index of the block to draw; None for the last one with experts.
-
-    Raises:
-        ArgumentError: The model has no experts, or none in that block. See also `choose_images`.
-        DataError: See `choose_images`.
-    """
+    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json."""
     block = chosen_block(mixture_blocks(view.model), block)
     rows = choose_images(view, data_dir, images, target, columns)
     maps = routing_maps_of(view.model, batches(view, rows))
@@ -78,24 +64,10 @@ def draw_attention(
     columns: int,
     mass: float | None,
 ) -> dict[str, float]:
-    """Draws attention.png, a row for each image and network; writes attention.json.
+    """Draws attention.png, a row for each image and network, and writes attention.json.
 
-    Args:
-        view: The run.
-        twin: The run of the dense model, drawn above the other; or None.
-        figures: Folder to write to.
-        data_dir: See `choose_images`.
-        images: See `choose_images`.
-        target: See `choose_images`.
-        columns: Number of images. They are the first domain's if there are several domains.
-        mass: Show the fewest patches that hold this share of each map; None for all.
-
-    Returns:
-        Network -> mean cosine similarity between the maps of two heads, over the images.
-
-    Raises:
-        ArgumentError: A network has no class token. See also `choose_images`.
-        DataError: See `choose_images`.
+    `twin` is the run of a dense model, drawn above the other. `mass` shows the fewest patches that hold this share of
+    each map. Returns for each network the mean cosine similarity between the maps of two heads, over the images.
     """
     rows = choose_images(view, data_dir, images, target, columns)
     # A row of pictures for each image and network: those of one domain fill a page

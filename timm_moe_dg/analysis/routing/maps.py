@@ -19,25 +19,15 @@ from ..run_view import evaluation_mode
 
 
 class RoutingMap(NamedTuple):
-    """The routing of one mixture block. A MoGE model routes whole images: H = W = 1.
+    """The routing of one mixture block. A MoGE model routes whole images: H = W = 1."""
 
-    Attributes:
-        first: (B, H, W) int64, the expert with the largest weight; -1 if only the shared expert is used.
-        entropy: (B, H, W) of the noiseless routing probabilities, in nats: 0 to log(E).
-        num_experts: E.
-    """
-
-    first: Tensor
-    entropy: Tensor
+    first: Tensor  # (B, H, W) int64, the expert with the largest weight; -1 if only the shared expert is used
+    entropy: Tensor  # (B, H, W) of the noiseless routing probabilities, in nats: 0 to log(E)
     num_experts: int
 
 
 def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
-    """The mixture layers of a vision transformer, by the index of their block.
-
-    Raises:
-        ArgumentError: It has none.
-    """
+    """The mixture layers of a vision transformer, by block. Raises ArgumentError if there are none."""
     mlps = {index: getattr(block, "mlp", None) for index, block in enumerate(getattr(model, "blocks", ()))}
     blocks = {index: mlp for index, mlp in mlps.items() if isinstance(mlp, RoutedMlp)}
     if not blocks:
@@ -47,25 +37,14 @@ def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
 
 
 def routes_patches(model: Network) -> bool:
-    """Whether a mixture model routes patches, rather than whole images by their metadata.
-
-    Raises:
-        ArgumentError: The model has no experts.
-    """
+    """Whether a mixture model routes patches, rather than whole images by their metadata."""
     return not any(isinstance(layer, GeoMoeMlp) for layer in mixture_blocks(model).values())
 
 
 def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
-    """Routes a batch of images and returns the routing of every mixture block, on CPU.
+    """Routes images (B, 3, height, width) and returns the routing of every mixture block, on CPU.
 
-    Args:
-        model: A vision transformer of this package, not wrapped. Its training mode is restored.
-        images: (B, 3, height, width), normalized.
-        metadata: (B, ...) for models that route by it.
-
-    Raises:
-        ArgumentError: The model has no experts.
-        MetadataError: Its encoder does not take the metadata.
+    The model is a vision transformer of this package, not wrapped. Its training mode is restored.
     """
     layers = mixture_blocks(model)
     with evaluation_mode(model), record_routing(model):
@@ -80,11 +59,7 @@ def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> di
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
-    """The index of a mixture block; None stands for the last one.
-
-    Raises:
-        ArgumentError: That block is dense, or does not exist.
-    """
+    """The index of a mixture block; None stands for the last one."""
     if block is not None and block not in maps:
         raise ArgumentError.of("block", block, f"holds no experts; choose from {', '.join(map(str, maps))}")
     return max(maps) if block is None else block

@@ -26,25 +26,15 @@ NUM_NEAREST = 9  # patches counted for a part that is a point
 
 
 class Association(NamedTuple):
-    """A table of counts, with statistics of how its rows depend on experts.
+    """A table of counts, with statistics of how its rows depend on experts."""
 
-    Attributes:
-        rows: Names of the R rows.
-        counts: (R, E).
-        shares: (R, E) shares of each row; NaN in an empty row.
-        lift: (R, E) counts over those expected under independence.
-        nmi: Normalized mutual information with its null distribution.
-        cramers_v: Cramer's V.
-        sides: Name of a part without its side -> Jensen-Shannon distance between its left and its right row.
-    """
-
-    rows: tuple[str, ...]
-    counts: Tensor
-    shares: Tensor
-    lift: Tensor
-    nmi: PermutationTest
+    rows: tuple[str, ...]  # R names
+    counts: Tensor  # (R, E)
+    shares: Tensor  # (R, E) shares of each row; NaN in an empty row
+    lift: Tensor  # (R, E) counts over those expected under independence
+    nmi: PermutationTest  # normalized mutual information with its null distribution
     cramers_v: float
-    sides: dict[str, float]
+    sides: dict[str, float]  # part without its side -> Jensen-Shannon distance between its left and its right row
 
 
 def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
@@ -54,31 +44,17 @@ def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
 
 
 def nearest_patches(points: Tensor, centers: Tensor, number: int = NUM_NEAREST) -> Tensor:
-    """Finds the patches whose centers are nearest to each point; of equally near ones, the lower index.
-
-    Args:
-        points: (..., 2) x and y.
-        centers: (N, 2).
-        number: Patches per point.
-
-    Returns:
-        int64 (..., number), nearest first.
-    """
+    """Indices of the patches (N, 2) nearest to each point (..., 2), x and y: int64 (..., number), nearest first."""
     squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
+    # A stable sort: of equally near patches, the lower index comes first
     return squares.sort(dim=-1, stable=True).indices[..., :number]
 
 
 def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor) -> Tensor:
     """Assigns patches to parts that are points, the nearest nine to each, and to the background outside of the box.
 
-    Args:
-        points: (B, P, 2) x and y, in pixels of the model's input.
-        visible: bool (B, P).
-        box: (B, 4) left, top, width and height, in pixels of the model's input.
-        centers: (N, 2), the same.
-
-    Returns:
-        bool (B, P + 1, N), the background last. A patch can count for several parts.
+    Coordinates are in pixels of the model's input: points (B, P, 2) x and y, boxes (B, 4) left, top, width and height,
+    centers (N, 2). The result is bool (B, P + 1, N), the background last. A patch can count for several parts.
     """
     nearest = nearest_patches(points, centers)
     parts = torch.zeros(*nearest.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, nearest, True)
@@ -88,15 +64,9 @@ def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor)
 
 
 def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Tensor:
-    """Assigns each patch to the part that most of its pixels belong to.
+    """Assigns each patch to the part that most of its pixels belong to, the lower index in a tie: bool (B, P, N).
 
-    Args:
-        part_maps: int64 (B, height, width), the part of each pixel; the sides are multiples of the grid's.
-        num_parts: P.
-        grid: H and W.
-
-    Returns:
-        bool (B, P, N); one part for each patch, the lower index in a tie.
+    `part_maps` int64 (B, height, width) hold the part of each pixel. Their sides are multiples of the grid's H and W.
     """
     height, width = part_maps.shape[1:]
     # The mean over a patch of one-hot pixels is the share of each part
@@ -106,16 +76,7 @@ def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Te
 
 
 def count_parts(members: Tensor, first: Tensor, num_experts: int) -> Tensor:
-    """Counts the patches of each part by their first expert.
-
-    Args:
-        members: (B, P, N), whether a patch counts for a part.
-        first: int64 (B, N).
-        num_experts: E.
-
-    Returns:
-        float64 (P, E).
-    """
+    """Counts the patches of each part by first expert: bool (B, P, N) and int64 (B, N) -> float64 (P, E)."""
     rows = members.transpose(1, 2).flatten(0, 1).double()
     return rows.new_zeros(num_experts, rows.shape[1]).index_add_(0, first.flatten(), rows).T
 
@@ -123,16 +84,7 @@ def count_parts(members: Tensor, first: Tensor, num_experts: int) -> Tensor:
 def associate_parts(
     members: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
 ) -> Association:
-    """Measures how experts depend on parts; the null permutes the patches of each image.
-
-    Args:
-        members: (B, P, N), see `point_members` and `area_members`.
-        names: P names.
-        first: int64 (B, N) first expert of each patch.
-        num_experts: E.
-        permutations: Size of the null distribution.
-        seed: Seed of the permutations.
-    """
+    """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each image."""
     generator = torch.Generator().manual_seed(seed)
     counts = count_parts(members, first, num_experts)
     null_tables = torch.stack(
@@ -150,21 +102,10 @@ def permuted_patches(first: Tensor, generator: torch.Generator) -> Tensor:
 def associate_attributes(
     attributes: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
 ) -> dict[str, Association]:
-    """Measures how experts depend on the attributes of whole images, for each group of attributes.
+    """Measures how first experts (B, N) depend on attributes, bool (B, A), for each group of names GROUP::VALUE.
 
-    The table is M = sum over images of a c^T, with attributes a and counts c of first experts. The p-values are not
-    corrected for the number of groups.
-
-    Args:
-        attributes: bool (B, A).
-        names: A names, GROUP::VALUE.
-        first: int64 (B, N) first expert of each patch.
-        num_experts: E.
-        permutations: Size of the null distribution; all groups share the permutations.
-        seed: Seed of the permutations.
-
-    Returns:
-        Group -> its association, in the order of the names.
+    The table is M = sum over images of a c^T, with attributes a and counts c of first experts. All groups share the
+    permutations. The p-values are not corrected for the number of groups.
     """
     generator = torch.Generator().manual_seed(seed)
     counts = F.one_hot(first, num_experts).sum(1).double()

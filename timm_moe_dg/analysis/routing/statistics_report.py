@@ -31,23 +31,9 @@ def draw_attributes(
     max_images: int | None,
     permutations: int,
 ) -> dict[str, Association]:
-    """Draws parts.png and attributes.png; attributes.json has the numbers.
+    """Draws parts.png and attributes.png, and writes their numbers to attributes.json. See `annotate` for `cub`.
 
-    Args:
-        view: The run.
-        figures: Folder to write to.
-        data_dir: Folder of the data; None for the run's.
-        cub: Folder of CUB-200-2011; None for data that has part maps.
-        block: Index of the mixture block; None for the last.
-        max_images: Maximum number of images of each domain; None for all.
-        permutations: Size of the null distributions.
-
-    Returns:
-        `PARTS` or the name of a group of attributes -> its association with experts.
-
-    Raises:
-        ArgumentError: The model has no experts or routes whole images, or the data has no part maps.
-        DataError: See `annotate`.
+    Returns the association of experts with `PARTS` and with each group of attributes, by name.
     """
     block = _patch_block(view, block)
     grid = view.model.patch_embed.dynamic_feat_size(view.size)
@@ -82,23 +68,10 @@ def draw_invariance(
     permutations: int,
     angles: Sequence[tuple[str, Any]],
 ) -> tuple[list[PairInvariance], PermutationTest]:
-    """Draws invariance.png; invariance.json has the numbers.
+    """Draws invariance.png, and writes its numbers to invariance.json.
 
-    Args:
-        view: The run.
-        figures: Folder to write to.
-        data_dir: Folder of the data; None for the run's.
-        block: Index of the mixture block; None for the last.
-        max_images: Maximum number of images of each domain; None for all.
-        permutations: Size of the null distributions.
-        angles: Pairs of a domain and its pictures' counter-clockwise rotation in degrees; overrides the data's angles.
-
-    Returns:
-        The agreement of every two domains that share pictures, and the mean of all agreements.
-
-    Raises:
-        ArgumentError: The model has no experts or routes whole images; an angle is no number, or of no domain.
-        DataError: No two domains share a picture.
+    `angles` are pairs of a domain and its pictures' counter-clockwise rotation in degrees, which override the data's.
+    Returns the agreement of every two domains that share pictures, and the mean of all agreements.
     """
     block = _patch_block(view, block)
     domains = view.domains(data_dir)
