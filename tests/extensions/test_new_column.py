@@ -77,11 +77,12 @@ def test_the_plot_and_its_data(printed, folder, expected, tmp_path):
     (table,) = make_tables(find_runs([folder])[0], ["oracle"], further=[GAP])
     plain, *_ = make_tables(find_runs([folder])[0], ["oracle"])
     assert table.columns == [*plain.columns, "gap of splits"]
-    for row, bars in bars_of(table).items():
-        assert bars.heights[:-1] == bars_of(plain)[row].heights
-        assert len(bars.errors) == len(table.columns)
+    for row, cells in table.rows.items():
+        heights, errors = bars_of(cells)
+        assert heights[:-1] == bars_of(plain.rows[row])[0]
+        assert len(errors) == len(table.columns)
         if row.model == "b":
-            assert expected.startswith(f"{bars.heights[-1]:.1f} ")
+            assert expected.startswith(f"{heights[-1]:.1f} ")
     pytest.importorskip("matplotlib")
     printed("--plot", tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FILE = "learning_curves.png"
-MEANS = {
-    "training-domain validation": "-",
-    "test domain (in)": "--",
-}  # selection, and the papers' tables
+MEANS = {"training-domain validation": "-", "test domain (in)": "--"}  # selection, and the papers' tables
 OUT = " (out)"  # suffix of a domain's name: accuracy on its out-split
 MAX_MARKED = 5  # evaluations; markers of more hide the dashes
 LOG_RATIO = 50  # of the largest to the smallest loss, for a logarithmic axis

@@ -4,7 +4,7 @@ The discovered domain of a place is the routed expert with the largest weight th
 Axes: L mixture layers, E routed experts, B images or places.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from ..metrics import group_accuracy
 from ..networks.build import Network
 from .run_view import evaluation_mode
 
-Batches = Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]  # images (B, 3, H, W), targets, groups and metadata (B, ...)
+Batches = Iterable[Sequence[Tensor]]  # images (B, 3, H, W), targets, groups and metadata (B, ...)
 
 
 class DomainMap(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..layers import Coverage, thin_coordinates
 from ..layers.encoders.coverage import distances
 from .geography import DomainMap, ExpertMatrix, ExpertUsage
-from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, picture, swatch
+from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, picture, swatch, write_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,10 +178,7 @@ def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
     with picture(path, 2.6 + 0.62 * columns.shape[1], 1.5 + 0.5 * len(columns)) as figure:
         axes = figure.subplots()
         image = axes.imshow(columns, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        for (row, column), value in np.ndenumerate(columns):
-            if not np.isnan(value):
-                color = "white" if value < 0.6 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
+        write_numbers(axes, image, columns)
         axes.axvline(0.5, color="white", linewidth=3)
         axes.set_xticks(range(columns.shape[1]), ["routed", *map(str, range(len(columns)))])
         counts = matrix.num_samples.tolist()

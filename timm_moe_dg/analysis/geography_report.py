@@ -1,13 +1,12 @@
 """Discovered domains, expert usage and forced experts of a MoGE run, as pictures and as numbers in analysis.json."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..data import EvaluationImages, PlacesDomain, Split, evaluation_loader
+from ..data import EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
 from ..storage.atomic import json_text
 from .geography import domain_map, domains_at, expert_usage, forced_expert_matrix, geo_layers
@@ -58,7 +57,9 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
 
 def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -> None:
     """Draws forced_experts.png for images of the role "id" or "ood", and adds its numbers to analysis.json."""
-    matrix = forced_expert_matrix(view.model, _batches(view, _analyzed_domains(view, data_dir, role)))
+    domains = _analyzed_domains(view, data_dir, role)
+    images = EvaluationImages(domains, list(map(_test_split, domains)), view.transform, with_metadata=True)
+    matrix = forced_expert_matrix(view.model, view.evaluation_batches(images))
     with optional_picture(figures / "forced_experts.png") as path:
         plot_expert_matrix(matrix, path)
     _update(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
@@ -89,14 +90,6 @@ def _test_split(domain: PlacesDomain) -> Split:
         remedy = f"{domain.name} has no official test split; give a run on a benchmark with one"
         raise ArgumentError.of("role", domain.role, remedy)
     return Split(domain.split.inside, domain.split.outside[:0])
-
-
-def _batches(view: RunView, domains: Sequence[PlacesDomain]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yields the domains' test images, targets, groups and metadata on the device."""
-    splits = [_test_split(domain) for domain in domains]
-    images = EvaluationImages(domains, splits, view.transform, with_metadata=True)
-    for pixels, targets, groups, metadata in evaluation_loader(images, batch_size=view.batch_size, workers=0):
-        yield pixels.to(view.device), targets.to(view.device), groups.to(view.device), metadata.to(view.device)
 
 
 def _update(path: Path, numbers: dict[str, object]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,26 +20,9 @@ if TYPE_CHECKING:
 MAX_WIDTH = 10.0  # inches
 
 
-class Bars(NamedTuple):
-    """The bars of one row of a table.
-
-    Attributes:
-        heights: Mean of each column in percent; NaN if missing.
-        errors: Standard errors in percent; 0 if there is none.
-    """
-
-    heights: list[float]
-    errors: list[float]
-
-
-def bars_of(table: Table) -> dict[RowKey, Bars]:
-    """Returns the bars of a table by row, one per column."""
-    return {
-        row: Bars(
-            [100 * cell.mean for cell in cells], [0.0 if isnan(cell.error) else 100 * cell.error for cell in cells]
-        )
-        for row, cells in table.rows.items()
-    }
+def bars_of(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:
+    """Returns means and standard errors in percent: a missing mean is NaN, a missing error is 0."""
+    return [100 * cell.mean for cell in cells], [0.0 if isnan(cell.error) else 100 * cell.error for cell in cells]
 
 
 def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
@@ -68,8 +51,7 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
     with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
         axes = figure.subplots()
         for number, (name, points) in enumerate(lines.items()):
-            means = [100 * cell.mean for _, cell in points]
-            errors = [0.0 if isnan(cell.error) else 100 * cell.error for _, cell in points]
+            means, errors = bars_of([cell for _, cell in points])
             positions, color = [values.index(value) for value, _ in points], category_color(number)
             axes.errorbar(positions, means, errors, marker="o", color=color, label=fitted(name, 60))
         axes.set_xticks(range(len(values)), map(str, values))
@@ -122,10 +104,11 @@ def _seeds(tables: Sequence[Table], row: RowKey) -> str:
 
 def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
     width = 0.8 / max(len(table.rows), 1)
-    for number, (row, bars) in enumerate(sorted(bars_of(table).items())):
-        centers = np.arange(len(bars.heights)) + (number - (len(table.rows) - 1) / 2) * width
-        axes.bar(centers, bars.heights, width, yerr=bars.errors, color=colors[row])
-        for center, height in zip(centers, bars.heights, strict=True):
+    for number, row in enumerate(sorted(table.rows)):
+        heights, errors = bars_of(table.rows[row])
+        centers = np.arange(len(heights)) + (number - (len(table.rows) - 1) / 2) * width
+        axes.bar(centers, heights, width, yerr=errors, color=colors[row])
+        for center, height in zip(centers, heights, strict=True):
             if np.isnan(height):
                 axes.text(
                     center, 1.0, "missing", rotation=90, ha="center", va="bottom", size="small", color=colors[row]

@@ -1,15 +1,16 @@
 """Trained runs, opened for analysis: network, data, and the transform between them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data import Domain, evaluation_transform, get_benchmark
+from ..data import Domain, EvaluationImages, evaluation_loader, evaluation_transform, get_benchmark
 from ..data.bands import Pixels, Transform
 from ..data.loaders import seeded_torch
 from ..errors import ArgumentError
@@ -53,13 +54,18 @@ class RunView:
         folder = data_dir or self.args.get("data_dir")
         return get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
 
-    def batches(self, domain: Domain, positions: Sequence[int]) -> Iterator[Batch]:
-        """Yields inputs of the network for images of a domain, in the order of the positions."""
-        for start in range(0, len(positions), self.batch_size):
-            part = positions[start : start + self.batch_size]
-            images = self.inputs([domain.pixels(position) for position in part])
-            rows = [row for position in part if (row := self.metadata(domain, position)) is not None]
-            yield (images, torch.stack(rows).to(self.device)) if rows else (images,)
+    def batches(self, images: Iterable[tuple[Pixels, Tensor | None]]) -> Iterator[Batch]:
+        """Yields inputs of the network for images with their metadata, in order."""
+        remaining = iter(images)
+        while part := list(islice(remaining, self.batch_size)):
+            inputs = self.inputs([pixels for pixels, _ in part])
+            rows = [metadata for _, metadata in part if metadata is not None]
+            yield (inputs, torch.stack(rows).to(self.device)) if rows else (inputs,)
+
+    def evaluation_batches(self, images: EvaluationImages, workers: int = 0) -> Iterator[list[Tensor]]:
+        """Yields images, targets, groups and possibly metadata on the device."""
+        for batch in evaluation_loader(images, batch_size=self.batch_size, workers=workers):
+            yield [part.to(self.device) for part in batch]
 
     def metadata(self, domain: Domain, position: int) -> Tensor | None:
         """An image's metadata on CPU; None if the network takes none."""

@@ -170,6 +170,16 @@ def write_figure(figure: "Figure", path: Path) -> None:
     Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
+def write_numbers(axes: "Axes", image: Any, values: np.ndarray, **style: Any) -> None:
+    """Writes numbers into the cells of an image, in white on dark cells. NaN stays empty."""
+    for (row, column), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma of ITU-R BT.601
+            color = "white" if is_dark else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, **style)
+
+
 def swatch(color: "ColorType", label: str) -> "Patch":
     """Returns a legend entry with a filled rectangle."""
     from matplotlib.patches import Patch

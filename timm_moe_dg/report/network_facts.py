@@ -1,6 +1,6 @@
 """Predictions of a run's selected network on images that it was not trained on, for the run's report."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
-from ..data import (
-    Domain,
-    EvaluationImages,
-    Split,
-    drop_unreadable,
-    evaluation_loader,
-    split_domains,
-)
+from ..data import Domain, EvaluationImages, Split, drop_unreadable, split_domains
 from ..errors import DataError
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
@@ -142,7 +135,7 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
-        outputs = collect_outputs(network, _batches(view, images, settings.workers), positions)
+        outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)
     counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
     return NetworkFacts(view.name, images, outputs, test_domains, test_domains, total=total, first_experts=counts)
 
@@ -158,12 +151,5 @@ def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: 
 
 
 def _subsample(positions: np.ndarray, most: int) -> np.ndarray:
-    if len(positions) <= most:
-        return positions
     # A fixed seed gives the same images each time. Sorted positions keep the order of the data.
     return positions[np.sort(np.random.default_rng(0).permutation(len(positions))[:most])]
-
-
-def _batches(view: RunView, images: EvaluationImages, workers: int) -> Iterator[list[Tensor]]:
-    for batch in evaluation_loader(images, batch_size=view.batch_size, workers=workers):
-        yield [part.to(view.device) for part in batch]

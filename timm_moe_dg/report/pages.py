@@ -27,8 +27,12 @@ def report(folder: Path, output: Path, settings: ReportSettings) -> None:
         ArgumentError: The folder holds neither a run nor a sweep, or the run has no evaluation yet.
         RecordError: The records of a finished run are damaged.
     """
-    is_run = (folder / RESULTS).is_file()
-    write_text(output, run_page(read_run(folder), settings) if is_run else sweep_page(_sweep(folder)))
+    if (folder / RESULTS).is_file():
+        page = run_page(read_run(folder), settings)
+    else:
+        facts = _sweep(folder)
+        page = render("sweep.html", facts=facts, cautions=facts.cautions)
+    write_text(output, page)
 
 
 def _sweep(folder: Path) -> SweepFacts:
@@ -73,11 +77,6 @@ def _score_sections(network: NetworkFacts) -> dict[str, object]:
         "mistakes": attempt(network.worst_mistakes),
         "use": network.expert_use(),
     }
-
-
-def sweep_page(facts: SweepFacts) -> str:
-    """The page of a sweep."""
-    return render("sweep.html", facts=facts, cautions=facts.cautions)
 
 
 def render(template: str, **values: object) -> str:

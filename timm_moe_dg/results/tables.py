@@ -10,20 +10,9 @@ from itertools import product
 from types import MappingProxyType
 
 from ..errors import RecordError
-from ..protocols.planner import (
-    OFFICIAL,
-    PER_REGION,
-    leave_one_domain_out,
-    leave_one_or_two_domains_out,
-    single_source,
-)
+from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
 from ..protocols.records import Record
-from ..protocols.selection import (
-    OOD_RULES,
-    SELECTION_RULES,
-    has_ood_validation,
-    reported_accuracy,
-)
+from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, reported_accuracy
 from .regions import joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 from .table_columns import (

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...data import Domain, FolderDomain
@@ -110,13 +109,8 @@ def choose_pictures(domains: Sequence[Domain], target: int, number: int) -> list
 
 
 def batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
-    """Yields the network's inputs for all images of the rows, in order."""
-    images = [image for _, row in rows for image in row if image is not None]
-    for start in range(0, len(images), view.batch_size):
-        batch = images[start : start + view.batch_size]
-        inputs = view.inputs([image.image for image in batch])
-        metadata = [image.metadata for image in batch if image.metadata is not None]
-        yield (inputs, torch.stack(metadata).to(view.device)) if metadata else (inputs,)
+    """The network's inputs for all images of the rows, in order."""
+    return view.batches((image.image, image.metadata) for _, row in rows for image in row if image is not None)
 
 
 def photographs(rows: ImageRows, values: Tensor) -> Rows:

@@ -20,6 +20,7 @@ from ..style import (
     swatch,
     text_size,
     write_figure,
+    write_numbers,
 )
 from .association import PermutationTest
 from .parts import Association
@@ -194,17 +195,9 @@ def _table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **sca
     axes.patch.set(hatch="///", edgecolor="silver")
     image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
     if len(values) <= MAX_ROWS and values.shape[1] <= MAX_COLUMNS:
-        for (row, column), value in np.ndenumerate(values):
-            if not np.isnan(value):
-                color = "white" if _is_dark(image, value) else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", size=NUMBER_SIZE, color=color)
+        write_numbers(axes, image, values, size=NUMBER_SIZE)
     steps = range(0, values.shape[1], -(-values.shape[1] // MAX_COLUMNS))
     axes.set_xticks(steps, map(str, steps))
     axes.set_xlabel("expert")
     bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)
     bar.set_label(label)
-
-
-def _is_dark(image: Any, value: float) -> bool:
-    red, green, blue, _ = image.cmap(image.norm(value))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma of ITU-R BT.601

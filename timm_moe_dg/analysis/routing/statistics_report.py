@@ -107,7 +107,8 @@ def _patch_block(view: RunView, block: int | None) -> int:
 
 
 def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
-    return routing_maps_of(view.model, view.batches(domain, positions))[block]
+    images = ((domain.pixels(position), view.metadata(domain, position)) for position in positions)
+    return routing_maps_of(view.model, view.batches(images))[block]
 
 
 def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Domain]) -> dict[str, float]:
