@@ -82,7 +82,9 @@ def collect_outputs(
     return Outputs(predicted, target, group, confidence, probabilities, features)
 
 
-def domain_accuracies(predictions: Predictions, num_domains: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def domain_accuracies(
+    predictions: Predictions | Outputs, num_domains: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns the accuracies on the in-splits and on the out-splits, by domain; NaN for an empty split."""
     columns = (predictions.predicted, predictions.target, predictions.group)
     accuracy = group_accuracy(*columns, num_groups=2 * num_domains).accuracy.tolist()
