@@ -12,16 +12,7 @@ from .domains import Domain, Split
 
 
 def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:
-    """Makes domains read all bands of their files. Three bands leave them unchanged.
-
-    Args:
-        domains: All domains of a benchmark.
-        bands: How many bands every file must have.
-        dataset: The benchmark's name.
-
-    Raises:
-        ArgumentError: The benchmark's images are not files, so they are RGB.
-    """
+    """Makes domains read so many bands of their files. Those of images that are not files have three only."""
     if bands == RGB:
         return domains
     if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
@@ -35,17 +26,7 @@ def band_statistics(
 ) -> tuple[list[float], list[float]]:
     """Computes each band's mean and standard deviation over the training pixels. Every image has the same weight.
 
-    Args:
-        domains: All domains of a benchmark.
-        splits: One per domain. Only the inside parts are read.
-        training: Positions of the training domains.
-        workers: Threads to read with.
-
-    Returns:
-        Means and standard deviations, one per band. The deviation of a constant band is 1.
-
-    Raises:
-        ImageReadError: An image cannot be used.
+    `splits` has one entry per domain, of which only the inside part is read. The deviation of a constant band is 1.
     """
     images = [(domains[domain], int(position)) for domain in training for position in splits[domain].inside]
     with ThreadPoolExecutor(max(1, workers)) as pool:

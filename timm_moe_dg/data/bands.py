@@ -1,6 +1,6 @@
 """Image files with any number of bands, as satellites record them, read whole or shown as RGB.
 
-Also defines the types of an image between file and network, and the formats that are decoded.
+Also the types of an image between file and network, and the formats that are decoded.
 """
 
 import os
@@ -30,17 +30,9 @@ _STRETCHED_PERCENTILES = (2, 98)
 def read_bands(path: str, bands: int) -> Tensor:
     """Reads all bands of a TIFF file, or of another file that Pillow opens without changing its values.
 
-    Args:
-        path: The file.
-        bands: How many bands it must have.
-
-    Returns:
-        float32 (bands, height, width). Integers are divided by the largest value of their type, so that 8 and 16 bits
-        reach up to 1. Floating-point numbers are unchanged.
-
-    Raises:
-        ImageReadError: The file cannot be decoded, has another number of bands, or has pixels that are not finite.
-        MissingDependencyError: The file is a TIFF file, and tifffile is not installed.
+    Returns float32 (bands, height, width). Integers are divided by the largest value of their type, so that 8 and 16
+    bits reach up to 1. Floating-point numbers are unchanged. Another number of bands and pixels that are not finite are
+    an `ImageReadError`. TIFF files need tifffile.
     """
     is_tiff = path.lower().endswith((".tif", ".tiff"))
     read = _tiff_reader() if is_tiff else _read_with_pillow
@@ -66,11 +58,7 @@ def count_bands(path: str) -> int | None:
 
 
 def as_picture(pixels: Tensor) -> Image.Image:
-    """Shows bands as an RGB image: the first three, or the first as gray, each stretched from black to white.
-
-    Args:
-        pixels: (bands, height, width).
-    """
+    """Shows (bands, H, W) as an RGB image: the first three, or the first as gray, stretched from black to white."""
     channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
     low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
     levels = (channels - low) / np.maximum(high - low, 1e-12)

@@ -1,7 +1,4 @@
-"""Domains: named lists of labeled images with random access, which all loaders build on.
-
-"Domain" is the word throughout this package. DomainBed calls the same thing an environment.
-"""
+"""Domains: named lists of labeled images with random access. DomainBed calls a domain an environment."""
 
 import os
 from abc import ABC, abstractmethod
@@ -24,9 +21,8 @@ Stored = TypeVar("Stored")
 class Split:
     """Positions of one domain's images.
 
-    Attributes:
-        inside: The "in" part: training images, and the images that a test domain's accuracy is reported on.
-        outside: The "out" part, for validation.
+    `inside` is the "in" part: training images, and the images that a test domain's accuracy is reported on. `outside`
+    is the "out" part, for validation.
     """
 
     inside: np.ndarray
@@ -74,18 +70,10 @@ class Domain(ABC, Generic[Stored]):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB.
-
-        Raises:
-            ImageReadError: The image cannot be decoded. The message names it.
-        """
+        """Reads one image as RGB. If it cannot be decoded, raises `ImageReadError` with its name."""
 
     def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform: RGB, or float (bands, H, W) if `bands` is not three.
-
-        Raises:
-            ImageReadError: See `image`.
-        """
+        """Reads one image for a transform: RGB, or float (bands, H, W) if `bands` is not three."""
         if self.bands == RGB:
             return self.image(index)
         return read_bands(self.file(index), self.bands)

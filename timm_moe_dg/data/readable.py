@@ -14,16 +14,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[Domain], list[str]]:
-    """Decodes every image once and leaves out those that fail.
+    """Decodes every image once and leaves out those that fail. Returns the domains and a message for each such image.
 
     A domain that loses an image has another split, so its results do not compare with those of a complete copy.
-
-    Args:
-        domains: All domains of a benchmark.
-        workers: Threads to read with.
-
-    Returns:
-        The domains, and the message of each image that was left out, which names its file.
 
     Raises:
         DataError: No image of a domain can be read.

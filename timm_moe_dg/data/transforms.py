@@ -17,10 +17,8 @@ from .bands import RGB, Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten.
-
-    DomainBed transforms PIL images, which rounds to 256 levels after each step. Tensors draw the same and round less.
-    """
+    """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten."""
+    # DomainBed transforms PIL images, which rounds to 256 levels after each step. Tensors draw the same and round less.
     geometric = [_pixel_tensor, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
     color = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
     # Jitter and gray are defined for RGB only.
@@ -50,18 +48,11 @@ def training_transform(
 ) -> Transform:
     """Builds the training transform. All its randomness comes from torch's global CPU generator.
 
-    Args:
-        augmentation: A name in `AUGMENTATIONS`.
-        size: Height and width of the result, in pixels.
-        mean: Per channel, from the model's data configuration.
-        std: Per channel, likewise.
-
-    Returns:
-        A function of an RGB image, or of as many bands as there are means, that returns a float tensor (channels,
-        height, width).
+    It turns an RGB image, or as many bands as there are means, into a float tensor (channels, height, width) of `size`
+    pixels, normalized by `mean` and `std`.
 
     Raises:
-        ArgumentError: There is no such augmentation.
+        ArgumentError: `augmentation` is not a name in `AUGMENTATIONS`.
     """
     if augmentation not in AUGMENTATIONS:
         raise ArgumentError.of("augmentation", augmentation, f"choose from {', '.join(AUGMENTATIONS)}")
@@ -81,21 +72,10 @@ def with_timm_augmentation(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Transform:
-    """Adds timm's automatic augmentation before a transform and its random erasing after it.
+    """Adds timm's automatic augmentation before a transform and its random erasing after it, if either is given.
 
-    Args:
-        transform: From RGB images, or as many bands as there are means, to normalized tensors (C, height, width).
-        policy: Name of timm's policy, such as rand-m9-mstd0.5, augmix-m3-w3, original or v0, or None.
-        erasing: Probability that a rectangle is replaced by noise.
-        size: Height and width in pixels.
-        mean: Per channel, as the tensors are normalized.
-        std: Per channel, likewise.
-
-    Returns:
-        `transform` itself if there is neither policy nor erasing.
-
-    Raises:
-        ArgumentError: timm has no such policy, or the images are not RGB.
+    `policy` is timm's name, such as rand-m9-mstd0.5, augmix-m3-w3, original or v0. `erasing` is the probability that a
+    rectangle is replaced by noise. `size` is in pixels. `mean` and `std` are those that the transform normalizes by.
     """
     if policy is None and not erasing:
         return transform
@@ -106,16 +86,10 @@ def with_timm_augmentation(
 
 @dataclass(frozen=True)
 class TimmAugmented:
-    """A transform between two of timm's augmentations. All its randomness comes from torch's global CPU generator.
+    """A transform between two of timm's augmentations. All its randomness comes from torch's global CPU generator."""
 
-    Attributes:
-        before: Augments RGB images, or None.
-        transform: The data set's own.
-        after: Augments tensors, or None.
-    """
-
-    before: Callable[[Pixels], Pixels] | None
-    transform: Transform
+    before: Callable[[Pixels], Pixels] | None  # for RGB images
+    transform: Transform  # the data set's own
     after: Callable[[Tensor], Tensor] | None
 
     def __call__(self, image: Pixels) -> Tensor:

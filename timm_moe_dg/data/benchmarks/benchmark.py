@@ -25,8 +25,7 @@ class Benchmark:
 
     Attributes:
         name: The value of `--dataset`.
-        reader: Opens the domains below a folder, which benchmarks without files ignore. Takes a second argument,
-            `metadata_columns`, if `takes_metadata_columns`.
+        reader: Opens the domains below a folder. Takes `metadata_columns` too if `takes_metadata_columns`.
         source: Where the images come from.
         license: Their license.
         domains: Names of the domains in order, empty if the folder decides.
@@ -36,7 +35,7 @@ class Benchmark:
         aliases: Names of the folder, below the data folder, that may hold the domains. DomainBed's comes first.
         hparams: Default hyper-parameters. `batch_size` counts images per training domain and step.
         search_space: Name in `protocols.SEARCH_SPACES` of the ranges for random search.
-        domains_per_step: How many training domains a step draws, if there are too many to draw all. None draws all.
+        domains_per_step: How many training domains a step draws. None draws all.
         steps: Default number of training steps.
         checkpoint_freq: Steps between evaluations.
         eval_train: Whether evaluations include the training images by default, as DomainBed's do.

@@ -26,22 +26,14 @@ class FolderDomain(Domain[str | bytes]):
         return [os.fsdecode(path) for path in self.images]
 
     def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB.
-
-        Raises:
-            ImageReadError: The file cannot be decoded.
-        """
+        """Reads one image as RGB. Broken files are an `ImageReadError`."""
         return read_picture(self.file(index), self.bands)
 
 
 def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
-    """Reads a folder of domains.
+    """Reads a folder of domains: sub-folders sorted by name, each with the same class folders.
 
-    Domains are the sub-folders sorted by name, and classes are the sub-folders of each. Images are listed as by
-    torchvision's ImageFolder, in its order, so that DomainBed's splits carry over.
-
-    Args:
-        data_dir: The folder that holds the domains.
+    Images are listed as by torchvision's ImageFolder, in its order, so that DomainBed's splits carry over.
 
     Raises:
         DataError: The folder does not exist or holds no domain. Its domains have different classes or no images. A
@@ -63,9 +55,6 @@ def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:
     DomainBed publishes the list as domain_net_duplicates.txt, with one image per line, such as
     clipart/bird/clipart_032_000255.jpg. It is used if it lies in the data folder, among or beside the domains. A copy
     without these images, such as DomainBed's download, needs no list.
-
-    Raises:
-        DataError: See `read_folder`, or the list is not a text file.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder of DomainNet's domains")

@@ -1,9 +1,9 @@
 """Data sets of the Hugging Face Hub that hold domains as a column: `--dataset hub:OWNER/NAME`.
 
 Format: columns `image`, `domain` and `label`, as in flwrlabs/pacs, flwrlabs/office-home and wltjr1007/DomainNet.
-Domains: in alphabetical order, as those of a folder. Images: in the order of the rows, all official splits one after
-the other. A folder has another order, so that runs on both compare as different trial seeds do. Everything that
-`datasets.load_dataset` accepts by a single name works, including a local folder of parquet files.
+Domains: in alphabetical order. Images: in the order of the rows, all official splits one after the other. A folder has
+another order, so that runs on both compare as different trial seeds do. Everything that `datasets.load_dataset` accepts
+by a single name works, including a local folder of parquet files.
 """
 
 import io
@@ -28,22 +28,13 @@ COLUMNS = ("image", "domain", "label")
 
 @dataclass(frozen=True, eq=False)
 class HubDomain(Domain[int]):
-    """The rows of one domain: `images` are their positions in the table.
+    """The rows of one domain: `images` are their positions in the table."""
 
-    Attributes:
-        table: The column of images of the whole data set. Images are read from it on demand.
-        roots: Absolute folders that rows may name files in, if rows do not hold the images themselves.
-    """
-
-    table: "Dataset" = field(kw_only=True, repr=False)
-    roots: tuple[str, ...] = field(kw_only=True, repr=False)
+    table: "Dataset" = field(kw_only=True, repr=False)  # the whole data set's column of images, read on demand
+    roots: tuple[str, ...] = field(kw_only=True, repr=False)  # absolute folders that rows may name files in
 
     def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB.
-
-        Raises:
-            ImageReadError: The image cannot be decoded, or is a file outside of the data set.
-        """
+        """Reads one image as RGB. Broken images and files outside of the data set are an `ImageReadError`."""
         row = int(self.images[index])
         stored = self.table[row]["image"] or {"path": None, "bytes": b""}
         name = stored["path"] or f"row {row} of domain {self.name}"
@@ -57,10 +48,7 @@ class HubDomain(Domain[int]):
 
 
 def read_hub(path: str) -> list[HubDomain]:
-    """Loads a data set, from the cache if it is there, and divides it by domain.
-
-    Args:
-        path: OWNER/NAME, or a local folder.
+    """Loads a data set by OWNER/NAME or from a local folder, from the cache if it is there, and divides it by domain.
 
     Raises:
         MissingDependencyError: `datasets` is not installed.

@@ -23,9 +23,8 @@ Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (
 def find_images(sources: Sequence[str]) -> list[str]:
     """Lists image files in the order of the sources, sorted by path within each, every file once.
 
-    Args:
-        sources: Files with any extension, folders, or patterns with *, ? and **. Folders are searched to any depth for
-            torchvision's image extensions.
+    Sources are files with any extension, folders, or patterns with *, ? and **. Folders are searched to any depth for
+    torchvision's image extensions.
 
     Raises:
         DataError: A source gives no file, a folder cannot be listed, or a folder is a link below another.
@@ -41,14 +40,10 @@ def find_images(sources: Sequence[str]) -> list[str]:
 
 
 def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
-    """Looks up the metadata of images in a table.
+    """Looks up the metadata of images in a csv table with a column path, relative to the table's folder or absolute.
 
-    Args:
-        table: A csv file with a column path, relative to the table's folder or absolute. Its other columns are lon and
-            lat in degrees ("nan" in both if unknown), or location.
-        paths: The images.
-        ids: Read `location`, an integer that is negative if unknown, instead of coordinates.
-        columns: Further numeric columns, such as a time or a sensor's number. They need coordinates.
+    Its other columns are lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`. With
+    `ids` there is one column, location: an integer that is negative if unknown.
 
     Returns:
         float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids. Images that are
@@ -70,14 +65,10 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 
 
 class ImageFiles(Dataset):
-    """Image files with their positions in the list, and optionally metadata.
+    """Image files with their positions in the list, and optionally a row of `metadata` (N, ...) for each.
 
-    Args:
-        paths: The files.
-        transform: Applied to each image.
-        metadata: (N, ...) one row per file, or None.
-        skip_unreadable: Return None for a file that cannot be decoded, instead of raising `ImageReadError`.
-        in_chans: Bands of each file. Files of three bands are read as RGB.
+    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`. Files must have
+    `in_chans` bands. Three are read as RGB.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Images with metadata (coordinates or a camera's id) and an official split, as domains with a role.
 
-A table of images becomes up to three kinds of domains. Training domains have training images inside and their
-validation images outside. "id" and "ood" domains are only evaluated, one per group and role. They have test images
-inside, and outside what the benchmark reserves for validation under shift.
+Training domains have training images inside and their validation images outside. "id" and "ood" domains are only
+evaluated, one per group and role. They have test images inside, and outside what the benchmark reserves for validation
+under shift.
 """
 
 import os
@@ -67,11 +67,7 @@ class PlacesDomain(Domain[FileOrPixels]):
     metadata: np.ndarray = field(kw_only=True, repr=False)
 
     def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB.
-
-        Raises:
-            ImageReadError: The file cannot be decoded.
-        """
+        """Reads one image as RGB. Broken files are an `ImageReadError`."""
         image = self.images[index]
         if isinstance(image, np.ndarray):
             return Image.fromarray(image).convert("RGB")
@@ -81,12 +77,9 @@ class PlacesDomain(Domain[FileOrPixels]):
 def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None = None) -> list[PlacesDomain]:
     """Divides a table into domains: training domains first, then "id", then "ood", groups in alphabetical order.
 
-    Args:
-        places: The table.
-        pooled: Whether to train on all groups as one domain. Otherwise each training step draws equally from every
-            group.
-        training: Names of the training domains, (N,), if these are not the groups, such as camera traps. Those without
-            validation images have an empty "out" part.
+    All groups are one training domain if `pooled`. Otherwise each training step draws equally from every group.
+    `training` names other training domains, (N,), such as camera traps. Those without validation images have an empty
+    "out" part.
 
     Raises:
         DataError: There is nothing to train on, to validate on, or to test on.
@@ -112,11 +105,8 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
-    labels in alphabetical order.
-
-    Args:
-        data_dir: The folder.
-        metadata_columns: Numeric columns, such as a year, that follow longitude and latitude in the metadata.
+    labels in alphabetical order. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the
+    metadata.
 
     Raises:
         DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist. The
