@@ -6,6 +6,7 @@ DomainBed's, with its learning rate, batch, numbers of steps and evaluations, an
 """
 
 from dataclasses import replace
+from functools import partial
 
 from ..readers import digits, mnist
 from ..readers.mnist import FASHION_MNIST, MNIST, IdxRelease
@@ -18,11 +19,10 @@ from .benchmark import DEFAULTS, Benchmark
 _DIGITS = "sklearn.datasets.load_digits (UCI Optical Recognition of Handwritten Digits, test part)"
 _HPARAMS = {**DEFAULTS, "lr": 3e-4, "batch_size": 16}
 
-_MNIST_IMAGES = 70_000
-
 
 def _images_dealt_in_turn(domains: tuple[str, ...]) -> dict[str, int]:
-    return {name: len(range(position, _MNIST_IMAGES, len(domains))) for position, name in enumerate(domains)}
+    # MNIST and Fashion-MNIST have 70,000 images each.
+    return {name: len(range(position, 70_000, len(domains))) for position, name in enumerate(domains)}
 
 
 def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> tuple[Benchmark, Benchmark]:
@@ -56,50 +56,41 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
     return rotated, colored
 
 
+_handwritten = partial(
+    Benchmark,
+    classes=digits.CLASSES,
+    num_classes=len(digits.CLASSES),
+    hparams=_HPARAMS,
+    search_space="digits",
+    steps=501,
+    checkpoint_freq=100,
+    augmentation="digit",
+    image_size=digits.STORED_SIZE,
+    source=_DIGITS,
+    license="CC BY 4.0",
+)
+
 DIGIT_ROWS = (
-    Benchmark(
+    _handwritten(
         name="rotated_digits",
         reader=lambda data_dir: digits.rotated_digits(),
         domains=tuple(f"rot_{angle}" for angle in digits.ANGLES),
-        classes=digits.CLASSES,
-        num_classes=len(digits.CLASSES),
-        hparams=_HPARAMS,
-        search_space="digits",
-        steps=501,
-        checkpoint_freq=100,
-        augmentation="digit",
-        image_size=digits.STORED_SIZE,
-        source=_DIGITS,
-        license="CC BY 4.0",
     ),
-    Benchmark(
+    _handwritten(
         name="colored_digits",
         reader=lambda data_dir: digits.colored_digits(),
         domains=tuple(digits.COLOR_NOISE),
         classes=digits.COLORED_CLASSES,
         num_classes=len(digits.COLORED_CLASSES),
-        hparams=_HPARAMS,
-        search_space="digits",
-        steps=501,
-        checkpoint_freq=100,
         augmentation="none",
-        image_size=digits.STORED_SIZE,
-        source=_DIGITS,
-        license="CC BY 4.0",
     ),
-    Benchmark(
+    _handwritten(
         name="geo_digits",
         reader=lambda data_dir: digits.geo_digits(),
-        classes=digits.CLASSES,
-        num_classes=len(digits.CLASSES),
         hparams={**_HPARAMS, "lr": 1e-3},
-        search_space="digits",
         steps=601,
         checkpoint_freq=200,
-        augmentation="digit",
-        image_size=digits.STORED_SIZE,
         source=f"{_DIGITS}, placed on {len(digits.CONTINENTS)} continents",
-        license="CC BY 4.0",
     ),
     Benchmark(
         name="sprites",

@@ -5,6 +5,8 @@ DomainBed's. Numbers of images are those of the sets as DomainBed prepares them 
 and Lopez-Paz, 2021).
 """
 
+from functools import partial
+
 from ...errors import DataError
 from ..domains import DataDir
 from ..readers.folders import FolderDomain, read_domain_net, read_folder
@@ -17,6 +19,8 @@ def _read_folder(data_dir: DataDir) -> list[FolderDomain]:
     return read_folder(data_dir)
 
 
+_published = partial(Benchmark, reader=_read_folder, eval_train=True)
+
 PHOTOGRAPH_ROWS = (
     Benchmark(
         name="folder",
@@ -24,21 +28,18 @@ PHOTOGRAPH_ROWS = (
         source="your own images, laid out as DOMAIN/CLASS/IMAGE",
         license="that of your images",
     ),
-    Benchmark(
+    _published(
         name="PACS",
-        reader=_read_folder,
         aliases=("PACS", "pacs", "kfold"),
         domains=("art_painting", "cartoon", "photo", "sketch"),
         num_classes=7,
         images={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         hparams={**DEFAULTS, "lr": 3e-5},
-        eval_train=True,
         source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
         license="not stated; published for research",
     ),
-    Benchmark(
+    _published(
         name="VLCS",
-        reader=_read_folder,
         aliases=("VLCS", "vlcs"),
         domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
         num_classes=5,
@@ -46,35 +47,30 @@ PHOTOGRAPH_ROWS = (
         hparams={**DEFAULTS, "lr": 3e-5, "weight_decay": 1e-6},
         swad_hparams={"swad_tolerance_ratio": 0.2},
         swad_checkpoint_freq=50,
-        eval_train=True,
         source="Fang et al., Unbiased Metric Learning, ICCV 2013; five classes of four older sets",
         license="those of the four sets",
     ),
-    Benchmark(
+    _published(
         name="OfficeHome",
-        reader=_read_folder,
         aliases=("office_home", "OfficeHome", "Office-Home", "OfficeHomeDataset_10072016", "officehome"),
         domains=("Art", "Clipart", "Product", "Real World"),
         num_classes=65,
         images={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         hparams={**DEFAULTS, "lr": 1e-5, "weight_decay": 1e-6},  # the authors later named 3e-5
-        eval_train=True,
         source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
         license="non-commercial research and teaching",
     ),
-    Benchmark(
+    _published(
         name="TerraIncognita",
-        reader=_read_folder,
         aliases=("terra_incognita", "TerraIncognita", "Terra_Incognita", "terra"),
         domains=("location_100", "location_38", "location_43", "location_46"),
         num_classes=10,
         hparams={**DEFAULTS, "lr": 5e-5, "weight_decay": 1e-4},
-        eval_train=True,
         source="Beery et al., Recognition in Terra Incognita, ECCV 2018, as DomainBed's download script selects; its "
         "annotations were revised since, so that copies differ in their number of images",
         license="CDLA-Permissive-1.0",
     ),
-    Benchmark(
+    _published(
         name="DomainNet",
         reader=read_domain_net,
         aliases=("domain_net", "DomainNet", "domainnet"),
@@ -92,38 +88,31 @@ PHOTOGRAPH_ROWS = (
         steps=15_001,
         checkpoint_freq=1000,
         swad_checkpoint_freq=500,
-        eval_train=True,
         source="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019, without its duplicates",
         license="non-commercial research and teaching",
     ),
-    Benchmark(
+    _published(
         name="SVIRO",
-        reader=_read_folder,
         aliases=("sviro", "SVIRO", "SVIRO_DOMAINBED"),
         domains=("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe"),
-        eval_train=True,
         source="Dias Da Cruz et al., SVIRO, WACV 2020; the subset that its authors made for DomainBed",
         license="CC BY-NC-SA 4.0",
     ),
-    Benchmark(
+    _published(
         name="CUB_DG",
-        reader=_read_folder,
         aliases=("CUB_DG", "CUB-DG", "cub_dg"),
         domains=("Candy", "Mosaic", "Natural", "Udnie"),
         num_classes=200,
         images=dict.fromkeys(("Candy", "Mosaic", "Natural", "Udnie"), 11_788),
-        eval_train=True,
         source="Li et al., Sparse Mixture-of-Experts are Domain Generalizable Learners (GMoE), ICLR 2023; photographs "
         "of CUB-200-2011 (Natural) and three restyled versions",
         license="non-commercial research and teaching",
     ),
-    Benchmark(
+    _published(
         name="CUB_DG_paintings",  # also published as CUB-DG, but not what GMoE's and SF-MoE's tables are about
-        reader=_read_folder,
         aliases=("CUB_DG_paintings", "CUB-DG", "CUB_DG"),
         domains=("Art", "Cartoon", "Paint", "Photo"),
         num_classes=200,
-        eval_train=True,
         source="Min et al., Grounding Visual Representations with Texts for Domain Generalization, ECCV 2022; "
         "photographs of CUB-200-2011 and three restyled versions",
         license="non-commercial research and teaching",

@@ -21,6 +21,10 @@ from .benchmark import DEFAULTS, Benchmark
 _FMOW_LICENSE = "FMoW Challenge Public License"
 _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 
+_fmow_domains = partial(Benchmark, num_classes=62, checkpoint_freq=100, eval_train=True, license=_FMOW_LICENSE)
+_fmow = partial(Benchmark, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, license=_FMOW_LICENSE)
+_iwildcam = partial(Benchmark, steps=97_001, checkpoint_freq=5000, image_size=448, license="CDLA-Permissive-1.0")
+
 PLACE_ROWS = (
     Benchmark(
         name="WILDSCamelyon",
@@ -33,28 +37,18 @@ PLACE_ROWS = (
         source="WILDS camelyon17_v1.0, its hospitals as DomainBed's domains",
         license="CC0",
     ),
-    Benchmark(
+    _fmow_domains(
         name="WILDSFMoW",
         reader=read_fmow_by_region,
         domains=SIX_REGIONS,
-        num_classes=62,
-        checkpoint_freq=100,
-        eval_train=True,
         source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the images of none, all years",
-        license=_FMOW_LICENSE,
     ),
-    Benchmark(
+    _fmow_domains(
         name="WILDSFMoW_five_regions",
         reader=partial(read_fmow_by_region, domains=REGIONS),
         domains=REGIONS,
-        num_classes=62,
-        checkpoint_freq=100,
-        eval_train=True,
-        source=(
-            "WILDS fmow_v1.1, its five regions as domains, all years; not comparable with DomainBed's numbers, which "
-            "train on images of no region too"
-        ),
-        license=_FMOW_LICENSE,
+        source="WILDS fmow_v1.1, its five regions as domains, all years; not comparable with DomainBed's numbers, "
+        "which train on images of no region too",
     ),
     Benchmark(
         name="place_folder",
@@ -63,61 +57,39 @@ PLACE_ROWS = (
         source="your own images, with a metadata.csv of path, label, lon, lat, split, group",
         license="that of your images",
     ),
-    Benchmark(
+    _fmow(
         name="FMoW",
         reader=read_fmow,
-        hparams=_WILDS,
-        steps=60_001,
-        checkpoint_freq=2000,
         source="WILDS fmow_v1.1, official split by time, all regions pooled in training",
-        license=_FMOW_LICENSE,
     ),
-    Benchmark(
+    _fmow(
         name="FMoW_regions",
         reader=partial(read_fmow, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
-        steps=60_001,
-        checkpoint_freq=2000,
         source="WILDS fmow_v1.1, official split by time, every step draws equally from each region",
-        license=_FMOW_LICENSE,
     ),
-    Benchmark(
+    _fmow(
         name="FMoW_LAO",
         reader=read_fmow_lao,
-        hparams=_WILDS,
-        steps=60_001,
-        checkpoint_freq=2000,
         source="WILDS fmow_v1.1 without Asia, which is the test",
-        license=_FMOW_LICENSE,
     ),
-    Benchmark(
+    _fmow(
         name="FMoW_LAO_regions",
         reader=partial(read_fmow_lao, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
-        steps=60_001,
-        checkpoint_freq=2000,
         source="WILDS fmow_v1.1 without Asia, which is the test; every step draws equally from each other region",
-        license=_FMOW_LICENSE,
     ),
-    Benchmark(
+    _iwildcam(
         name="iWildCam",
         reader=read_iwildcam,
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 16},
-        steps=97_001,
-        checkpoint_freq=5000,
-        image_size=448,
         source="WILDS iwildcam_v2.0, official split by camera trap",
-        license="CDLA-Permissive-1.0",
     ),
-    Benchmark(
+    _iwildcam(
         name="iWildCam_locations",
         reader=partial(read_iwildcam, pooled=False),
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 8},
         domains_per_step=2,
-        steps=97_001,
-        checkpoint_freq=5000,
-        image_size=448,
         source="WILDS iwildcam_v2.0, official split by camera trap; every step draws two camera traps, as WILDS does",
-        license="CDLA-Permissive-1.0",
     ),
 )
