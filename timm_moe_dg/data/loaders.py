@@ -1,19 +1,19 @@
 """Data loaders: endless minibatches per training domain, and one finite pass over all images for evaluation.
 
-Training draws are numbered. Draw k of a domain is an image and an augmentation, both functions of (seed, domain, k)
-alone. The numbers of worker processes and training processes therefore do not change the draws. A loader that starts
-at step s continues an interrupted run exactly.
+Draw k of a domain is an image and an augmentation, both functions of (seed, domain, k) alone. The numbers of worker
+processes and training processes therefore do not change the draws. A loader that starts at step s continues an
+interrupted run exactly.
 """
 
 import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,23 +32,14 @@ Minibatch: TypeAlias = tuple[Tensor, ...]  # images (B, C, H, W), targets (B,), 
 
 @dataclass(frozen=True)
 class TrainingDraws(Dataset):
-    """The training images of all domains, indexed by draw instead of position.
+    """The training images of all domains, indexed by draw instead of position."""
 
-    Attributes:
-        domains: All domains of the benchmark.
-        splits: One per domain. Images are drawn from the inside part, with replacement.
-        transform: Applied with torch's CPU generator seeded for the draw.
-        seed: The run's seed.
-        with_metadata: Whether samples include metadata. The domains must have them.
-        class_balanced: Whether to draw a class first, uniformly from those in the inside part, then one of its images.
-    """
-
-    domains: Sequence[Domain]
-    splits: Sequence[Split]
-    transform: Transform
+    domains: Sequence[Domain]  # all of the benchmark
+    splits: Sequence[Split]  # one per domain. Images are drawn from the inside part, with replacement.
+    transform: Transform  # applied with torch's CPU generator seeded for the draw
     seed: int
-    with_metadata: bool = False
-    class_balanced: bool = False
+    with_metadata: bool = False  # True needs domains with metadata
+    class_balanced: bool = False  # draw a class first, uniformly from those in the inside part, then one of its images
 
     @cached_property
     def _pools(self) -> list[list[np.ndarray]]:
@@ -76,25 +67,15 @@ class StepSampler(Sampler[list[DrawIndex]]):
     """An endless sampler that lists the draws of each step.
 
     Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains. Processes take turns.
-
-    Attributes:
-        domains: Positions of the training domains.
-        batch_size: Images per domain and step, over all processes.
-        first_step: The step to start at.
-        process: This process's index.
-        num_processes: How many processes share a step.
-        domains_per_step: How many domains a step draws, uniformly and without replacement, as WILDS's group loader
-            does. None uses all domains in every step.
-        seed: The run's seed, needed only with `domains_per_step`.
     """
 
-    domains: Sequence[int]
-    batch_size: int
+    domains: Sequence[int]  # positions of the training domains
+    batch_size: int  # images per domain and step, over all processes
     first_step: int = 0
-    process: int = 0
+    process: int = 0  # this process's index
     num_processes: int = 1
-    domains_per_step: int | None = None
-    seed: int = 0
+    domains_per_step: int | None = None  # drawn without replacement, as WILDS's group loader does. None means all.
+    seed: int = 0  # needed only with `domains_per_step`
 
     @property
     def width(self) -> int:
@@ -121,26 +102,15 @@ class StepSampler(Sampler[list[DrawIndex]]):
 def training_loader(
     draws: TrainingDraws, sampler: StepSampler, *, workers: int, pin_memory: bool = False
 ) -> DataLoader:
-    """Builds the endless training loader.
-
-    Args:
-        draws: The training images.
-        sampler: Lists the draws of each step.
-        workers: Number of worker processes. With 0, this process reads.
-        pin_memory: Whether to copy batches to page-locked memory, from which accelerators load faster.
-
-    Returns:
-        A loader that yields, for each step, a list of `Minibatch`, one per training domain of the step.
+    """Builds the endless training loader. Each step is a list of `Minibatch`, one per training domain of the step.
 
     Raises:
         ProtocolError: The processes cannot share the batch evenly, or a step needs more domains than there are.
     """
-    if sampler.batch_size < 1 or sampler.batch_size % sampler.num_processes:
-        raise ProtocolError.of(
-            "batch_size",
-            sampler.batch_size,
-            f"give a multiple of the number of processes ({sampler.num_processes}), which share each domain's batch",
-        )
+    processes = sampler.num_processes
+    if sampler.batch_size < 1 or sampler.batch_size % processes:
+        remedy = f"give a multiple of the number of processes ({processes}), which share each domain's batch"
+        raise ProtocolError.of("batch_size", sampler.batch_size, remedy)
     if not 1 <= sampler.width <= len(sampler.domains):
         remedy = f"there are {len(sampler.domains)} training domains; draw as many or fewer"
         raise ProtocolError.of("domains_per_step", sampler.domains_per_step, remedy)
@@ -157,15 +127,10 @@ class AugmentedValidation:
     """Augmentation of validation images, as in DomainBed: of the "out" parts of the training domains.
 
     An image's augmentation is a function of (seed, domain, position), so that it is the same at every evaluation.
-
-    Attributes:
-        transform: Applied with torch's CPU generator seeded for the image.
-        domains: Positions of the training domains.
-        seed: The run's seed.
     """
 
-    transform: Transform
-    domains: Sequence[int]
+    transform: Transform  # applied with torch's CPU generator seeded for the image
+    domains: Sequence[int]  # positions of the training domains
     seed: int
 
     def covers(self, group: int) -> bool:
@@ -251,15 +216,7 @@ def _collate_by_domain(samples: Sequence[TrainingSample], num_domains: int) -> l
     return list(zip(*(column.chunk(num_domains) for column in columns), strict=True))
 
 
-class _WorkerOptions(TypedDict):
-    num_workers: int
-    pin_memory: bool
-    persistent_workers: bool
-    generator: torch.Generator
-    worker_init_fn: Callable[[int], None]
-
-
-def _worker_options(workers: int, pin_memory: bool) -> _WorkerOptions:
+def _worker_options(workers: int, pin_memory: bool) -> dict[str, Any]:
     return {
         "num_workers": workers,
         "pin_memory": pin_memory,

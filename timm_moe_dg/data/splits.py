@@ -13,7 +13,6 @@ import numpy as np
 from ..errors import ProtocolError
 from .domains import Domain, Split
 
-SEED_RANGE = 2**31
 HELD_OUT_PHOTOGRAPHS = 0.2  # share of the photographs to validate on, and again to test on
 
 Part = Literal["train", "validation", "test"]
@@ -22,17 +21,13 @@ Part = Literal["train", "validation", "test"]
 def seed_hash(*parts: object) -> int:
     """Derives a seed from values with a stable `str`: MD5 of the tuple's text, modulo 2**31 (DomainBed's rule)."""
     digest = hashlib.md5(str(parts).encode(), usedforsecurity=False).hexdigest()
-    return int(digest, 16) % SEED_RANGE
+    return int(digest, 16) % 2**31
 
 
 def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: float = 0.2) -> Split:
     """Splits one domain as DomainBed does: its main split, seeded by seed_hash(trial_seed, domain).
 
-    Args:
-        size: Number of images in the domain.
-        domain: The domain's position among all domains of the benchmark.
-        trial_seed: Repetition of the experiment.
-        holdout_fraction: Share of the images that goes "out", rounded down.
+    `domain` is a position among all domains of the benchmark. The share `holdout_fraction`, rounded down, goes "out".
     """
     positions = np.arange(size)
     # RandomState shuffles an array as it shuffles DomainBed's list.
@@ -46,12 +41,6 @@ def split_domains(
 ) -> list[Split]:
     """Splits every domain by `split_domain`, except those with an official `split`.
 
-    Args:
-        domains: All domains of the benchmark.
-        training: Positions of the training domains. Those without an official split must keep images for validation.
-        trial_seed: Repetition of the experiment.
-        holdout_fraction: Share of each domain that goes "out".
-
     Raises:
         ProtocolError: `holdout_fraction` is not between 0 and 1, or leaves a training domain no validation images.
     """
@@ -63,12 +52,9 @@ def split_domains(
     ]
     for position in training:
         if domains[position].split is None and not len(splits[position].outside):
-            raise ProtocolError.of(
-                "holdout_fraction",
-                holdout_fraction,
-                f"domain {domains[position].name!r} has {len(domains[position])} images, which leaves none to validate "
-                "on; add images or raise the fraction",
-            )
+            images = f"domain {domains[position].name!r} has {len(domains[position])} images"
+            remedy = f"{images}, which leaves none to validate on; add images or raise the fraction"
+            raise ProtocolError.of("holdout_fraction", holdout_fraction, remedy)
     return splits
 
 
@@ -91,18 +77,13 @@ def photograph_part(file: str) -> Part:
 def split_by_photograph(domains: Sequence[Domain], training: Sequence[int]) -> list[Split]:
     """Splits domains that hold the same photographs in several styles, so that no test photograph is trained on.
 
-    Split domain by domain, most photographs of a test domain would be trained on in the other domains' styles. Here a
-    photograph has the same part in all domains. `inside` has a training domain's train photographs, and a test domain's
-    test photographs. `outside` has the validation photographs of every domain. A training domain's test photographs and
-    a test domain's train photographs are in neither.
-
-    Args:
-        domains: All domains of the benchmark, of files whose stems name the photographs.
-        training: Positions of the training domains.
+    A photograph has the same part in all domains. `inside` has a training domain's train photographs, and a test
+    domain's test photographs. `outside` has the validation photographs of every domain. All others are in neither.
 
     Raises:
         ProtocolError: A domain is not made of files, or lacks photographs in one of its parts.
     """
+    # Split domain by domain, most photographs of a test domain would be trained on in the other domains' styles.
     return [_split(domain, "train" if index in training else "test") for index, domain in enumerate(domains)]
 
 
@@ -112,12 +93,7 @@ def evaluation_only(domains: Sequence[Domain]) -> list[int]:
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
-    """Returns the positions of the training domains: all but the test domains.
-
-    Args:
-        names: Domain names, in the benchmark's order.
-        test_domains: Positions of the domains to hold out.
-        test_only: Positions that must be test domains.
+    """Returns the positions of the training domains: all but the test domains, which must include `test_only`.
 
     Raises:
         ProtocolError: A position does not exist or comes twice, a `test_only` domain is missing, or nothing is left to
@@ -133,11 +109,8 @@ def training_domains(names: Sequence[str], test_domains: Sequence[int], test_onl
         raise ProtocolError.of("test_domains", list(test_domains), remedy)
     training = [position for position in range(len(names)) if position not in test_domains]
     if not training:
-        raise ProtocolError.of(
-            "test_domains",
-            list(test_domains),
-            f"every domain is held out and none is left to train on; hold out fewer of: {listing}",
-        )
+        remedy = f"every domain is held out and none is left to train on; hold out fewer of: {listing}"
+        raise ProtocolError.of("test_domains", list(test_domains), remedy)
     return training
 
 

@@ -21,9 +21,7 @@ Value = TypeVar("Value")
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Columns:
-    """Reads a csv file with a header into one list per column.
-
-    Empty lines are skipped, and short lines are filled up with empty fields.
+    """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up.
 
     Raises:
         DataError: There is no such file, it has no rows, or it lacks a required column.
@@ -42,25 +40,20 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
     missing = [name for name in required if name not in columns]
     if missing:
         raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}")
-    if not row_count(columns):
+    if not _row_count(columns):
         raise DataError(f"{str(path)!r}: holds a header and no rows")
     return columns
 
 
-def row_count(columns: Columns) -> int:
-    """Returns the number of rows of a table."""
+def _row_count(columns: Columns) -> int:
     return len(next(iter(columns.values()), ()))
 
 
 def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value], expected: str) -> list[Value]:
     """Parses every field of a column.
 
-    Args:
-        path: The file, for messages.
-        columns: From `read_csv`.
-        name: The column to parse.
-        parse: Raises ValueError or KeyError on a wrong field. Fields arrive without surrounding spaces and never empty.
-        expected: What a field must be, for messages.
+    `parse` gets fields without surrounding spaces, never empty, and raises ValueError or KeyError on wrong ones.
+    `expected` tells in messages what a field must be.
 
     Raises:
         DataError: Some fields are empty or wrong. The message names their lines, counting the header as line 1.
@@ -75,9 +68,8 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
             wrong_lines.append(line)
     if wrong_lines:
         fields = [_shortened(columns[name][line - 2]) for line in wrong_lines[:MAX_LISTED]]
-        raise DataError(
-            f"{str(path)!r}: column {name!r} is {fields} in {_lines(wrong_lines)}; every row needs {expected}"
-        )
+        found = f"column {name!r} is {fields} in {_lines(wrong_lines)}"
+        raise DataError(f"{str(path)!r}: {found}; every row needs {expected}")
     return values
 
 
@@ -104,13 +96,11 @@ def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
     """
     missing = [name for name in names if name not in columns]
     if missing:
-        available = ", ".join(columns)
-        raise DataError(
-            f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {available}; name some of these"
-        )
+        lacks = f"lacks the columns {', '.join(missing)}; it has {', '.join(columns)}"
+        raise DataError(f"{str(path)!r}: {lacks}; name some of these")
     expected = "a number, or nan where unknown; name another column, or write its values as numbers"
     values = [parsed(path, columns, name, partial(_within, FLOAT32_MAX), expected) for name in names]
-    return np.array(values, dtype=np.float32).reshape(len(names), row_count(columns)).T
+    return np.array(values, dtype=np.float32).reshape(len(names), _row_count(columns)).T
 
 
 def choice(*names: str) -> Callable[[str], str]:

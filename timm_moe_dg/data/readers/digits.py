@@ -1,25 +1,21 @@
 """Rotated, colored and geographic digits: scikit-learn's real handwriting, which needs no download.
 
 Format: the 1,797 digits of 8 x 8 pixels and 17 gray levels that ship with scikit-learn (the test part of the UCI
-"Optical Recognition of Handwritten Digits" set, E. Alpaydin and C. Kaynak, 1998), enlarged to 32 x 32 pixels.
-License: CC BY 4.0.
+"Optical Recognition of Handwritten Digits" set, E. Alpaydin and C. Kaynak, 1998), enlarged to 32 x 32 pixels. License:
+CC BY 4.0.
 
-Rotated digits. Classes: 0 to 9, about 30 images of each in every domain. Domains: rotations by 0, 15, 30, 45, 60 and 75
-degrees, counter-clockwise.
+Rotated digits: about 30 images of each class in every domain, turned counter-clockwise by 0 to 75 degrees.
 
 Colored digits: DomainBed's ColoredMNIST recipe, a shortcut that is reversed in the last domain. Red or green ink on
-black. ColoredMNIST has two channels. Here the third one is zero, so that any timm model takes the images. Classes:
-whether the digit is below 5, with a quarter of the labels flipped. A model that reads shapes alone is therefore right
-for at most 75%. Domains: how often the color agrees with the (flipped) label, in "+90%" and "+80%", or disagrees, in
-"-90%". A model that learns the color in the first two fails on the third.
+black. The third channel is zero, so that any timm model takes the images. Classes: whether the digit is below 5, with a
+quarter of the labels flipped, so that shapes alone are right for at most 75%. Domains: how often the color agrees with
+the (flipped) label.
 
-Geographic digits: concept shift, where a label's meaning depends on the place. Each digit is placed at coordinates in
-five training continents, or in the held-out one. Images are independent of the place. Labels: a continent writes its
-digits as they are, swaps 6 and 9, exchanges even and odd (0 with 1, 2 with 3, ...), or does both. Between continents
-one rule gives way to the next smoothly, with the probabilities of `rule_probabilities`. A model that ignores the place
-can follow one rule only. Splits: train, id_val and id_test on the five continents, and ood_test on Oceania, which has
-the most common rule but coordinates that are not in training. No digit is in two splits. Within a split every digit is
-placed once on each continent, so that continents differ only in their rules.
+Geographic digits: concept shift, where a label's meaning depends on the place, and images do not. Labels: a continent
+writes its digits as they are, swaps 6 and 9, exchanges even and odd (0 with 1, 2 with 3, ...), or does both. Rules give
+way to each other smoothly (see `rule_probabilities`). A model that ignores the place can follow one rule only. Splits:
+train, id_val and id_test on five continents, and ood_test on Oceania, which has the most common rule but coordinates
+that are not in training. No digit is in two splits.
 """
 
 from importlib.util import find_spec
@@ -38,7 +34,6 @@ COLORED_CLASSES = ("5 to 9", "0 to 4")
 LABEL_NOISE = 0.25
 COLOR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the color is not that of the label
 STORED_SIZE = 32  # pixels. Digits are enlarged first, because rotating 8 pixels is mostly interpolation.
-IN_SCIKIT_LEARN = "datasets/data/digits.csv.gz"
 SIDE = 8  # pixels, in scikit-learn's file
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
 SEED = 0
@@ -71,21 +66,17 @@ class DigitsDomain(Domain[np.ndarray]):
 
 
 def rotated_digits() -> list[DigitsDomain]:
-    """Builds the six rotation domains.
+    """Builds the six rotation domains. No digit is in two of them: held-out digits are not trained on at another angle.
 
-    No digit is in two domains, because a held-out digit would otherwise be in training at another angle. A fixed
-    permutation (numpy's `RandomState(0)`) is dealt out in turn: its entries i, i + 6, i + 12, ... go to domain i.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
+    A fixed permutation (numpy's `RandomState(0)`) is dealt out in turn: domain i gets its entries i, i + 6, i + 12, ...
     """
     images, targets = load_digits("rotated_digits")
     order = np.random.RandomState(SEED).permutation(len(images))
     domains = []
     for position, angle in enumerate(ANGLES):
         members = order[position :: len(ANGLES)]
-        turned = [_enlarge_and_rotate(image, angle) for image in images[members]]
-        domains.append(DigitsDomain(f"rot_{angle}", CLASSES, targets[members].tolist(), turned))
+        turned = [Image.fromarray(enlarge(image)).rotate(angle, Image.Resampling.BILINEAR) for image in images[members]]
+        domains.append(DigitsDomain(f"rot_{angle}", CLASSES, targets[members].tolist(), list(map(np.asarray, turned))))
     return domains
 
 
@@ -94,9 +85,6 @@ def colored_digits() -> list[DigitsDomain]:
 
     Digits are dealt out as in `rotated_digits`. The label noise and then the color noise are drawn for all digits from
     the same generator.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
     """
     images, digits = load_digits("colored_digits")
     random = np.random.RandomState(SEED)
@@ -113,15 +101,11 @@ def colored_digits() -> list[DigitsDomain]:
 
 
 def geo_digits() -> list[PlacesDomain]:
-    """Builds the geographic domains, which are the same in every run.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
+    """Builds the geographic domains, which are the same in every run."""
     images, digits = load_digits("geo_digits")
     random = np.random.default_rng(SEED)
     remaining = random.permutation(len(images))
-    # A split's digits stand once on each of its continents.
+    # A split's digits stand once on each of its continents, so that continents differ only in their rules.
     blocks = []  # (split, continent, digits)
     for part, size in SIZES.items():
         members, remaining = remaining[:size], remaining[size:]
@@ -139,19 +123,12 @@ def geo_digits() -> list[PlacesDomain]:
 
 
 def load_digits(benchmark: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ink of the 1,797 digits, (N, 8, 8) from 0 to 16, and which digit each is, (N,).
-
-    Args:
-        benchmark: Which one needs them, for the message.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
+    """Returns the ink of the 1,797 digits, (N, 8, 8) from 0 to 16, and which digit each is, (N,)."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise MissingDependencyError.of(benchmark, "scikit-learn", "train")
     # Importing scikit-learn takes a second, which short runs notice, so its file is read directly.
-    table = np.loadtxt(Path(package.origin).parent / IN_SCIKIT_LEARN, delimiter=",")
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(int)
 
 
@@ -162,25 +139,15 @@ def enlarge(image: np.ndarray) -> np.ndarray:
 
 
 def rule_probabilities(lonlat: np.ndarray) -> np.ndarray:
-    """Returns how likely each rule of `RULES` holds at each point: a softmax over continents of depth / BORDER.
+    """Points (N, 2) in degrees -> the probabilities of `RULES`, (N, 4): a softmax over continents of depth / BORDER.
 
     The depth is the radius of a continent minus the distance to its center.
-
-    Args:
-        lonlat: (N, 2) degrees.
-
-    Returns:
-        (N, 4), rows sum to 1.
     """
     depth = np.stack([cap[2] - _distance(lonlat, cap[:2]) for cap in CONTINENTS.values()], axis=1) / BORDER
     odds = np.exp(depth - depth.max(axis=1, keepdims=True))
     shares = odds / odds.sum(axis=1, keepdims=True)
     member = np.array([[cap[3] == rule for rule in RULES] for cap in CONTINENTS.values()])
     return shares @ member
-
-
-def _enlarge_and_rotate(image: np.ndarray, angle: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(enlarge(image)).rotate(angle, Image.Resampling.BILINEAR))
 
 
 def _ink(image: np.ndarray, green: bool) -> np.ndarray:

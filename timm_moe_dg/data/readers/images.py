@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -20,14 +20,8 @@ _warned_bands: set[tuple[str, ...]] = set()
 def images_below(folder: str) -> list[tuple[str, list[str]]]:
     """Lists files with torchvision's image extensions, to any depth, in the order of its ImageFolder.
 
-    Links to files are followed. Links to folders are errors: they could form a circle, or lead to images that are
-    listed elsewhere as well.
-
-    Returns:
-        Folders and the names of their images, both sorted. Folders without images are left out.
-
-    Raises:
-        DataError: A folder cannot be listed, or is a link.
+    Returns folders and the names of their images, both sorted. Links to files are followed. Links to folders are
+    errors: they could form a circle, or lead to images that are listed elsewhere as well.
     """
     listing = []
     for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
@@ -41,33 +35,27 @@ def images_below(folder: str) -> list[tuple[str, list[str]]]:
 
 
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
-    """Lists the names of a folder's folders, sorted, including links to folders.
-
-    Raises:
-        DataError: The folder cannot be listed, or a name, which would be a domain's or a class's, is not UTF-8.
-    """
+    """Lists the names of a folder's folders, sorted, including links to folders. All must be UTF-8."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
         _raise_not_listed(error)
-        raise
     for name in names:
-        if not _is_utf_8(name):
-            raise DataError(f"folder={os.path.join(folder, name)!r}: its name is not UTF-8; rename it")
+        # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"folder={os.path.join(folder, name)!r}: its name is not UTF-8; rename it") from error
     return names
 
 
 def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
-    """Reads an image file as RGB.
+    """Reads an image file, or an open file that `path` names in messages, as RGB.
 
     Other modes become RGB by PIL's `convert`, which drops transparency without blending. An EXIF rotation is ignored.
     Both are what torchvision's ImageFolder does, and DomainBed with it. Two cases differ. 16 bits become the upper 8,
     where torchvision clips at 255. A truncated file is an error, where DomainBed fills the missing part with gray.
-
-    Args:
-        path: The file, and its name in messages.
-        file: An open file to read instead of `path`.
 
     Raises:
         ImageReadError: The file cannot be decoded, its format is not in `bands.DECODERS`, or it is not a regular file.
@@ -126,14 +114,5 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _is_utf_8(name: str) -> bool:
-    # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _raise_not_listed(error: OSError) -> None:
+def _raise_not_listed(error: OSError) -> NoReturn:
     raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error

@@ -2,21 +2,19 @@
 
 Format: IDX files, possibly gzipped (LeCun, Cortes and Burges, 1998; Xiao et al., 2017): two zero bytes, 8 for unsigned
 bytes, the number of axes, each axis's length as a big-endian 32-bit integer, then the values. A folder holds
-train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, each with or without .gz. Copies that write a dot
-for the second hyphen are read too.
+train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, or copies that write a dot for the second hyphen.
 
-The 70,000 images, training images first, are shuffled. Domain i of n gets the entries i, i + n, i + 2n, ... of the
-order. DomainBed draws from torch's global CPU generator, which its script seeds with the run's seed, so that every run
-has other domains. Here the same calls are made in the same order with a generator whose seed is always 0, the default
-of DomainBed's script. All runs, splits and seeds share the domains that DomainBed has there.
+The 70,000 images, training images first, are shuffled. Domain i of n gets the entries i, i + n, i + 2n, ... DomainBed
+draws from torch's global CPU generator, which its script seeds with the run's seed, so that every run has other
+domains. Here the same calls are made with a generator whose seed is always 0, the default of DomainBed's script. All
+runs, splits and seeds share the domains that DomainBed has there.
 
 Rotated: 28 x 28 pixels, counter-clockwise by 0 to 75 degrees, bilinear, black outside (as in DomainBed now; its first
 release was bicubic). DomainBed's single channel is repeated in R, G and B.
 
 Colored: whether the class is below 5, flipped for a quarter of the images, and a color that is the (flipped) label,
-flipped itself as often as the domain says. DomainBed's two channels are R and G, and B is zero, as in `colored_digits`:
-color 0 is red. The images keep 28 x 28 pixels. The first ColoredMNIST (Arjovsky et al., 2019) took every second pixel,
-which is commented out in DomainBed.
+flipped itself as often as the domain says. DomainBed's two channels are R and G, and B is zero: color 0 is red. The
+first ColoredMNIST (Arjovsky et al., 2019) took every second pixel, which is commented out in DomainBed.
 
 Licenses: MNIST CC BY-SA 3.0, Fashion-MNIST MIT.
 """
@@ -25,7 +23,7 @@ import gzip
 import logging
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +40,6 @@ from .digits import ANGLES, CLASSES, COLOR_NOISE, COLORED_CLASSES, LABEL_NOISE, 
 SEED = 0
 SIDE = 28  # pixels
 
-_PARTS = ("train", "t10k")
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTES = 8
 _LOGGER = logging.getLogger(__name__)
@@ -50,19 +47,12 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IdxRelease:
-    """One of the data sets in MNIST's layout.
+    """One of the data sets in MNIST's layout."""
 
-    Attributes:
-        name: For messages.
-        folders: Names of the folder below the data folder, torchvision's first.
-        classes: Class names.
-        counts: Images of each class, both parts together, as published.
-    """
-
-    name: str
-    folders: tuple[str, ...]
+    name: str  # for messages
+    folders: tuple[str, ...]  # names of the folder below the data folder, torchvision's first
     classes: tuple[str, ...]
-    counts: tuple[int, ...]
+    counts: tuple[int, ...]  # images of each class, both parts together, as published
 
 
 MNIST = IdxRelease(
@@ -82,15 +72,8 @@ FASHION_MNIST = IdxRelease(
 )
 
 
-@dataclass(frozen=True, eq=False)
 class TurnedDomain(DigitsDomain):
-    """The images of one rotation domain, stored upright, gray (28, 28), and turned when they are read.
-
-    Attributes:
-        angle: Degrees, counter-clockwise.
-    """
-
-    angle: int = field(kw_only=True)
+    """The images of one rotation domain, stored upright, gray (28, 28), and turned when they are read."""
 
     def image(self, index: int) -> Image.Image:
         """Returns one image as RGB."""
@@ -99,15 +82,7 @@ class TurnedDomain(DigitsDomain):
 
 
 def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[TurnedDomain]:
-    """Reads the six rotation domains.
-
-    Args:
-        data_dir: The folder of the four files, or its parent, in which the folder has one of the release's names.
-        release: The data set.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+    """Reads the six rotation domains from the folder of the four files, or from its parent."""
     images, labels = _shuffled(data_dir, release, torch.Generator().manual_seed(SEED))
     domains = []
     for position, angle in enumerate(ANGLES):
@@ -118,11 +93,7 @@ def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[TurnedDomain]:
 
 
 def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
-    """Reads the three color domains (see `read_rotated`).
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+    """Reads the three color domains from the folder of the four files, or from its parent."""
     generator = torch.Generator().manual_seed(SEED)
     images, classes = _shuffled(data_dir, release, generator)
     domains = []
@@ -137,29 +108,14 @@ def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
 
 
 def read_images_and_labels(folder: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reads the four files of a release: training images first, then test images.
-
-    Args:
-        folder: The folder of the files.
-        num_classes: Labels must be below it.
-
-    Returns:
-        Images, uint8 (N, 28, 28), and labels, uint8 (N,).
-
-    Raises:
-        DataError: A file is missing, cannot be read, or has other contents than its name says.
-    """
-    pairs = [_read_part(folder, part, num_classes) for part in _PARTS]
+    """Reads uint8 images (N, 28, 28) and labels (N,) of a release: training images first, then test images."""
+    pairs = [_read_part(folder, part, num_classes) for part in ("train", "t10k")]
     images, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return images, labels
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """Reads one IDX file of unsigned bytes, gzipped or not, as a uint8 array with so many axes.
-
-    Raises:
-        DataError: The file cannot be read, has another magic number, or is shorter or longer than its header says.
-    """
+    """Reads one IDX file of unsigned bytes, gzipped or not, as a uint8 array with so many axes."""
     remedy = "give the file as it was published"
     try:
         raw = path.read_bytes()

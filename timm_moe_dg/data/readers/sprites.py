@@ -11,7 +11,7 @@ animal is in all five domains at the same position. A held-out domain therefore 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import ClassVar, Self
 
@@ -81,28 +81,16 @@ class SpritesDomain(Domain[np.ndarray]):
 
 @dataclass(frozen=True)
 class Animals:
-    """Shapes, positions, sizes and colors of N animals.
+    """Shapes, positions, sizes and colors of N animals."""
 
-    Attributes:
-        shapes: For each name in `SHAPES`, (N,) the index of the shape.
-        offset: (N, 2) pixels from the middle, right and down.
-        scale: (N,) size.
-        colors: (N, 8, 3) of the parts, the background's first, from 0 to 1.
-    """
-
-    shapes: dict[str, np.ndarray]
-    offset: np.ndarray
-    scale: np.ndarray
-    colors: np.ndarray
+    shapes: dict[str, np.ndarray]  # for each name in `SHAPES`, (N,) the index of the shape
+    offset: np.ndarray  # (N, 2) pixels from the middle, right and down
+    scale: np.ndarray  # (N,) size
+    colors: np.ndarray  # (N, 8, 3) of the parts, the background's first, from 0 to 1
 
 
 def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesDomain]:
-    """Draws the five domains, the same every time.
-
-    Args:
-        num_pictures: Number of animals. The classes take turns.
-        seed: Seed of everything random.
-    """
+    """Draws the five domains, the same every time. The classes take turns."""
     return list(_sprites(num_pictures, seed))
 
 
@@ -113,33 +101,17 @@ def _sprites(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
     animals = draw_animals(targets, np.random.default_rng(seed))
     attributes = np.stack([animals.shapes[name] == value for name in SHAPES for value in (0, 1)], axis=1)
     names = [f"animal_{index:04d}" for index in range(num_pictures)]
+    domain = partial(SpritesDomain, classes=CLASSES, targets=targets.tolist(), attributes=attributes, pictures=names)
     domains = []
     for name, angle in ANGLES.items():
         distances = part_distances(animals, angle)
-        maps = _part_maps(distances)
         images = (STYLES[name](animals, distances) * 255).round().astype(np.uint8)
-        domains.append(
-            SpritesDomain(
-                name,
-                CLASSES,
-                targets.tolist(),
-                list(images),
-                part_maps=maps,
-                attributes=attributes,
-                angle=angle,
-                pictures=names,
-            )
-        )
+        domains.append(domain(name, images=list(images), part_maps=_part_maps(distances), angle=angle))
     return tuple(domains)
 
 
 def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
-    """Draws all properties of animals that do not follow from their classes.
-
-    Args:
-        targets: (N,) class of each animal.
-        random: The source of randomness.
-    """
+    """Draws all properties of animals that do not follow from their classes (N,)."""
     number = len(targets)
     shapes = {name: targets >> (len(DECISIVE) - 1 - position) & 1 for position, name in enumerate(DECISIVE)}
     shapes |= {name: random.integers(0, 2, number) for name in SHAPES if name not in DECISIVE}
@@ -151,9 +123,7 @@ def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
 def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
     """Returns every pixel's signed distance to every part but the background: (7, N, 48, 48) pixels, negative inside.
 
-    Args:
-        animals: The animals to draw.
-        angle: Degrees by which the picture is turned about its middle, counter-clockwise.
+    The picture is turned about its middle by `angle` degrees, counter-clockwise.
     """
     # float32 throughout: half the memory of (7, N, 48, 48) distances
     middle = np.arange(SIZE, dtype=np.float32) - np.float32((SIZE - 1) / 2)

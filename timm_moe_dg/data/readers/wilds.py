@@ -10,11 +10,14 @@ from 2016. DomainBed has six domains with all images but the sequestered ones, o
 the few images without a region. License: FMoW Challenge Public License.
 
 iWildCam (iwildcam_v2.0): train/{filename}, metadata.csv (columns split, y, filename, location_remapped among others),
-categories.csv (y, name). 182 classes, 323 camera traps. The traps of val and test are not in train.
-License: CDLA-Permissive-1.0.
+categories.csv (y, name). 182 classes, 323 camera traps. The traps of val and test are not in train. License:
+CDLA-Permissive-1.0.
 
 Camelyon17 (camelyon17_v1.0): metadata.csv (columns patient, node, x_coord, y_coord, tumor, center among others) and
 patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png. Two classes. License: CC0.
+
+Readers take a release's folder or its parent. A `DataError` reports missing files and columns, and the lines of wrong
+fields.
 """
 
 import logging
@@ -45,37 +48,19 @@ _LOGGER = logging.getLogger(__name__)
 def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads FMoW with the official split by time.
 
-    Args:
-        data_dir: The folder that holds rgb_metadata.csv, or its parent.
-        pooled: Whether to train on all images as one domain, as WILDS does. Otherwise the five regions are domains,
-            without images of no region.
-
-    Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
+    With `pooled`, all images are one training domain, as in WILDS. Otherwise the five regions are domains, without
+    images of no region.
     """
-    places = _fmow_table(data_dir)
-    if not pooled:
-        places = _with_a_region(places)
-    return domains_of(places, pooled=pooled)
+    return domains_of(_fmow_table(data_dir, regionless=pooled), pooled=pooled)
 
 
 def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
-    """Reads FMoW with Asia left out of training, as the "ood" test (MoGE, section 2.4).
+    """Reads FMoW with Asia left out of training, as the "ood" test (MoGE, section 2.4). See `read_fmow` for `pooled`.
 
     The paper does not say which images of Asia are the test. Here it is those of both official test splits. "ood"
     images of other regions are left out.
-
-    Args:
-        data_dir: See `read_fmow`.
-        pooled: Whether to train on all images as one domain. Otherwise the four other regions are domains, without
-            images of no region.
-
-    Raises:
-        DataError: See `read_fmow`.
     """
-    places = _fmow_table(data_dir)
-    if not pooled:
-        places = _with_a_region(places)
+    places = _fmow_table(data_dir, regionless=pooled)
     held_out = places.group == HELD_OUT_REGION
     parts_in_asia = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
     parts_elsewhere = {"ood_test": "none", "ood_val": "none"}
@@ -85,15 +70,10 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
 
 
 def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS) -> list[PlacesDomain]:
-    """Reads FMoW in DomainBed's form, one domain for each region.
+    """Reads FMoW in DomainBed's form, one domain for each region, with or without "Other".
 
-    Args:
-        data_dir: See `read_fmow`.
-        domains: The regions, in DomainBed's order, with or without "Other". Without it, the splits of the five regions
-            are the same, but runs train on other images and do not compare with DomainBed's.
-
-    Raises:
-        DataError: See `read_fmow`.
+    Without "Other", the splits of the five regions are the same, but runs train on other images and do not compare with
+    DomainBed's.
     """
     places = _fmow_table(data_dir)
     released = places.part != "seq"
@@ -110,16 +90,9 @@ def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS)
 def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads iWildCam with the official split by camera trap. The metadata are location ids.
 
-    Traps that are not trained on get the id -1, unknown, for which MoGE uses its shared expert.
-
-    Args:
-        data_dir: The folder that holds metadata.csv and categories.csv, or its parent.
-        pooled: Whether to train on all images as one domain. Otherwise the camera traps are domains. As in WILDS, a
-            trap with a single training image is a domain too, and its image is drawn again and again. A warning counts
-            such traps.
-
-    Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
+    Traps that are not trained on get the id -1, unknown, for which MoGE uses its shared expert. With `pooled`, all
+    images are one training domain. Otherwise the camera traps are domains. As in WILDS, a trap with a single training
+    image is a domain too, and its image is drawn again and again. A warning counts such traps.
     """
     root = _release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
@@ -146,14 +119,7 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
 
 
 def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
-    """Reads Camelyon17 in DomainBed's form, one domain for each hospital.
-
-    Args:
-        data_dir: The folder camelyon17_v1.0, or its parent.
-
-    Raises:
-        DataError: Files or columns are missing, or fields are empty or wrong. The message names the lines.
-    """
+    """Reads Camelyon17 in DomainBed's form, one domain for each hospital."""
     root = _release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
     table = root / "metadata.csv"
     fields = read_csv(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
@@ -167,8 +133,11 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
     return [FolderDomain(name, classes, targets[rows], paths[rows]) for name, rows in members.items() if len(rows)]
 
 
-def _fmow_table(data_dir: DataDir) -> Places:
-    """All images of FMoW. The part of images outside the official split is "none", or "seq" if sequestered."""
+def _fmow_table(data_dir: DataDir, regionless: bool = True) -> Places:
+    """All images of FMoW. The part of images outside the official split is "none", or "seq" if sequestered.
+
+    Images of no region are in no part either, unless `regionless`.
+    """
     root = _release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
     fields = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
@@ -177,13 +146,15 @@ def _fmow_table(data_dir: DataDir) -> Places:
     years = parsed(table, fields, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
     labels = parsed(table, fields, "category", str, "a category")
     classes = tuple(sorted(set(labels)))
+    group = np.array([regions.get(code, UNGROUPED) for code in fields["country_code"]])
+    part = np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)])
     return Places(
         classes=classes,
         images=file_names(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(labels))),
         targets=np.searchsorted(classes, labels),
         metadata=coordinates(table, fields),
-        part=np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)]),
-        group=np.array([regions.get(code, UNGROUPED) for code in fields["country_code"]]),
+        part=part if regionless else np.where(group == UNGROUPED, "none", part),
+        group=group,
     )
 
 
@@ -197,11 +168,6 @@ def _regions(table: Path) -> dict[str, str]:
         if region not in (*REGIONS, ""):
             raise DataError(f"{str(table)!r}: line {line} has the region {region!r}; give one of {REGIONS}")
     return {code: region for code, region in zip(fields["alpha-3"], regions, strict=True) if region}
-
-
-def _with_a_region(places: Places) -> Places:
-    """Leaves images of no region out of every part."""
-    return replace(places, part=np.where(places.group == UNGROUPED, "none", places.part))
 
 
 def _fmow_part(split: str, year: int) -> str:
