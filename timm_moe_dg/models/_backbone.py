@@ -1,8 +1,7 @@
 """Mixtures on any timm network that can be upcycled: `create_model("gmoe", backbone=...)` and `"moge"`.
 
 timm builds and loads the dense network with that family's filter, position resampling, channels and classifier. Then
-the network is upcycled. A checkpoint of a mixture is loaded in the same two steps: the dense part by timm, then the
-weights of the mixtures.
+the network is upcycled. Checkpoints of mixtures are loaded in the same two steps: the dense part, then the mixtures.
 """
 
 import difflib
@@ -31,17 +30,11 @@ _FEATURE_OPTIONS = ("out_indices", "output_fmt", "norm")
 
 
 class Mixture(NamedTuple):
-    """A registered model that takes `backbone=`.
+    """A registered model that takes `backbone=`."""
 
-    Attributes:
-        name: Registered name.
-        upcycle: Function that changes a built network in place.
-        option_classes: Dataclasses of the options that the function takes besides `moe_layers`.
-    """
-
-    name: str
-    upcycle: Callable[..., nn.Module]
-    option_classes: tuple[type, ...]
+    name: str  # registered
+    upcycle: Callable[..., nn.Module]  # changes a built network in place
+    option_classes: tuple[type, ...]  # dataclasses of the options that `upcycle` takes besides `moe_layers`
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -50,17 +43,11 @@ class Mixture(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Source of the weights.
+    """Source of the weights."""
 
-    Attributes:
-        cfg: Pretrained configuration of a saved mixture; None for the backbone's.
-        overlay: Replaces parts of the configuration.
-        weights: A given or saved state dict; None to let timm find the backbone's.
-    """
-
-    cfg: Keywords | None
-    overlay: Keywords
-    weights: dict[str, Tensor] | None
+    cfg: Keywords | None  # pretrained configuration of a saved mixture, or None for the backbone's
+    overlay: Keywords  # replaces parts of the configuration
+    weights: dict[str, Tensor] | None  # given or saved, or None to let timm find the backbone's
 
     @property
     def mixtures(self) -> set[str]:
@@ -79,18 +66,12 @@ def create_on_backbone(
     feature_cls: str = "getter",
     **kwargs: Any,
 ) -> nn.Module:
-    """Builds a registered model that takes `backbone=`.
+    """Builds a registered model that takes `backbone=`: a timm model with a tag or without, or a source of one.
 
-    Args:
-        kind: The registered model.
-        pretrained: Load weights: the backbone's, or those of a mixture that were given or saved.
-        backbone: A timm model with a tag or without, or a `local-dir:` or `hf-hub:` source.
-        pretrained_cfg: From timm's factory: that of the registered model, or of a saved mixture.
-        pretrained_cfg_overlay: Replaces parts of the configuration.
-        cache_dir: Cache of the Hub.
-        features_only: Return the backbone's feature maps.
-        feature_cls: timm's way to feature maps; only 'getter', by the network's own `forward_intermediates`.
-        **kwargs: Options of the mixture and of the backbone.
+    Sources are `local-dir:` and `hf-hub:`. `pretrained` loads the backbone's weights, or those of a mixture that were
+    given or saved. `pretrained_cfg` comes from timm's factory: that of the registered model, or of a saved mixture.
+    `features_only` returns the backbone's feature maps. Further arguments are options of the mixture and of the
+    backbone.
 
     Raises:
         ArgumentError: A backbone, a tag or a `feature_cls` that does not exist.
@@ -111,20 +92,14 @@ def create_on_backbone(
     model = _build(kind, backbone, pretrained, source, cache_dir, mixture, kwargs)
     if not features_only:
         return model
-    features.setdefault("out_indices", _default_out_indices(kind, backbone, kwargs))
+    # By default the feature maps that timm takes from the backbone
+    plan = _without_storage(kind, backbone, {**kwargs, "features_only": True})
+    features.setdefault("out_indices", list(plan.feature_info.out_indices))
     return _feature_net(model, **features)
 
 
 def check_backbone(backbone: str, saved: bool = False) -> None:
-    """Checks that timm has a network, and weights by its tag.
-
-    Args:
-        backbone: A timm model, with a tag or without, or a `local-dir:` or `hf-hub:` source.
-        saved: Whether a config.json names the backbone. Its weights are then saved too, and the tag is not needed.
-
-    Raises:
-        ArgumentError: There is no such network or tag; lists the nearest.
-    """
+    """Checks that timm has a network, and weights by its tag, which a saved mixture does not need."""
     source, name = parse_model_name(backbone)
     if source is not None:
         return
@@ -240,11 +215,6 @@ def _load_mixtures(model: nn.Module, source: Source) -> None:
             except RuntimeError as error:
                 remedy = "give the options that it was trained with"
                 raise CheckpointError(f"{name} does not fit the checkpoint; {remedy}: {error}") from error
-
-
-def _default_out_indices(kind: Mixture, backbone: str, kwargs: Keywords) -> list[int]:
-    """Feature maps that timm takes from the backbone by default."""
-    return list(_without_storage(kind, backbone, {**kwargs, "features_only": True}).feature_info.out_indices)
 
 
 def _feature_net(model: Any, **options: Any) -> nn.Module:

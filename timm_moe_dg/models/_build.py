@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg
 from timm.models._input import update_model_args
 from timm.models.vision_transformer import VisionTransformer
@@ -25,7 +26,15 @@ IMAGENET_CFG: dict[str, object] = {
     "first_conv": "patch_embed.proj",
     "classifier": "head",
     "license": "apache-2.0",
+    "mean": IMAGENET_DEFAULT_MEAN,
+    "std": IMAGENET_DEFAULT_STD,
 }
+
+
+def deit_cfg(size: str, **more: object) -> dict[str, object]:
+    """Returns the configuration of a model that starts from DeiT's weights of a size: tiny, small or base."""
+    return {**IMAGENET_CFG, "hf_hub_id": f"timm/deit_{size}_patch16_224.fb_in1k", **more}
+
 
 # timm records these itself, at the time of saving
 _TRACKED_BY_TIMM = {"img_size", "in_chans", "num_classes", "global_pool"}
@@ -42,15 +51,8 @@ def create_moe_vit(
 ) -> ModelT:
     """Builds a registered model by timm's builder, upcycles dense weights, and records all options.
 
-    Args:
-        model_cls: The model's class.
-        variant: Registered name.
-        pretrained: Load the weights that the model's cfg names.
-        filter_fn: Fits a checkpoint to the model; timm calls it with both.
-        **kwargs: Options of the class and of timm's builder.
-
-    Returns:
-        The model, or timm's feature wrapper around it with `features_only=True`.
+    `filter_fn` fits a checkpoint to the model. With `features_only=True` timm's feature wrapper around the model is
+    returned.
     """
     out_indices = kwargs.pop("out_indices", 3)
     model = build_model_with_cfg(
@@ -68,13 +70,8 @@ def create_moe_vit(
 def record_options(model: nn.Module, model_cls: type[VisionTransformer], given: Mapping[str, object]) -> None:
     """Records every option that shaped a network, for timm's `save_for_hf`.
 
-    Two kinds are left out: classes and modules, which JSON cannot hold, and the rates of timm's own dropouts
-    (`*drop_rate`), which belong to a training run.
-
-    Args:
-        model: The network.
-        model_cls: Class of the network; the options are its constructor arguments and those of its bases.
-        given: Arguments of the builder, those of the constructor among them.
+    Options are the constructor arguments of the class and its bases. Two kinds are left out: classes and modules, which
+    JSON cannot hold, and the rates of timm's own dropouts (`*drop_rate`), which belong to a training run.
     """
     # timm records only the caller's arguments. Defaults would be looked up again at loading, and a checkpoint would no
     # longer fit, or silently compute something else, once a default changes.

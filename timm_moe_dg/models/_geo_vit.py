@@ -97,8 +97,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def set_expert_mode(self, mode: str | int) -> None:
         """Sets which experts compute the predictions.
 
-        Args:
-            mode: 'routed' by metadata, 'shared' expert alone, or the index of the routed expert for every image.
+        `mode` is 'routed' by metadata, 'shared' expert alone, or the index of the routed expert for every image.
 
         Raises:
             RouterError: Another mode, or 'shared' in a model without a shared expert.
@@ -112,8 +111,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def set_coverage(self, lonlat: Tensor) -> Coverage:
         """Makes an index of the coordinates that the model is trained on, which is saved with its weights.
 
-        Args:
-            lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
+        `lonlat` are (N, 2) longitude, latitude in degrees. Rows with NaN are left out.
 
         Raises:
             MetadataError: The model does not read coordinates, or every row has NaN.
@@ -126,8 +124,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def set_coverage_radius(self, radius: float | None) -> None:
         """Sets how far from the training coordinates the router is trusted in evaluation.
 
-        Args:
-            radius: km to the nearest point of the index; None or infinity for everywhere.
+        `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere.
 
         Raises:
             MetadataError: Below 0 or not a number; or the model has no index, or no shared expert to fall back to.
@@ -153,11 +150,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
     def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
-        """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens.
-
-        Raises:
-            MetadataError: Metadata of the wrong shape, type or range.
-        """
+        """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens."""
         context, present = self.metadata_encoder(x, metadata)
         x = self._embed(x)
         for block in self.blocks:
@@ -198,12 +191,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         output_dict: bool = False,
         metadata: Optional[Tensor] = None,
     ) -> Any:
-        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument.
-
-        Raises:
-            MetadataError: Metadata of the wrong shape, type or range.
-            ValueError: Unknown `output_fmt`.
-        """
+        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}: choose NCHW or NLC")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)

@@ -24,14 +24,7 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
 
     If the checkpoint has a dense feed-forward in place of a mixture layer, each expert (and the shared expert of MoGE)
     gets a copy of it, and the router keeps its initial values. Checkpoints of mixture models, and of the GMoE authors'
-    released code, pass through.
-
-    Args:
-        state_dict: The checkpoint as read.
-        model: The model to load it into.
-
-    Returns:
-        A complete state dict for the model, except for the classifier, which timm fits afterwards.
+    released code, pass through. The result is complete, except for the classifier, which timm fits afterwards.
 
     Raises:
         CheckpointError: Weights that the model needs are missing, do not fit, or belong to blocks it does not have.
@@ -91,13 +84,7 @@ def rename_final_norm(loaded: dict[str, Tensor], model_state: dict[str, Tensor])
 def check_complete(loaded: dict[str, Tensor], model_state: dict[str, Tensor], model: VisionTransformer) -> None:
     """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier.
 
-    Args:
-        loaded: The checkpoint by the model's names.
-        model_state: State dict of the model.
-        model: The model.
-
-    Raises:
-        CheckpointError: Lists keys that are missing, of another shape, or of blocks that the model does not have.
+    A `CheckpointError` lists keys that are missing, of another shape, or of blocks that the model does not have.
     """
     # timm loads without `strict` once the number of classes differs, which in fine-tuning is always
     classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))

@@ -48,12 +48,7 @@ class MetadataOptions:
     def build_encoder(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MetadataEncoder:
-        """Builds the encoder, with encoders of further columns around it if there are any.
-
-        Raises:
-            CheckpointError: See `load_satclip`.
-            MetadataError: Unknown name, a module of unknown width, or columns beside an encoder of other metadata.
-        """
+        """Builds the encoder, with encoders of further columns around it if there are any."""
         given = self.metadata_encoder if isinstance(self.metadata_encoder, nn.Module) else None
         encoder = given or self._encoder_by_name(str(self.metadata_encoder), device, dtype)
         if self.metadata_columns:
@@ -92,12 +87,7 @@ class MetadataRoutingOptions(MetadataOptions):
 def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
     """Gives an encoder an index of training coordinates, which replaces an earlier one.
 
-    Args:
-        encoder: Metadata encoder of a model.
-        lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
-
-    Raises:
-        MetadataError: The encoder does not read coordinates, or every row has NaN.
+    `lonlat` are (N, 2) longitude, latitude in degrees. Rows with NaN are left out.
     """
     if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
         name = type(getattr(encoder, "encoder", encoder)).__name__
@@ -111,18 +101,9 @@ def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> 
 
 
 def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, falls_back: bool) -> float | None:
-    """Sets the radius of an encoder's index.
+    """Sets the radius of an encoder's index, in km, and returns it. None and infinity mean no bound, returned as None.
 
-    Args:
-        encoder: Metadata encoder of a model.
-        radius: km; None or infinity for no bound.
-        falls_back: Whether the model has shared experts.
-
-    Returns:
-        The radius; None for no bound.
-
-    Raises:
-        MetadataError: An impossible radius, or one without an index or without shared experts.
+    A bound needs an index, and shared experts (`falls_back`).
     """
     radius = checked_radius(radius)
     coverage = encoder.coverage if isinstance(encoder, MetadataEncoder) else None

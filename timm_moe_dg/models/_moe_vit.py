@@ -18,15 +18,12 @@ MoeLayers = str | Sequence[int]
 
 
 def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
-    """Lists the 0-based blocks whose feed-forward becomes a mixture of experts.
+    """Lists the 0-based blocks whose feed-forward becomes a mixture of experts, sorted and without repetition.
 
     Args:
         moe_layers: 'every_two' (0, 2, 4, ...), 'last_two' (the last two of these: 8 and 10 of 12), one letter per block
             ('S' sparse, 'F' fusion, that is dense: 'FFFFFFFFSFSF', SF-MoE section 2.3), or the indices themselves.
         depth: Number of blocks.
-
-    Returns:
-        Sorted indices, without repetition.
 
     Raises:
         MoeLayersError: Another form, an index outside the depth, or no block at all.
@@ -52,16 +49,9 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
 def mixture_block(
     block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: Mapping[str, object]
 ) -> Callable[..., Block]:
-    """Makes a `block_fn` for timm's VisionTransformer, which builds some blocks with another feed-forward.
+    """Makes a `block_fn` for timm's VisionTransformer, which gives some blocks another feed-forward.
 
-    Args:
-        block: timm's Block or a subclass.
-        moe_layers: Blocks with a mixture, from `resolve_moe_layers`.
-        moe_layer: Feed-forward of these blocks; takes timm's Mlp arguments besides `moe_args`.
-        moe_args: Options of that feed-forward.
-
-    Returns:
-        A function that builds the block of a given depth.
+    `moe_layer` is built with timm's Mlp arguments besides `moe_args`, in the blocks `moe_layers`.
     """
 
     def build(depth: int, mlp_layer: type[nn.Module], **kwargs: Any) -> Block:
@@ -72,15 +62,7 @@ def mixture_block(
 
 
 def check_vit_options(network: Any, given: Mapping[str, Any]) -> None:
-    """Checks the keyword arguments that a network hands on to timm's VisionTransformer.
-
-    Args:
-        network: Class of the network, with `option_classes`.
-        given: Keyword arguments for timm's VisionTransformer.
-
-    Raises:
-        OptionError: timm's class does not take one of them.
-    """
+    """Refuses keyword arguments for timm's VisionTransformer that it does not take. `network` is a class."""
     timms = inspect.signature(VisionTransformer.__init__).parameters
     check_options(given, (*option_names(*network.option_classes), *timms), network.__name__)
 

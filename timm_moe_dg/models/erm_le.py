@@ -6,28 +6,18 @@ MoGE, table 1, after Yao et al., 2024. The comparison shows the gain of routing 
 from typing import Any, ClassVar, Optional
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.mixture_options import take_options
-from ._build import IMAGENET_CFG, create_moe_vit
+from ._build import create_moe_vit, deit_cfg
 from ._load import check_complete, rename_final_norm
 from ._metadata import MetadataOptions
 from ._moe_vit import check_vit_options
 
-default_cfgs = generate_default_cfgs(
-    {
-        "erm_le_tiny_patch16.deit_in1k": {
-            **IMAGENET_CFG,
-            "hf_hub_id": "timm/deit_tiny_patch16_224.fb_in1k",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-        },
-    }
-)
+default_cfgs = generate_default_cfgs({"erm_le_tiny_patch16.deit_in1k": deit_cfg("tiny")})
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 _NEW = ("fuse.", "metadata_encoder.")  # no dense checkpoint holds these
 
@@ -36,12 +26,7 @@ class LocationVisionTransformer(VisionTransformer):
     """Vision transformer with logits = head(gelu(fuse([feature, phi(metadata)]))).
 
     For images without metadata phi is zero. `forward_features` takes the image alone, `forward_head` the metadata.
-    Everything else is timm's VisionTransformer, arguments included.
-
-    Args:
-        *args: As timm's VisionTransformer.
-        **kwargs: Options of `timm_moe_dg.models.MetadataOptions` (`metadata_encoder`, ...), and arguments of timm's
-            VisionTransformer.
+    Arguments are those of timm's VisionTransformer and options of `timm_moe_dg.models.MetadataOptions`.
 
     Raises:
         MetadataError: Unknown encoder, or a module of unknown width.
@@ -62,18 +47,10 @@ class LocationVisionTransformer(VisionTransformer):
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
-        """Pools, concatenates the location encoding, and classifies.
+        """Pools (B, N, D) features, concatenates the location encoding of (B, ...) metadata or None, and classifies.
 
-        Args:
-            x: (B, N, D) what `forward_features` returned.
-            pre_logits: Return the classifier's input.
-            metadata: (B, ...), or None when no image has any.
-
-        Returns:
-            (B, num_classes) logits, or (B, D) features; (B, N, D) without pooling.
-
-        Raises:
-            MetadataError: Metadata of the wrong shape, type or range.
+        Returns (B, num_classes) logits, or with `pre_logits` the (B, D) classifier inputs. Without pooling, both keep
+        N.
         """
         x = self.fc_norm(self.pool(x))
         context, present = self.metadata_encoder(x, metadata)
@@ -120,6 +97,4 @@ def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisi
     """
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
-    return create_moe_vit(
-        LocationVisionTransformer, "erm_le_tiny_patch16", pretrained, filter_fn=_filter_fn, **model_args
-    )
+    return create_moe_vit(LocationVisionTransformer, "erm_le_tiny_patch16", pretrained, _filter_fn, **model_args)

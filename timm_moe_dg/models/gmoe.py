@@ -10,32 +10,22 @@ which makes a prediction depend on its batch, and is not reproduced).
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from ._backbone import Mixture, create_on_backbone
-from ._build import IMAGENET_CFG, create_moe_vit
+from ._build import create_moe_vit, deit_cfg
 from ._moe_vit import MoeVisionTransformer
 from .upcycling import upcycle
 
-
-def _cfg(size: str) -> dict[str, object]:
-    return {
-        **IMAGENET_CFG,
-        "hf_hub_id": f"timm/deit_{size}_patch16_224.fb_in1k",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "paper_ids": "arXiv:2206.04046",
-    }
-
+_PAPER = "arXiv:2206.04046"
 
 default_cfgs = generate_default_cfgs(
     {
-        "gmoe.deit_in1k": _cfg("small"),  # of the default backbone; every other one has its own
-        "gmoe_tiny_patch16.deit_in1k": _cfg("tiny"),
-        "gmoe_small_patch16.deit_in1k": _cfg("small"),
-        "gmoe_base_patch16.deit_in1k": _cfg("base"),
+        "gmoe.deit_in1k": deit_cfg("small", paper_ids=_PAPER),  # of the default backbone. Every other one has its own.
+        "gmoe_tiny_patch16.deit_in1k": deit_cfg("tiny", paper_ids=_PAPER),
+        "gmoe_small_patch16.deit_in1k": deit_cfg("small", paper_ids=_PAPER),
+        "gmoe_base_patch16.deit_in1k": deit_cfg("base", paper_ids=_PAPER),
     }
 )
 
@@ -47,30 +37,21 @@ def _create_gmoe(variant: str, pretrained: bool, **kwargs: Any) -> MoeVisionTran
 
 @register_model
 def gmoe_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE on DeiT-Ti/16, for small machines and tests; not in the paper.
-
-    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
-    """
+    """GMoE on DeiT-Ti/16 for small machines and tests, not the paper's. Options are those of `MoeVisionTransformer`."""
     model_args = {"embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     return _create_gmoe("gmoe_tiny_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_small_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE-S/16, the paper's main model, on DeiT-S/16.
-
-    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
-    """
+    """GMoE-S/16, the paper's main model, on DeiT-S/16. Options are those of `MoeVisionTransformer`."""
     model_args = {"embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return _create_gmoe("gmoe_small_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_base_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """GMoE-B/16 (Table 13) on DeiT-B/16.
-
-    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
-    """
+    """GMoE-B/16 (Table 13) on DeiT-B/16. Options are those of `MoeVisionTransformer`."""
     model_args = {"embed_dim": 768, "depth": 12, "num_heads": 12, **kwargs}
     return _create_gmoe("gmoe_base_patch16", pretrained, **model_args)
 

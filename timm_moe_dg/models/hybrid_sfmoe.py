@@ -35,13 +35,8 @@ default_cfgs = generate_default_cfgs(
 class HybridMoeVisionTransformer(MoeVisionTransformer):
     """`MoeVisionTransformer` on the feature map of a pre-activation-free ResNetV2-26.
 
-    Args:
-        in_chans: Image channels.
-        patch_size: Side of a patch in pixels of the feature map.
-        output_stride: Image pixels per pixel of the feature map, 32 or 16 (8 also works).
-        device: Where the parameters are made.
-        dtype: Their type.
-        **kwargs: As `MoeVisionTransformer`.
+    `patch_size` counts pixels of the feature map, each of which is `output_stride` pixels of the image: 32 or 16 (8
+    also works).
     """
 
     def __init__(

@@ -5,29 +5,18 @@ Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from ._backbone import Mixture, create_on_backbone
-from ._build import IMAGENET_CFG, create_moe_vit
+from ._build import IMAGENET_CFG, create_moe_vit, deit_cfg
 from ._geo_vit import GeoMoeVisionTransformer
 from .upcycling import upcycle_with_metadata
 
-
-def _deit_cfg(size: str) -> dict[str, object]:
-    return {
-        **IMAGENET_CFG,
-        "hf_hub_id": f"timm/deit_{size}_patch16_224.fb_in1k",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-    }
-
-
 default_cfgs = generate_default_cfgs(
     {
-        "moge.deit_in1k": _deit_cfg("small"),  # of the default backbone; every other one has its own
-        "moge_tiny.deit_in1k": _deit_cfg("tiny"),
+        "moge.deit_in1k": deit_cfg("small"),  # of the default backbone. Every other one has its own.
+        "moge_tiny.deit_in1k": deit_cfg("tiny"),
         "moge_small_patch32_384.augreg_in21k_ft_in1k": {
             **IMAGENET_CFG,
             "hf_hub_id": "timm/vit_small_patch32_384.augreg_in21k_ft_in1k",
@@ -47,10 +36,7 @@ def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionT
 
 @register_model
 def moge_tiny(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
-    """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model.
-
-    Options are those of `timm_moe_dg.models.GeoMoeVisionTransformer`.
-    """
+    """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model. Options are those of `GeoMoeVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     return _create_moge("moge_tiny", pretrained, **{"metadata_encoder": "spherical_harmonics", **model_args})
 
@@ -73,6 +59,5 @@ def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.upcycle_with_metadata`, and
     the backbone's own.
     """
-    return create_on_backbone(
-        Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes), pretrained, **kwargs
-    )
+    mixture = Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes)
+    return create_on_backbone(mixture, pretrained, **kwargs)

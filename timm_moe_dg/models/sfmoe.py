@@ -8,31 +8,17 @@ The released code differs from the paper: distilled DeiT-S, mixtures in blocks 5
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 
-from ._build import IMAGENET_CFG, create_moe_vit
+from ._build import create_moe_vit, deit_cfg
 from ._moe_vit import MoeVisionTransformer
 
-default_cfgs = generate_default_cfgs(
-    {
-        "sfmoe_small.deit_in1k": {
-            **IMAGENET_CFG,
-            "hf_hub_id": "timm/deit_small_patch16_224.fb_in1k",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "paper_ids": "arXiv:2206.04046",
-        },
-    }
-)
+default_cfgs = generate_default_cfgs({"sfmoe_small.deit_in1k": deit_cfg("small", paper_ids="arXiv:2206.04046")})
 
 
 @register_model
 def sfmoe_small(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2.
-
-    Options are those of `timm_moe_dg.models.MoeVisionTransformer`.
-    """
+    """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2. Options are those of `MoeVisionTransformer`."""
     mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
     model_args = {**mixture, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return create_moe_vit(MoeVisionTransformer, "sfmoe_small", pretrained, **model_args)

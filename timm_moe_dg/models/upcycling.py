@@ -114,13 +114,9 @@ def upcycle_with_metadata(
 
 
 def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]]]:
-    """Lists the feed-forwards of a network that can become mixtures, in the order in which it holds them.
+    """Lists the feed-forwards of a network that can become mixtures: first name -> the module and all its names.
 
-    Args:
-        model: Any network.
-
-    Returns:
-        First name -> the module and all its names; several where layers share a module.
+    Layers that share a module give it several names.
 
     Raises:
         MoeLayersError: The network has mixtures already, so the numbers of its feed-forwards would differ.
@@ -136,7 +132,6 @@ def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]
 
 
 def _refusal(module: nn.Module) -> str | None:
-    """Why a module of a known class cannot become a mixture; None if it can."""
     try:
         read_feed_forward(module)
     except RouterError as error:
@@ -157,9 +152,8 @@ def refused_feed_forwards(model: nn.Module) -> dict[str, str]:
 
 def _looks_alike(module: nn.Module) -> bool:
     name = type(module).__name__
-    return (
-        name.endswith(("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")) and "Head" not in name
-    )
+    endings = ("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")
+    return name.endswith(endings) and "Head" not in name
 
 
 def _no_feed_forward(model: nn.Module) -> str:
@@ -174,12 +168,6 @@ def check_token_wise(chosen: Sequence[nn.Module]) -> None:
     """Checks that feed-forwards compute what experts would, which another release of timm may change.
 
     One layer of each kind gets random weights and is compared with a mixture of one expert on permuted tokens.
-
-    Args:
-        chosen: Feed-forwards of classes in `layers.feed_forwards`.
-
-    Raises:
-        RouterError: The two do not agree.
     """
     makes = {(type(dense), str(dense)): dense for dense in chosen if not next(dense.parameters()).is_meta}
     for dense in makes.values():
@@ -221,13 +209,7 @@ def _warn_if_changed(mixture: MoeMlp) -> None:
 
 
 def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
-    """Gives an upcycled network its `no_weight_decay`, and records the options to save with it.
-
-    Args:
-        model: The network.
-        name: Registered model that builds the network again.
-        options: Options of that model besides `backbone`.
-    """
+    """Gives an upcycled network its `no_weight_decay`, and records what builds it again: a model's name and options."""
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
     model.__jit_ignored_attributes__ = ["no_weight_decay"]  # TorchScript passes it on to the scripted model
     cfg = getattr(model, "pretrained_cfg", None)
