@@ -28,27 +28,17 @@ Region = tuple[tuple[int, int], ...]  # (start, stop) of each axis
 
 
 class Leaf(NamedTuple):
-    """The index entry of one array.
+    """The index entry of one array."""
 
-    Attributes:
-        shape: Shape of the whole array.
-        regions: Position of each slice in it.
-        files: Number of the data file that contains each slice.
-    """
-
-    shape: tuple[int, ...]
-    regions: tuple[Region, ...]
-    files: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole array
+    regions: tuple[Region, ...]  # position of each slice in it
+    files: tuple[int, ...]  # number of the data file that contains each slice
 
 
 def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
-    """Reads all arrays of a checkpoint.
+    """Reads all arrays of a checkpoint by name ('Encoder/encoderblock_0/LayerNorm_0/scale'), in their original types.
 
-    Args:
-        prefix: Path without `.index` and `.data-...`, as V-MoE's README lists them.
-
-    Returns:
-        Name ('Encoder/encoderblock_0/LayerNorm_0/scale') -> array in its original type.
+    The prefix is the path without `.index` and `.data-...`, as V-MoE's README lists them.
 
     Raises:
         MissingDependencyError: msgpack is not installed.
@@ -154,11 +144,9 @@ _HEADS = ("pre_logits", "head")
 
 
 def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
-    """Derives the arguments of `timm.create_model` from a checkpoint.
+    """Derives the arguments of `timm.create_model` from all arrays of a checkpoint.
 
-    Args:
-        arrays: All arrays of a checkpoint.
-        top_k: Experts per token, which the checkpoint does not contain; 2 in the published networks.
+    Checkpoints do not contain `top_k`, the experts per token. The published networks have 2.
 
     Raises:
         CheckpointError: Arrays that every V-MoE has are missing.
@@ -193,15 +181,9 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
 
 
 def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
-    """Renames and reshapes a checkpoint to the state dict of the network that `vmoe_options` describes.
+    """Renames and reshapes all arrays to the float32 state dict of the network that `vmoe_options` describes.
 
     A layer before the classifier is left out together with the classifier, since timm's vision transformers have none.
-
-    Args:
-        arrays: All arrays of a checkpoint.
-
-    Returns:
-        Name -> float32 weights.
 
     Raises:
         CheckpointError: Arrays of another kind of network, such as efficient ensembles (E3).

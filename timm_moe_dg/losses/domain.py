@@ -21,15 +21,9 @@ RDM_GAMMAS = tuple(10.0**power for power in range(-4, 4))
 def irm_penalty(logits: Tensor, targets: Tensor) -> Tensor:
     """Squared gradient of the risk with respect to a dummy scale of the logits (Arjovsky et al., 2019, IRMv1).
 
-    The estimate is unbiased, as in the authors' code, and may be negative: it is the product of the gradients
-    d/dw CE(w * logits, targets) at w = 1 of the even and of the odd samples.
-
-    Args:
-        logits: (B, C) of one domain.
-        targets: (B,) class indices.
-
-    Returns:
-        Scalar.
+    The estimate for the (B, C) logits and (B,) class indices of one domain is unbiased, as in the authors' code, and
+    may be negative. It is the product of the gradients d/dw CE(w * logits, targets) at w = 1 of the even and of the
+    odd samples.
 
     Raises:
         ArgumentError: Fewer than two samples.
@@ -49,12 +43,8 @@ def vrex_penalty(risks: Tensor) -> Tensor:
 def coral_distance(x: Tensor, y: Tensor) -> Tensor:
     """Mean squared difference of the means plus mean squared difference of the covariances (Sun and Saenko, 2016).
 
-    Args:
-        x: (B, D) features of one domain.
-        y: (B', D) features of another.
-
-    Returns:
-        Scalar: the mean over D entries plus the mean over D * D entries; covariances are divided by B - 1.
+    The features are (B, D) of one domain and (B', D) of another. The means are over D and over D * D entries.
+    Covariances are divided by B - 1.
 
     Raises:
         ArgumentError: Fewer than two samples.
@@ -73,15 +63,8 @@ def _covariance(x: Tensor) -> Tensor:
 def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> Tensor:
     """Squared maximum mean discrepancy with a sum of Gaussian kernels, biased (Li et al., 2018; Gretton et al., 2012).
 
-    mean k(x, x') + mean k(y, y') - 2 mean k(x, y), where the means are over all pairs, including equal samples.
-
-    Args:
-        x: (B, D).
-        y: (B', D).
-        gammas: k(a, b) is the sum over gammas of exp(-gamma * |a - b|^2).
-
-    Returns:
-        Scalar, at least 0 up to rounding.
+    For x (B, D) and y (B', D): mean k(x, x') + mean k(y, y') - 2 mean k(x, y), at least 0 up to rounding. The means
+    are over all pairs, including equal samples, and k(a, b) is the sum over gammas of exp(-gamma * |a - b|^2).
     """
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
@@ -95,13 +78,8 @@ def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> 
 def group_weights(weights: Tensor, risks: Tensor, eta: float) -> Tensor:
     """Updates domain weights by one step of exponentiated gradient ascent (Sagawa et al., 2020, algorithm 1).
 
-    Args:
-        weights: (M,) positive, with any sum.
-        risks: (M,).
-        eta: Step size.
-
-    Returns:
-        (M,) with sum 1, without a gradient into the risks.
+    Positive weights (M,) of any sum and risks (M,) give weights (M,) with sum 1, without a gradient into the risks.
+    `eta` is the step size.
     """
     weights = weights * torch.exp(eta * risks.detach())
     return weights / weights.sum()
@@ -117,8 +95,8 @@ def classifier_gradient_variance(features: Tensor, logits: Tensor, targets: Tens
         bias: Whether the classifier has a bias.
 
     Returns:
-        (P,) population variances, first of the weight's C * D entries, then of the bias's C; differentiable with
-        respect to features and logits.
+        (P,) population variances of the weight's C * D entries, then of the bias's C. Differentiable with respect to
+        features and logits.
     """
     # Sample i has the gradient (p_i - y_i) outer z_i for the weight and p_i - y_i for the bias. The moments over
     # samples are therefore matrix products, and no gradient of a single sample is stored.
@@ -140,8 +118,7 @@ def fishr_penalty(variances: Tensor) -> Tensor:
 def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Risk distribution matching: the worst domain's risks against those of all domains (Nguyen et al., 2024).
 
-    Args:
-        risks: (B,) cross-entropy of each sample, for each domain.
+    `risks` holds the cross-entropies (B,) of each domain's samples.
 
     Returns:
         Two scalars. The first is the `mmd_distance`, with kernels `RDM_GAMMAS`, between the risks of the domain with
@@ -161,14 +138,8 @@ def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     """Cross-entropy of domains with the same weight for every class of images (CDANN).
 
-    Args:
-        logits: (B, M) logits of the domains.
-        targets: (B,) domain indices.
-        classes: (B,) class indices.
-        num_classes: Number of classes, including those absent from this batch.
-
-    Returns:
-        Scalar: the sum over samples of the cross-entropy / (number of images of its class * num_classes).
+    For logits (B, M), domain indices (B,) and class indices (B,), this is the sum over samples of the cross-entropy,
+    divided by `num_classes` times the number of images of its class. `num_classes` includes classes absent here.
     """
     counts = torch.bincount(classes, minlength=num_classes)[classes]
     return (F.cross_entropy(logits, targets, reduction="none") / (counts * num_classes)).sum()
@@ -188,13 +159,8 @@ def spectral_decoupling(logits: Tensor) -> Tensor:
 def feature_divergence(features: Tensor, reference: Tensor, variance: Tensor) -> Tensor:
     """Divergence of features from a frozen network's: mean of ((f - f0)^2 / v + log v) / 2 (Cha et al., 2022).
 
-    Args:
-        features: f, any shape.
-        reference: f0, the same shape.
-        variance: v, positive, broadcast to that shape.
-
-    Returns:
-        Scalar, the Gaussian negative log-likelihood without its constant.
+    The reference f0 has the shape of f, and the positive variance v is broadcast to it. The value is the Gaussian
+    negative log-likelihood without its constant.
     """
     return ((features - reference).square() / variance + variance.log()).mean() / 2
 

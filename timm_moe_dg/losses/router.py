@@ -31,9 +31,6 @@ def importance_loss(probabilities: Tensor, routed: Tensor | None = None, unbiase
         probabilities: (T, E) routing probabilities without noise.
         routed: (T,) bool, items to include; None for all.
         unbiased: Divide the variance by E - 1 instead of E.
-
-    Returns:
-        Scalar; 0 if all experts have the same importance.
     """
     if routed is not None:
         probabilities = probabilities * routed.unsqueeze(1)
@@ -57,9 +54,6 @@ def load_loss(
         noise_std: Standard deviation of the noise, positive.
         routed: (T,) bool, items to include; None for all.
         unbiased: Divide the variance by E - 1 instead of E.
-
-    Returns:
-        Scalar; 0 if all experts have the same expected load.
     """
     # p_te = 1 - Phi((eta_t - logits_te) / noise_std): the probability that expert e is among the K best of item t if
     # its noise alone is drawn again, where eta_t is the K-th largest noisy logit of the item
@@ -73,12 +67,7 @@ def load_loss(
 def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
     """The auxiliary loss of one layer: (importance + load) / 2, or importance alone without noise.
 
-    Args:
-        routing: Recorded routing of the layer.
-        form: 'vmoe', or 'tutel' as in the library behind GMoE's released code.
-
-    Returns:
-        Scalar.
+    `form` is 'vmoe', or 'tutel' as in the library behind GMoE's released code.
 
     Raises:
         ArgumentError: Unknown `form`.
@@ -116,13 +105,7 @@ def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
     """Sum of `router_loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
 
     Call this between forward and backward, once per forward, and add it with a small coefficient (0.01 in the papers).
-
-    Args:
-        model: Any model, also wrapped for distributed training.
-        form: See `router_loss`.
-
-    Returns:
-        Scalar on the model's device, differentiable with respect to the routers; 0 for a model without mixture layers.
+    The sum is 0 for a model without mixture layers. The model may be wrapped for distributed training.
 
     Raises:
         ArgumentError: The mixture layers have recorded no routing.

@@ -1,7 +1,5 @@
 """Metrics of class predictions: accuracy overall, by group and of the worst group; confusion matrix; macro F1.
 
-The accuracy of a group is always reported with its number of samples.
-
 Axes: N samples, G groups, C classes.
 """
 
@@ -15,25 +13,14 @@ from ..errors import ArgumentError
 
 
 class GroupAccuracy(NamedTuple):
-    """Accuracy by group.
-
-    Attributes:
-        accuracy: (G,) float64, NaN for an empty group.
-        num_samples: (G,) int64.
-    """
+    """Accuracies (G,) float64, NaN for empty groups, and numbers of samples (G,) int64."""
 
     accuracy: Tensor
     num_samples: Tensor
 
 
 class WorstGroup(NamedTuple):
-    """The group with the lowest accuracy.
-
-    Attributes:
-        accuracy: Its accuracy; NaN if all groups are empty.
-        group: Its index; -1 if all groups are empty.
-        num_samples: Its number of samples.
-    """
+    """Accuracy, index and size of the group with the lowest accuracy: NaN, -1 and 0 if all groups are empty."""
 
     accuracy: float
     group: int
@@ -47,19 +34,13 @@ def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups: int) -> GroupAccuracy:
-    """Computes the accuracy of each group, such as a domain.
+    """Computes the accuracy of each group, such as a domain, from predicted classes, targets and groups, all (N,).
 
     >>> group_accuracy(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     GroupAccuracy(accuracy=tensor([0.5000,    nan, 1.0000], dtype=torch.float64), num_samples=tensor([2, 0, 1]))
 
-    Args:
-        predicted: (N,) class indices.
-        target: (N,) class indices.
-        group: (N,) group indices, 0 to G - 1.
-        num_groups: G, including empty groups.
-
     Raises:
-        ArgumentError: Different shapes, or a group index out of range.
+        ArgumentError: Different shapes, or a group index outside 0..`num_groups` - 1.
     """
     check_vectors(predicted=predicted, target=target, group=group)
     _check_range("group", group, num_groups)
@@ -76,12 +57,7 @@ def worst_group(
     >>> worst_group(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     WorstGroup(accuracy=0.5, group=0, num_samples=2)
 
-    Args:
-        predicted: (N,) class indices.
-        target: (N,) class indices.
-        group: (N,) group indices, 0 to G - 1.
-        num_groups: G, including empty groups.
-        ignored: Groups to leave out, such as FMoW's "Other".
+    The arguments are those of `group_accuracy`, and `ignored` groups are left out, such as FMoW's "Other".
 
     Raises:
         ArgumentError: Different shapes, or a group index out of range.
@@ -98,19 +74,11 @@ def worst_group(
 
 
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Counts how often each target (row) was given each prediction (column).
+    """Counts how often each target (row) was given each prediction (column): (N,) class indices -> (C, C) int64.
 
     >>> confusion_matrix(torch.tensor([1, 0, 1]), torch.tensor([1, 0, 0]), num_classes=2)
     tensor([[1, 1],
             [0, 1]])
-
-    Args:
-        predicted: (N,) class indices, 0 to C - 1.
-        target: (N,) class indices, 0 to C - 1.
-        num_classes: C.
-
-    Returns:
-        int64 (C, C).
 
     Raises:
         ArgumentError: Different shapes, or a class index out of range.
@@ -123,7 +91,7 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Ten
 
 
 def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
-    """Mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur in the target.
+    """Mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur in the target, float64; NaN without samples.
 
     Equals `f1_score(target, predicted, average="macro", labels=unique(target))` of scikit-learn, WILDS's metric for
     iWildCam. A class that is only predicted counts as false positives or negatives of the others. scikit-learn's
@@ -131,13 +99,6 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
 
     >>> f1_macro(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])).item()
     0.833...
-
-    Args:
-        predicted: (N,) class indices.
-        target: (N,) class indices.
-
-    Returns:
-        A float64 scalar; NaN without samples.
 
     Raises:
         ArgumentError: Different shapes.
@@ -152,11 +113,7 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def check_vectors(**vectors: Tensor) -> None:
-    """Checks that tensors are vectors of equal length; the keywords are the caller's argument names.
-
-    Raises:
-        ArgumentError: Different shapes, or not one dimension.
-    """
+    """Checks that tensors are vectors of equal length; the keywords are the caller's argument names."""
     shapes = [tuple(vector.shape) for vector in vectors.values()]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise ArgumentError.of(", ".join(vectors), shapes, "give vectors of equal length")

@@ -13,17 +13,11 @@ from .accuracy import check_vectors
 
 
 class CalibrationBins(NamedTuple):
-    """Statistics of predictions, binned by confidence into M bins of equal width.
+    """Statistics of predictions in M bins of equal width, by confidence. The means of an empty bin are NaN."""
 
-    Attributes:
-        num_samples: (M,) int64.
-        confidence: (M,) float64 mean confidence; NaN for an empty bin.
-        accuracy: (M,) float64; NaN for an empty bin.
-    """
-
-    num_samples: Tensor
-    confidence: Tensor
-    accuracy: Tensor
+    num_samples: Tensor  # (M,) int64
+    confidence: Tensor  # (M,) float64, mean
+    accuracy: Tensor  # (M,) float64
 
 
 def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> CalibrationBins:
@@ -55,19 +49,11 @@ def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
 def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Tensor:
     """Mean gap between confidence and accuracy over bins of equal width, weighted by their number of samples.
 
-    ECE = sum_m |B_m| / N * |acc(B_m) - conf(B_m)| with the bins B_m of `calibration_bins`
-    (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3).
+    ECE = sum_m |B_m| / N * |acc(B_m) - conf(B_m)|, a float64 scalar in 0..1, or NaN without samples (Guo et al., "On
+    Calibration of Modern Neural Networks", ICML 2017, equation 3). The arguments are those of `calibration_bins`.
 
     >>> expected_calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])).item()
     0.399...
-
-    Args:
-        confidence: (N,) probability of the predicted class.
-        correct: (N,) whether the prediction is correct.
-        num_bins: M.
-
-    Returns:
-        A float64 scalar in 0..1; NaN without samples.
 
     Raises:
         ArgumentError: Different shapes, a confidence outside 0..1, or no bins.
