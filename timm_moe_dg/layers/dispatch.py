@@ -11,37 +11,22 @@ from torch import Tensor
 
 
 class SortedAssignments(NamedTuple):
-    """Assignments in expert order, without those that go nowhere.
+    """Assignments in expert order, without those that go nowhere."""
 
-    Attributes:
-        positions: (A,) position of each assignment in the flattened (T, K) table, ordered by expert, then by item.
-        items: (A,) item of each assignment.
-        counts: E integers with sum A, the assignments of each expert.
-        ranks: (T, K) rank of each assignment in that order; A for an assignment that goes nowhere.
-    """
-
-    positions: Tensor
-    items: Tensor
-    counts: list[int]
-    ranks: Tensor
+    positions: Tensor  # (A,) position in the flattened (T, K) table, ordered by expert, then by item
+    items: Tensor  # (A,) item of each assignment
+    counts: list[int]  # E numbers of assignments, with sum A
+    ranks: Tensor  # (T, K) rank of each assignment in that order, or A for an assignment that goes nowhere
 
 
 class GroupedAssignments(NamedTuple):
-    """All T * K assignments in expert order, those that go nowhere at the end of the last expert's.
+    """All T * K assignments in expert order, those that go nowhere at the end of the last expert's."""
 
-    Attributes:
-        order: (T * K,) position of each assignment in the flattened (T, K) table, ordered by expert, then by item.
-        experts: (T * K,) expert of each assignment in that order.
-        ends: (E,) int32, end of each expert's assignments.
-        ranks: (T, K) rank of each assignment in that order.
-        absent: (T, K) bool, True where an assignment goes nowhere; None if surely none does.
-    """
-
-    order: Tensor
-    experts: Tensor
-    ends: Tensor
-    ranks: Tensor
-    absent: Tensor | None
+    order: Tensor  # (T * K,) position in the flattened (T, K) table, ordered by expert, then by item
+    experts: Tensor  # (T * K,) expert of each assignment in that order
+    ends: Tensor  # (E,) int32, end of each expert's assignments
+    ranks: Tensor  # (T, K) rank of each assignment in that order
+    absent: Tensor | None  # (T, K) bool, True where an assignment goes nowhere, or None if surely none does
 
     def counts(self) -> list[int]:
         """Returns the number of each expert's assignments. On CUDA this waits for the device."""
@@ -49,15 +34,7 @@ class GroupedAssignments(NamedTuple):
 
 
 def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssignments:
-    """Orders a routing table by expert, without waiting for a CUDA device.
-
-    Args:
-        expert_indices: (T, K) int64, 0 to E.
-        num_experts: E.
-
-    Returns:
-        The assignments in expert order.
-    """
+    """Orders a (T, K) int64 routing table by expert, without waiting for a CUDA device."""
     order, experts = _by_expert(expert_indices)
     absent = expert_indices == num_experts
     # Reading `any` is free in eager mode on a CPU; elsewhere it would wait for the device or break the graph
@@ -68,14 +45,9 @@ def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssign
 
 
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
-    """Orders a routing table by expert, leaving out assignments that go nowhere.
+    """Orders a (T, K) int64 routing table by expert, and leaves out the assignments that go nowhere.
 
-    Args:
-        expert_indices: (T, K) int64, 0 to E.
-        num_experts: E.
-
-    Returns:
-        The assignments in expert order. On CUDA this waits for the device once, to copy the counts to the host.
+    On CUDA this waits for the device once, to copy the counts to the host.
     """
     order, experts = _by_expert(expert_indices)
     counts = _counts(_ends(experts, num_experts))
@@ -114,19 +86,11 @@ def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_facto
 
 
 def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, capacity: int) -> Tensor:
-    """Batch prioritized routing: finds the assignments that exceed an expert's capacity.
+    """Batch prioritized routing: (T, K) experts, best first -> (T, K) bool, True for assignments over capacity.
 
     First choices of all items are placed before second choices. Within a choice, items with a larger `priority` come
-    first, and in a tie the earlier item (V-MoE, section 3.4 of Riquelme et al., 2021).
-
-    Args:
-        expert_indices: (T, K) int64, the k-th choice of each item in column k.
-        priority: (T,) largest routing probability of each item.
-        num_experts: E.
-        capacity: C, slots per expert.
-
-    Returns:
-        (T, K) bool, True where the assignment is dropped.
+    first, and in a tie the earlier item (V-MoE, section 3.4 of Riquelme et al., 2021). The priority (T,) is an item's
+    largest routing probability.
     """
     order_T = torch.argsort(priority, descending=True, stable=True)
     choices_KT = expert_indices.index_select(0, order_T).t()

@@ -38,25 +38,15 @@ class GatedActivation(nn.Module):
 
 
 class FeedForward(NamedTuple):
-    """The parts of a dense feed-forward, in order of computation.
+    """The parts of a dense feed-forward, in order of computation."""
 
-    Attributes:
-        pre_norm: Normalization of the input (..., D).
-        first: First linear layer or 1x1 convolution; two of them if the halves of a gated one are separate.
-        act: Activation; a `GatedActivation` halves the number of features.
-        hidden_drop: Dropout rate after the activation.
-        norm: Normalization of the hidden features.
-        second: Second linear layer or 1x1 convolution.
-        drop: Dropout rate of the output.
-    """
-
-    pre_norm: nn.Module
-    first: tuple[nn.Module, ...]
-    act: nn.Module
-    hidden_drop: float
-    norm: nn.Module
-    second: nn.Module
-    drop: float
+    pre_norm: nn.Module  # of the input (..., D)
+    first: tuple[nn.Module, ...]  # linear layer or 1x1 convolution, two if the halves of a gated one are separate
+    act: nn.Module  # a `GatedActivation` halves the number of features
+    hidden_drop: float  # dropout rate after the activation
+    norm: nn.Module  # of the hidden features
+    second: nn.Module  # linear layer or 1x1 convolution
+    drop: float  # dropout rate of the output
 
     @property
     def channels_first(self) -> bool:
@@ -111,10 +101,7 @@ DENSE_FORMS: MappingProxyType[type[nn.Module], Callable[[Any], FeedForward]] = M
 
 
 def read_feed_forward(mlp: nn.Module) -> FeedForward:
-    """Returns the parts of a dense feed-forward, not copied.
-
-    Args:
-        mlp: An instance of exactly a class in `DENSE_FORMS`.
+    """Returns the parts, not copied, of a dense feed-forward whose class is exactly one in `DENSE_FORMS`.
 
     Raises:
         RouterError: Another class, layers that are neither linear nor 1x1 convolutions, different numbers of input and

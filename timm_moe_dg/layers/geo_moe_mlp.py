@@ -22,15 +22,10 @@ from .router import MetadataRouter
 
 
 class ExpertReport(NamedTuple):
-    """Outputs of a training forward, for the losses that compare experts.
+    """Outputs of a training forward, for the losses that compare experts."""
 
-    Attributes:
-        shared: (B, D) the shared expert's output for the first token (a ViT's class token); None without that expert.
-        forced: (E, T, D) output of each routed expert for the same T random tokens; None with `forced_tokens` 0.
-    """
-
-    shared: Tensor | None
-    forced: Tensor | None
+    shared: Tensor | None  # (B, D) output for the first token (a ViT's class token), or None without a shared expert
+    forced: Tensor | None  # (E, T, D) outputs of the routed experts for T random tokens, or None with `forced_tokens` 0
 
 
 @register_notrace_module
@@ -54,8 +49,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         context_features: R.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
         **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
 
     Raises:
@@ -102,13 +96,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
         """Upcycles a dense feed-forward: it becomes the shared expert, and every routed expert starts as a copy of it.
 
-        Args:
-            mlp: A feed-forward of tokens, features last, that returns as many as it takes, see `read_feed_forward`.
-            expert_drop: As in `GeoMixtureOptions`; acts besides the feed-forward's own dropout.
-            **mixture: `context_features`, and the other options of `GeoMixtureOptions`.
-
-        Returns:
-            A layer whose evaluation output equals the dense one, unless `expert_perturbation` is above 0.
+        The options are `context_features` and those of `GeoMixtureOptions`. `expert_drop` acts besides its dropout.
+        The evaluation output equals the dense one, unless `expert_perturbation` is above 0.
 
         Raises:
             RouterError: See `read_feed_forward`; or it takes features first, or normalizes its input.
@@ -149,10 +138,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:
-        """Sets which experts compute the output.
-
-        Args:
-            mode: 'routed' by metadata, 'shared' expert only, or the index of the routed expert for every image.
+        """Sets which experts compute the output: 'routed' by metadata, 'shared' alone, or a routed expert by its index.
 
         Raises:
             RouterError: Another mode, or 'shared' without a shared expert.
@@ -168,15 +154,9 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         self.forced_expert = index
 
     def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:
-        """Mixes the shared and the routed experts.
+        """Mixes the shared and the routed experts: (B, N, D) tokens and (B, R) metadata embedding -> (B, N, D).
 
-        Args:
-            x: (B, N, D) tokens.
-            context: (B, R) metadata embedding.
-            present: (B,) bool, False for images without metadata.
-
-        Returns:
-            (B, N, D).
+        `present` (B,) is False for images without metadata.
 
         Raises:
             MetadataError: An image has no metadata, and there is no shared expert.

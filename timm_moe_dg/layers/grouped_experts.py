@@ -29,13 +29,8 @@ def has_grouped_product(shape: torch.Size, dtype: torch.dtype) -> bool:
 def grouped_experts(inputs: ExpertInputs, expert_indices: Tensor, between: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum over an item's experts of w * (W2 between(W1 x + b1) + b2) (GMoE, equation 2, with any activation).
 
-    Args:
-        inputs: Items, combine weights, and the experts' parameters.
-        expert_indices: (T, K) int64; the value E marks an assignment that goes nowhere.
-        between: (A * N, G) features of the first layer -> (A * N, H) of the second.
-
-    Returns:
-        (T, N, D); zeros for an item without experts.
+    Expert indices (T, K) int64 -> (T, N, D), with zeros for an item without experts. The index E marks an assignment
+    that goes nowhere. `between` maps (A * N, G) features of the first layer to (A * N, H) of the second.
     """
     x, combine_weights, weight1, bias1, weight2, bias2 = inputs
     assignments = group_assignments(expert_indices, len(weight1))

@@ -85,16 +85,7 @@ def option_names(*option_classes: type) -> tuple[str, ...]:
 
 
 def build_options(options_class: type[OptionsT], given: Mapping[str, Any], owner: str) -> OptionsT:
-    """Builds a dataclass of options.
-
-    Args:
-        options_class: The dataclass.
-        given: Options by name.
-        owner: Name of the class or function that takes them, for the message.
-
-    Raises:
-        OptionError: The dataclass has no such option.
-    """
+    """Builds a dataclass of options by name, see `check_options`."""
     check_options(given, option_names(options_class), owner)
     return options_class(**given)
 
@@ -106,15 +97,10 @@ def take_options(options_class: type[OptionsT], keywords: dict[str, Any]) -> Opt
 
 
 def check_options(given: Mapping[str, Any], names: Collection[str], owner: str) -> None:
-    """Checks that options exist.
-
-    Args:
-        given: Options by name.
-        names: The options that exist.
-        owner: Name of the class or function that takes them, for the message.
+    """Checks that options exist. `owner` is the class or function that takes them, for the message.
 
     Raises:
-        OptionError: One does not exist; names the nearest.
+        OptionError: One does not exist. The message names the nearest.
     """
     for name in given:
         if name not in names:

@@ -36,37 +36,22 @@ DROPPED = -(2.0**13)
 
 
 class ExpertInputs(NamedTuple):
-    """The differentiable inputs of a layer's experts, all of one type and on one device.
+    """The differentiable inputs of a layer's experts, all of one type and on one device."""
 
-    Attributes:
-        x: (T, N, D) items.
-        combine_weights: (T, K).
-        weight1: (E, G, D).
-        bias1: (E, G), or None.
-        weight2: (E, D, H).
-        bias2: (E, D), or None.
-    """
-
-    x: Tensor
-    combine_weights: Tensor
-    weight1: Tensor
-    bias1: Tensor | None
-    weight2: Tensor
-    bias2: Tensor | None
+    x: Tensor  # (T, N, D) items
+    combine_weights: Tensor  # (T, K)
+    weight1: Tensor  # (E, G, D)
+    bias1: Tensor | None  # (E, G)
+    weight2: Tensor  # (E, D, H)
+    bias2: Tensor | None  # (E, D)
 
 
 class SortedActivation(NamedTuple):
-    """h = f(a); or with a gate (GLU variants, Shazeer, 2020) f(a1) * a2 or a1 * f(a2) for the halves of a.
+    """h = f(a); or with a gate (GLU variants, Shazeer, 2020) f(a1) * a2 or a1 * f(a2) for the halves of a."""
 
-    Attributes:
-        function: f, 'gelu' (Hendrycks and Gimpel, 2016) or 'silu'.
-        approximate: GELU's form, 'none' or 'tanh'.
-        gate: The half that f is applied to, 0 or 1; None for no gate.
-    """
-
-    function: str = "gelu"
-    approximate: str = "none"
-    gate: int | None = None
+    function: str = "gelu"  # f, 'gelu' (Hendrycks and Gimpel, 2016) or 'silu'
+    approximate: str = "none"  # GELU's form, 'none' or 'tanh'
+    gate: int | None = None  # the half that f is applied to, 0 or 1, or None for no gate
 
     def halves(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """(..., G) -> the argument of f, and its factor."""
@@ -95,14 +80,9 @@ class SortedActivation(NamedTuple):
     def write_gradient(
         self, features: Tensor, grad: Tensor, hidden: Tensor, grad_features: Tensor, needs_hidden: bool
     ) -> None:
-        """Writes the gradient of the features before the activation, and h.
+        """Writes the (rows, G) gradient of the features before the activation, and h where it is needed.
 
-        Args:
-            features: (rows, G).
-            grad: (rows, H) gradient of h; overwritten.
-            hidden: (rows, H) where h is written; overwritten even if h is not needed.
-            grad_features: (rows, G) where the gradient is written; may be `grad` if there is no gate.
-            needs_hidden: Whether h is needed.
+        `grad` and `hidden` (rows, H) are overwritten in any case. `grad_features` may be `grad` if there is no gate.
         """
         argument, factor = self.halves(features)
         grad_argument, grad_factor = self.halves(grad_features)
@@ -136,15 +116,10 @@ def sorted_activation(act: nn.Module) -> SortedActivation | None:
 
 
 class HiddenDropout(NamedTuple):
-    """Dropout of hidden features as a function of a seed.
+    """Dropout of hidden features as a function of a seed."""
 
-    Attributes:
-        rate: Probability of dropping a feature, 0 to 1.
-        seed: Seed of a generator on the features' device.
-    """
-
-    rate: float
-    seed: int
+    rate: float  # probability of dropping a feature, 0 to 1
+    seed: int  # of a generator on the features' device
 
     @property
     def scale(self) -> float:
@@ -248,16 +223,9 @@ def sorted_experts(
 ) -> Tensor:
     """Sum over an item's experts of w * (W2 dropout(act(W1 x + b1)) + b2) (GMoE, equation 2).
 
-    Supports second derivatives, but no batched gradients. On CUDA it waits for the device once.
-
-    Args:
-        inputs: Items, combine weights, and the experts' parameters.
-        expert_indices: (T, K) int64; the value E marks an assignment that goes nowhere.
-        activation: Activation of the hidden features.
-        drop: Dropout rate of the hidden features; 0 in evaluation.
-
-    Returns:
-        (T, N, D); zeros for an item without experts.
+    Expert indices (T, K) int64 -> (T, N, D), with zeros for an item without experts. The index E marks an assignment
+    that goes nowhere. `drop` is the dropout rate of the hidden features, 0 in evaluation. Supports second derivatives,
+    but no batched gradients. On CUDA it waits for the device once.
     """
     seed = draw_seed() if drop > 0 else None
     constants, inputs = _prepare(inputs, expert_indices, seed, drop, activation)

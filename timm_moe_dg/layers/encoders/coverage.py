@@ -27,7 +27,6 @@ class Coverage(nn.Module):
     Args:
         num_points: P; the points are set by `hold` or loaded from a checkpoint.
         radius: Largest great-circle distance to the nearest point, km; None covers everything.
-        device: Device of the points.
 
     Raises:
         MetadataError: A radius below 0 or NaN.
@@ -74,23 +73,17 @@ def distances(coverage: Coverage, lonlat: Tensor) -> Tensor:
 
 
 class Thinned(NamedTuple):
-    """A small set of points that represents many coordinates.
+    """A small set of points that represents many coordinates."""
 
-    Attributes:
-        points: (P, 2) float64 longitude, latitude in degrees.
-        slack: Largest distance of any coordinate to the nearest point, km.
-    """
-
-    points: Tensor
-    slack: float
+    points: Tensor  # (P, 2) float64 longitude, latitude in degrees
+    slack: float  # largest distance of any coordinate to the nearest point, km
 
 
 def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
     """Replaces coordinates by the centers of their cells on a grid, so that a model reveals no exact coordinate.
 
-    Args:
-        lonlat: (N, 2) longitude, latitude in degrees; rows with NaN are left out.
-        max_points: Largest P, 2 or more.
+    (N, 2) longitudes and latitudes in degrees give P <= `max_points` points. Rows with NaN are left out. `max_points`
+    is 2 or more.
 
     Raises:
         MetadataError: All coordinates are NaN.
@@ -105,14 +98,10 @@ def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
 
 
 def cell_centers(lonlat: Tensor, size: float) -> Tensor:
-    """Centers of the occupied cells of a grid: bands of latitude, divided into cells that are no wider than high.
+    """(N, 2) degrees without NaN -> (P, 2) float64 degrees, sorted: the centers of a grid's occupied cells.
 
-    Args:
-        lonlat: (N, 2) degrees, without NaN.
-        size: Largest height of a band, degrees; the height divides 180.
-
-    Returns:
-        (P, 2) float64 degrees, sorted.
+    The bands of latitude are at most `size` degrees high, and their height divides 180. Their cells are no wider than
+    high.
     """
     bands = math.ceil(180.0 / size)
     height = 180.0 / bands
@@ -134,11 +123,7 @@ def slack(size: float) -> float:
 
 
 def checked_radius(radius: float | None) -> float | None:
-    """Validates a radius in km; an infinite one becomes None, no bound.
-
-    Raises:
-        MetadataError: A radius below 0 or NaN.
-    """
+    """Validates a radius in km. An infinite one becomes None, no bound."""
     if radius is not None and not radius >= 0.0:
         raise MetadataError.of("coverage_radius", radius, "give a distance of 0 km or more; inf covers everything")
     return None if radius is None or math.isinf(radius) else float(radius)

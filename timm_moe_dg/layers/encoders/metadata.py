@@ -44,11 +44,7 @@ class MetadataEncoder(nn.Module):
         self.checks: Final[bool] = hasattr(encoder, "check")
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 (TorchScript)
-        """Encodes the metadata of a batch.
-
-        Args:
-            x: (B, ...) the images, which give the batch size.
-            metadata: (B, ...), or None when no sample has any.
+        """Encodes the metadata (B, ...) of images (B, ...). Metadata are None when no sample has any.
 
         Returns:
             The embedding (B, R), and (B,) bool, True for samples with metadata. The embedding of others is arbitrary.
@@ -91,11 +87,7 @@ class MetadataEncoder(nn.Module):
 
 
 class NoMetadata(nn.Module):
-    """Replaces the encoder of a network whose remaining layers do not read metadata: all samples have none.
-
-    Args:
-        out_features: R; may be 0.
-    """
+    """Replaces the encoder of a network without other layers that read metadata: all samples have none. R may be 0."""
 
     def __init__(self, out_features: int) -> None:
         super().__init__()
@@ -122,14 +114,7 @@ COLUMN_FEATURES = 64  # width of each column's embedding; MoGE's paper has coord
 class NumberEncoder(OwnParameters):
     """Embeds a standardized number by a small network 1 -> R -> R; zeros for an unknown number.
 
-    Args:
-        mean: Mean, usually over the training images.
-        std: Standard deviation, positive.
-        out_features: R.
-        device, dtype: Device and type of the parameters.
-
-    Raises:
-        MetadataError: `std` is not positive.
+    `mean` and the positive `std` usually come from the training images.
     """
 
     def __init__(
@@ -198,11 +183,7 @@ class ColumnsEncoder(nn.Module):
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Checks the number of columns, and the coordinates by their encoder.
-
-        Raises:
-            MetadataError: Another width, or invalid coordinates.
-        """
+        """Checks the number of columns, and the coordinates by their encoder."""
         if metadata.ndim != 2 or metadata.shape[1] != 2 + len(self.columns):
             remedy = f"give (batch, {2 + len(self.columns)}): longitude, latitude, {', '.join(self.columns)}"
             raise MetadataError.of("metadata shape", tuple(metadata.shape), remedy)

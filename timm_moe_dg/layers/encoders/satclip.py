@@ -1,8 +1,7 @@
 """Pretrained SatCLIP location encoders (Klemmer et al., 2025), frozen: MoGE's plug-in encoder (section 2.2, ii).
 
-The released files are training checkpoints. Their `hyper_parameters` contain the sizes (`legendre_polys`, `capacity`,
-`num_hidden_layers`, `embed_dim`). Their `state_dict` contains an image tower and the location network in float64,
-`model.location.nnet.layers.{0,1}.{weight,bias}` and `model.location.nnet.last_layer.{weight,bias}`.
+The released files are training checkpoints with `hyper_parameters`, and with a `state_dict` that contains an image
+tower and, in float64, the location network.
 
 Embeddings of L40 encoders at high latitudes differ from those of SatCLIP's own program. Its harmonics, closed forms in
 float64, lose precision toward the poles at L = 40. Against stable recurrences they are off by 4e-5 below 45 degrees of
@@ -81,12 +80,7 @@ def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
 
 
 def save_satclip(encoder: SatClipEncoder, path: str | os.PathLike[str]) -> None:
-    """Writes an encoder as safetensors, with its sizes in the header, for `load_satclip`.
-
-    Args:
-        encoder: The encoder.
-        path: File name ending in `.safetensors`.
-    """
+    """Writes an encoder to a file `*.safetensors`, with its sizes in the header, for `load_satclip`."""
     sizes = {name: str(getattr(encoder, name)) for name in ("degrees", "out_features")}
     sizes["hidden_features"] = str(encoder.first.out_features)
     save_file({key: value.contiguous() for key, value in encoder.state_dict().items()}, str(path), sizes)
