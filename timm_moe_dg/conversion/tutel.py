@@ -43,8 +43,6 @@ _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gates.0.sim_matrix": ("router.codes", _transpose),
     "gates.0.temperature": ("router.logit_scale", _one_axis),
 }
-# Left out: the shapes give the number of experts
-_COUNTER = ".mlp._num_global_experts"
 
 
 def is_tutel_state_dict(state_dict: dict[str, Tensor]) -> bool:
@@ -53,19 +51,15 @@ def is_tutel_state_dict(state_dict: dict[str, Tensor]) -> bool:
 
 
 def convert_tutel_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames and reshapes a checkpoint of the released code.
+    """Renames and reshapes a checkpoint of the released code to the state dict of a `gmoe_*` or `sfmoe_*` model.
 
-    Args:
-        state_dict: The network's state dict, bare or as `model_dict` of the training script's file, with or without
-            the algorithm's prefix `model.`.
-
-    Returns:
-        The state dict of the corresponding `gmoe_*` or `sfmoe_*` model. Other layers keep their names.
+    The checkpoint is bare, or `model_dict` of the training script's file, with or without the algorithm's prefix
+    `model.`. Other layers keep their names.
     """
     converted = {}
     for key, value in _unwrap(state_dict).items():
         key = key.removeprefix("model.")
-        if key.endswith(_COUNTER):
+        if key.endswith(".mlp._num_global_experts"):  # the shapes give the number
             continue
         source = next((old for old in _RENAMES if key.endswith(f".mlp.{old}")), None)
         if source is None:

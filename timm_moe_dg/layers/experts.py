@@ -41,6 +41,7 @@ from ..errors import ArgumentError
 from .feed_forwards import FeedForward, GatedActivation
 from .grouped_experts import grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
+from .precision import values_readable
 from .sorted_experts import ExpertInputs, compiled_experts, sorted_activation, sorted_experts
 
 TESTED_DEVICES = ("cpu", "cuda")
@@ -64,12 +65,6 @@ def _is_tested_or_warn(device_type: str, dtype: torch.dtype) -> bool:
     return False
 
 
-def _is_recorded() -> bool:
-    """Whether this call becomes part of a program, or runs under a transform of torch.func."""
-    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
-    return recorded or torch._C._are_functorch_transforms_active()
-
-
 def _is_compiled() -> bool:
     """Whether torch.compile records this call; unlike exported programs, its programs may call our operators."""
     exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # is_compiling is true for export as well
@@ -87,24 +82,16 @@ def _values_hidden(x: Tensor) -> bool:
 def dispatch_info(model: nn.Module) -> dict[str, str | None]:
     """Returns how each mixture layer computed its experts in its last eager forward.
 
-    Args:
-        model: Any module that contains `StackedExperts`.
-
-    Returns:
-        Name of the experts' module -> 'sorted', 'grouped' or 'loop', see the table above; None before the first eager
-        forward.
+    The names of the experts' modules map to 'sorted', 'grouped' or 'loop', see the table above, or to None before the
+    first eager forward.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 
 
 def set_dispatch(model: nn.Module, dispatch: str) -> None:
-    """Sets how all mixture layers compute their experts, to compare the ways.
+    """Sets how all mixture layers compute their experts: 'sorted', 'grouped', 'loop', or 'auto' for the default choice.
 
     Experts that cannot be sorted are grouped instead, or looped over under torch.compile.
-
-    Args:
-        model: Any module that contains `StackedExperts`.
-        dispatch: 'sorted', 'grouped' or 'loop'; 'auto' for the default choice.
 
     Raises:
         ArgumentError: Unknown dispatch.
@@ -147,10 +134,9 @@ class StackedLinear(OwnParameters):
 
     @torch.no_grad()
     def load_dense(self, layers: Sequence[nn.Module]) -> None:
-        """Copies dense layers into every expert, concatenated along the output axis; `requires_grad` is copied too.
+        """Copies dense layers into every expert, concatenated along the output axis, with their `requires_grad`.
 
-        Args:
-            layers: Linear layers or 1x1 convolutions.
+        The layers are linear or 1x1 convolutions.
         """
         for name, stack in self.named_parameters(recurse=False):
             sources = [layer.get_parameter(name) for layer in layers]
@@ -181,9 +167,7 @@ class StackedExperts(nn.Module):
     """E two-layer feed-forward networks, E_i(x) = W2_i act(W1_i x + b1_i) + b2_i (GMoE, equation 2).
 
     Args:
-        num_experts: E.
-        in_features: D.
-        hidden_features: H.
+        num_experts, in_features, hidden_features: E, D and H.
         act_layer: Activation between the layers.
         norm_layer: Normalization of the hidden features, shared by all experts; None for none.
         bias: Whether the layers have biases; a pair for each layer separately.
@@ -219,9 +203,7 @@ class StackedExperts(nn.Module):
     def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
         """Copies a dense feed-forward into every expert, with its trained activation and normalization.
 
-        Args:
-            dense: Parts of the dense feed-forward.
-            perturbation: Standard deviation of the noise on each expert's weights, relative to that of the matrix.
+        `perturbation` is the standard deviation of noise on each expert's weights, relative to that of the matrix.
         """
         self.fc1.load_dense(dense.first)
         self.fc2.load_dense([dense.second])
@@ -231,15 +213,10 @@ class StackedExperts(nn.Module):
                 weight.add_(torch.randn_like(weight) * perturbation * weight[0].std())
 
     def forward(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """Computes each item's experts and adds their outputs, weighted.
+        """Computes each item's experts and adds their outputs, weighted: (T, ..., D) items -> (T, ..., D).
 
-        Args:
-            x: (T, ..., D) items.
-            expert_indices: (T, K) int64; the value E marks an assignment that goes nowhere.
-            combine_weights: (T, K).
-
-        Returns:
-            (T, ..., D); zeros for an item without experts.
+        Expert indices (T, K) are int64. The index E marks an assignment that goes nowhere, and an item without experts
+        gets zeros.
         """
         if not torch.jit.is_scripting():
             way = self._choose(x, expert_indices)
@@ -258,7 +235,7 @@ class StackedExperts(nn.Module):
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)
-        if _is_recorded():
+        if not values_readable(x):  # exported, traced, or under a transform of torch.func
             return "loop"
         self.path = self._choose_eager(x, expert_indices)
         return self.path

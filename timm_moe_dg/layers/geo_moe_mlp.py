@@ -96,7 +96,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
         """Upcycles a dense feed-forward: it becomes the shared expert, and every routed expert starts as a copy of it.
 
-        The options are `context_features` and those of `GeoMixtureOptions`. `expert_drop` acts besides its dropout.
+        The options are `context_features` and those of `GeoMixtureOptions`. `expert_drop` acts besides that of `mlp`.
         The evaluation output equals the dense one, unless `expert_perturbation` is above 0.
 
         Raises:

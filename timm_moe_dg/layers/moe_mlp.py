@@ -69,8 +69,7 @@ class MoeMlp(RoutedMlp):
         expert_drop: As in `MixtureOptions`; acts besides `drop`.
         gated: Whether the experts multiply by a gate, see `StackedExperts`.
         channels_first: Whether the layer takes and returns (B, D, height, width) instead of (..., D).
-        device: Device of the parameters.
-        dtype: Type of the parameters.
+        device, dtype: Device and type of the parameters.
         **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
 
     Raises:
@@ -108,14 +107,14 @@ class MoeMlp(RoutedMlp):
         self.capacity_factor = options.capacity_factor
         self.router = build_router(
             options.router,
-            in_features,
-            options.num_experts,
-            options.top_k,
-            options.top_k > 1 if options.normalize_weights is None else options.normalize_weights,
-            options.router_noise,
             options.router_kwargs or {},
-            device,
-            dtype,
+            in_features=in_features,
+            num_experts=options.num_experts,
+            top_k=options.top_k,
+            normalize_weights=options.top_k > 1 if options.normalize_weights is None else options.normalize_weights,
+            noise_std=options.router_noise,
+            device=device,
+            dtype=dtype,
         )
         self.drop = nn.Dropout(drop)
 
@@ -124,15 +123,9 @@ class MoeMlp(RoutedMlp):
         """Upcycles a dense feed-forward: every expert starts as a copy of it, the router at random.
 
         The experts share one copy of the activation and the normalizations. A normalization of the input acts before
-        the router too. Dropout rates, frozen parameters and the mode are kept.
-
-        Args:
-            mlp: A feed-forward that returns as many features as it takes, see `read_feed_forward`.
-            expert_drop: As in `MixtureOptions`; acts besides the feed-forward's own dropout.
-            **mixture: The other options of `MixtureOptions`.
-
-        Returns:
-            A layer whose evaluation output equals the dense one where the combine weights sum to 1.
+        the router too. Dropout rates, frozen parameters and the mode are kept, and `expert_drop` acts besides. The
+        options are those of `MixtureOptions`. The evaluation output equals the dense one where the combine weights
+        sum to 1.
 
         Raises:
             RouterError: See `read_feed_forward`.

@@ -1,6 +1,5 @@
 """Initialization and weight decay of modules that define parameters, as opposed to modules composed of others."""
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from torch import nn
@@ -10,9 +9,7 @@ class OwnParameters(nn.Module):
     """Base of modules that initialize their parameters in every mode of timm's `init_weights`.
 
     timm calls `init_weights` of a module in its named modes and `reset_parameters` in the plain one, children first.
-
-    Attributes:
-        undecayed: Names of the module's parameters without weight decay.
+    Subclasses name their parameters without weight decay in `undecayed`.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
@@ -34,10 +31,6 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
-        for name in _undecayed(module)
+        for name in getattr(module, "undecayed", ())  # not by isinstance: scripted modules have another class
         if getattr(module, name) is not None
     }
-
-
-def _undecayed(module: nn.Module) -> Iterable[str]:
-    return getattr(module, "undecayed", ())  # not by isinstance: scripted modules have another class

@@ -8,7 +8,7 @@ Axes: T items (tokens, or images in MoGE), D features, R projected features, E e
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -123,13 +123,7 @@ class Router(OwnParameters):
 
 
 class LinearRouter(Router):
-    """Logits by a linear map without bias (SF-MoE, section 2.2; V-MoE).
-
-    Args:
-        in_features: D.
-        num_experts, top_k, normalize_weights, noise_std: See `Router`.
-        device, dtype: Device and type of the parameters; the computation is in float32 or better.
-    """
+    """Logits by a linear map of D features without bias (SF-MoE, section 2.2; V-MoE). Arguments as in `Router`."""
 
     def __init__(
         self,
@@ -157,11 +151,7 @@ class LinearRouter(Router):
 class CosineRouter(Router):
     """Logits by the scaled cosine between a projection of the item and a code for each expert (GMoE, section 4.3).
 
-    Args:
-        in_features: D.
-        num_experts, top_k, normalize_weights, noise_std: See `Router`.
-        proj_features: R, width of the projection and of the codes.
-        device, dtype: Device and type of the parameters; the computation is in float32 or better.
+    The projection and the codes are R = `proj_features` wide. Other arguments are those of `Router`.
     """
 
     undecayed = ("codes", "logit_scale")
@@ -199,12 +189,8 @@ class MetadataRouter(Router):
     """Logits by the scaled cosine between a metadata embedding and a code for each expert (MoGE, equation 1).
 
     The combine weights are the softmax over the K best experts alone, with sum 1. With K = 1 the weight is the constant
-    1, and only the auxiliary loss trains the router.
-
-    Args:
-        context_features: R, width of the metadata embedding and of the codes.
-        num_experts, top_k, noise_std: See `Router`.
-        device, dtype: Device and type of the parameters; the computation is in float32 or better.
+    1, and only the auxiliary loss trains the router. The embedding and the codes are R = `context_features` wide. Other
+    arguments are those of `Router`.
     """
 
     undecayed = ("codes", "logit_scale")
@@ -248,9 +234,6 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
     Its constructor must accept `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and
     `dtype`. Further arguments are given as `router_kwargs` and saved in `config.json`.
 
-    Args:
-        name: Name of the router.
-
     Raises:
         RouterError: The name belongs to another class.
     """
@@ -268,33 +251,14 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
     return register
 
 
-def build_router(
-    name: str,
-    in_features: int,
-    num_experts: int,
-    top_k: int,
-    normalize_weights: bool,
-    noise_std: float | None,
-    router_kwargs: Mapping[str, object],
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> Router:
-    """Builds the router of a token-routed layer by name.
+def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) -> Router:
+    """Builds the router of a token-routed layer by name, from its own options and those that all routers have.
 
     Raises:
         RouterError: Unknown name, an option that this router does not have, or an option it refuses.
     """
     if name not in ROUTERS:
         raise RouterError.of("router", name, f"choose one of {sorted(ROUTERS)}")
-    common = {
-        "in_features": in_features,
-        "num_experts": num_experts,
-        "top_k": top_k,
-        "normalize_weights": normalize_weights,
-        "noise_std": noise_std,
-        "device": device,
-        "dtype": dtype,
-    }
     options = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
     if not set(router_kwargs) <= set(options):
         raise RouterError.of("router_kwargs", dict(router_kwargs), f"router={name!r} takes {options or 'no options'}")

@@ -13,20 +13,13 @@ from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, RouterOutput
 from ..layers.precision import without_autocast
 
-UNKNOWN_DOMAIN = -1
-
 
 def cka_diversity_loss(outputs: Tensor) -> Tensor:
     """Mean linear CKA over the pairs of experts, on the same tokens (MoGE, equation 2).
 
+    Outputs (E, T, D) give a scalar in 0..1, computed in float32 or better, and 0 for a single expert.
     CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, with Frobenius norms. If all
     experts are equal, as after upcycling without perturbation, the loss has its maximum 1 and a gradient of zero.
-
-    Args:
-        outputs: (E, T, D) outputs of each expert for the same tokens.
-
-    Returns:
-        Scalar in 0..1, computed in float32 or better; 0 for a single expert.
 
     Raises:
         ArgumentError: `outputs` has not three axes.
@@ -90,9 +83,8 @@ def _layers(model: nn.Module) -> list[GeoMoeMlp]:
 def force_tokens(model: nn.Module, num_tokens: int) -> None:
     """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
 
-    Args:
-        model: Any model, also wrapped for distributed training.
-        num_tokens: Tokens per layer and forward, chosen anew each time; 0 for none.
+    Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. The model may be wrapped for
+    distributed training.
 
     Raises:
         ArgumentError: A negative number, or 1, since the centered output of one token is zero.
@@ -106,19 +98,15 @@ def force_tokens(model: nn.Module, num_tokens: int) -> None:
 def discovered_domains(routing: RouterOutput) -> Tensor:
     """Recorded routing of a MoGE layer -> (B,) int64, best expert without noise; -1 for samples without metadata."""
     domains = routing.probabilities.detach().argmax(dim=-1)
-    return domains if routing.routed is None else domains.masked_fill(~routing.routed, UNKNOWN_DOMAIN)
+    return domains if routing.routed is None else domains.masked_fill(~routing.routed, -1)
 
 
 def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
     """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
 
-    Call this between forward and backward, once per forward. In training, each forward of a MoGE layer replaces its
-    report: the class token after its shared expert, and the outputs of all routed experts for the forced tokens.
-
-    Args:
-        model: Any model, also wrapped for distributed training.
-        targets: (B,) class indices of that forward's images.
-        temperature: Temperature of the invariance loss.
+    Call this between forward and backward, once per forward, with that forward's class indices (B,). In training, each
+    forward of a MoGE layer replaces its report: the class token after its shared expert, and the outputs of all routed
+    experts for the forced tokens. The model may be wrapped for distributed training.
 
     Returns:
         "cka_loss", the mean over the layers with forced tokens, and "supcon_loss", for the last layer's shared expert.

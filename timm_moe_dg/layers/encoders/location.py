@@ -16,7 +16,6 @@ from ..own_parameters import OwnParameters
 from ..precision import UpcastLinear
 
 NORMS = ("orthonormal", "satclip")
-RADIANS_HINT = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"
 
 
 def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal") -> Tensor:
@@ -68,11 +67,7 @@ class CoordinateEncoder(OwnParameters):
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians.
-
-        Raises:
-            MetadataError: Not a float (B, 2) tensor, or a value out of range.
-        """
+        """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians."""
         if metadata.ndim != 2 or metadata.shape[1] != 2:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch, 2): longitude, latitude")
         if not metadata.is_floating_point():
@@ -87,7 +82,8 @@ class CoordinateEncoder(OwnParameters):
             raise MetadataError.of("longitude", longitude, f"metadata[:, 0] lies in -180..180 degrees{hint}")
         # As degrees, all of them would be in one small part of the Gulf of Guinea
         if len(metadata) >= 16 and 0 < longitude <= math.pi and latitude <= math.pi / 2:
-            warnings.warn(RADIANS_HINT, stacklevel=2)
+            hint = "all coordinates lie within pi of zero: are they radians? Give longitude and latitude in degrees"
+            warnings.warn(hint, stacklevel=2)
 
 
 class LocationEncoder(CoordinateEncoder):
@@ -153,11 +149,6 @@ class SinCosEncoder(CoordinateEncoder):
     """A cheap encoder: sine and cosine of longitude and latitude, then a small network 4 -> hidden -> R.
 
     The embedding is continuous across the date line.
-
-    Args:
-        out_features: R.
-        hidden_features: Width of the hidden layer.
-        device, dtype: Device and type of the parameters.
     """
 
     def __init__(
@@ -191,10 +182,7 @@ class SinCosEncoder(CoordinateEncoder):
 class LocationIdEmbedding(OwnParameters):
     """A learned embedding for each discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
 
-    Args:
-        num_locations: Number of locations; ids run from 0 to num_locations - 1, and negative ids are unknown.
-        out_features: R.
-        device, dtype: Device and type of the parameters.
+    Ids run from 0 to `num_locations` - 1, and negative ids are unknown. `out_features` is R.
     """
 
     def __init__(
@@ -222,11 +210,7 @@ class LocationIdEmbedding(OwnParameters):
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Checks that metadata are location ids.
-
-        Raises:
-            MetadataError: Not an integer (B,) tensor, or an id too large.
-        """
+        """Checks that metadata are integers (B,) below `num_locations`."""
         if metadata.ndim != 1:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch,): one location id per image")
         if metadata.is_floating_point() or metadata.dtype == torch.bool:
