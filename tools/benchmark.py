@@ -53,15 +53,9 @@ from torch.nn import functional as F
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext, get_algorithm, get_averaging
-from timm_moe_dg.cli.arguments import (
-    int_from_2,
-    non_negative_int,
-    output_file,
-    parse_words,
-    positive_int,
-    usable_device,
-)
+from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int, usable_device
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import dispatch_info, set_dispatch
 from timm_moe_dg.layers.experts import DISPATCHES
@@ -76,6 +70,7 @@ PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model,
 # Columns of the models' table: the varied settings, then the figures
 CONDITIONS = ("mode", "dtype", "program", "dispatch", "batch_size")
 HEADINGS = ("M param", "GMACs", "ms", "ratio to it (quartiles)", "MiB (ratio)")
+PRINTED = "{:40} {:9} {:8} {:8} {:8} {:>5} {:>8} {:>7} {:>9} {:>23} {:>13}"  # a line of that table
 BASE = "ERM"
 Row = dict[str, Any]
 Step = Callable[[], None]
@@ -83,9 +78,7 @@ Step = Callable[[], None]
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="benchmark.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser("benchmark.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_model_options(commands.add_parser("models", help="mixture models beside dense ones"))
     add_method_options(commands.add_parser("methods", help="training methods beside ERM"))
@@ -157,12 +150,8 @@ def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
 
 
 def check_models(args: argparse.Namespace) -> None:
-    """Checks before anything is measured that every model can be built.
-
-    Raises:
-        ArgumentError: There is no such model, it has no mixture layers, or an option does not fit it.
-    """
-    for name in (*args.model, *([args.against] if args.against else [])):
+    """Checks before anything is measured that every model can be built, and has mixture layers."""
+    for name in filter(None, (*args.model, args.against)):
         check_name(name)
     if args.backbone and args.model != ["gmoe"]:
         raise ArgumentError.of("backbone", args.backbone, "goes with --model gmoe alone")
@@ -237,26 +226,25 @@ def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
     steps = {label: model_step(model, inputs[label], setting, args) for label, model in models.items()}
     timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
     seconds = interleaved(timed, args.rounds, args.warmup)
-    rows = []
-    for label, model in models.items():
-        build = partial(build_model_step, setting, label, args)
-        row = {
+    eager = setting["program"] == "eager"  # a compiled program takes none of the dispatches
+    return [
+        {
             **setting,
-            "taken": dispatches_taken(model) if setting["program"] == "eager" else [],
+            "taken": sorted({path for path in dispatch_info(model).values() if path and eager}),
             "against": label,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
             "seconds": statistics.median(seconds[label]),
             "ratio": quartiles(ratios(seconds[setting["model"]], seconds[label])),
-            "peak_mib": peak_memory(build, args.device, args.threads) if args.memory else None,
+            "peak_mib": measured_memory(partial(build_model_step, setting, label, args), args),
         }
-        rows.append(row)
-    return rows
+        for label, model in models.items()
+    ]
 
 
-def dispatches_taken(model: nn.Module) -> list[str]:
-    """The dispatches that its mixture layers took; none for a dense model."""
-    return sorted({path for path in dispatch_info(model).values() if path})
+def measured_memory(build: Callable[[], Step], args: argparse.Namespace) -> float | None:
+    """Peak memory in MiB; None without --memory."""
+    return peak_memory(build, args.device, args.threads) if args.memory else None
 
 
 def model_cells(row: Row, mixture: Row) -> list[str]:
@@ -273,13 +261,6 @@ def model_cells(row: Row, mixture: Row) -> list[str]:
     return [label, *(str(row[name]) for name in CONDITIONS), *numbers, ratio, memory]
 
 
-def aligned(cells: Sequence[str]) -> str:
-    """A line of the printed table."""
-    label, mode, dtype, program, dispatch, batch, parameters, macs, ms, ratio, memory = cells
-    conditions = f"{mode:9} {dtype:8} {program:8} {dispatch:8} {batch:>5}"
-    return f"{label:40} {conditions} {parameters:>8} {macs:>7} {ms:>9} {ratio:>23} {memory:>13}".rstrip()
-
-
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """The table in Markdown; the first line is its heading."""
     head, *rest = ([cell.replace("  ", "&nbsp;&nbsp;") for cell in line] for line in lines)
@@ -294,12 +275,12 @@ def report_models(args: argparse.Namespace) -> None:
         keep_freed_memory()
     where = f"torch {torch.__version__}, {device_name(args.device)}, {args.threads} threads, {args.rounds} rounds"
     lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
-    print(f"{where}\n{aligned(lines[0])}")
+    print(f"{where}\n{PRINTED.format(*lines[0]).rstrip()}")
     rows: list[Row] = []
     for setting in settings_of(args):
         measured = measure_models(setting, args)
         lines += [model_cells(row, measured[0]) for row in measured]
-        print("\n".join(map(aligned, lines[-len(measured) :])), flush=True)
+        print("\n".join(PRINTED.format(*line).rstrip() for line in lines[-len(measured) :]), flush=True)
         rows += measured
     save(args, rows, name=device_name(args.device))
     if args.table:
@@ -308,32 +289,12 @@ def report_models(args: argparse.Namespace) -> None:
         plot_cost(rows, args.plot)
 
 
-class Autocast(nn.Module):
-    """A network whose forward passes run in mixed precision, as accelerate prepares it."""
-
-    def __init__(self, network: nn.Module, device: str, dtype: str | None) -> None:
-        super().__init__()
-        self.network = network
-        self.device, self.dtype = device, dtype
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Returns logits."""
-        with autocast(self.device, self.dtype):
-            return self.network(images)
-
-
 class Entry(NamedTuple):
-    """A row of the methods' table.
-
-    Attributes:
-        model: A timm model.
-        algorithm: The training method, followed by " + swad" for averaged weights.
-        mode: "train" or "inference".
-    """
+    """A row of the methods' table."""
 
     model: str
-    algorithm: str
-    mode: str = "train"
+    algorithm: str  # followed by " + swad" for averaged weights
+    mode: str = "train"  # or "inference"
 
     @property
     def repeats(self) -> int:
@@ -360,8 +321,9 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     hparams |= {"n_meta_test": min(2, args.domains - 1)}
     algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
-    wrapped = Autocast(network.train(entry.mode == "train"), args.device, args.amp_dtype)
-    context = StepContext(wrapped, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    network.train(entry.mode == "train")
+    network.forward = autocast(args.device, args.amp_dtype)(network.forward)  # as accelerate prepares it
+    context = StepContext(network, torch.optim.Adam(groups, lr=1e-5, fused=True))
     size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
     generator = torch.Generator().manual_seed(0)
     minibatches = [
@@ -380,7 +342,7 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
 
     @torch.inference_mode()
     def infer() -> None:
-        wrapped(images)
+        network(images)
 
     if entry.mode == "train":
         return train
@@ -403,11 +365,10 @@ def time_methods(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Ent
     """Seconds per step of every entry in every round."""
     networks = {model: make_network(model, args) for model in {entry.model for entry in entries}}
     timed = {}
-    for number, entry in enumerate(entries):
+    for entry in entries:
         step = method_step(entry, deepcopy(networks[entry.model]), args)
-        timed[str(number)] = partial(seconds_of, step, args.device, entry.repeats)
-    times = interleaved(timed, args.rounds, args.warmup)
-    return {entry: times[str(number)] for number, entry in enumerate(entries)}
+        timed[entry] = partial(seconds_of, step, args.device, entry.repeats)
+    return interleaved(timed, args.rounds, args.warmup)
 
 
 def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:
@@ -416,18 +377,15 @@ def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:
     names = [BASE, *(name for name in args.algorithm if name != BASE), *averaged]
     entries = [Entry(model, name, mode) for model, name in itertools.product(args.model, names)]
     times = time_methods(entries, args)
-    rows = []
-    for entry in entries:
-        row = {
+    return [
+        {
             **entry._asdict(),
             "seconds": statistics.median(times[entry]),
             "ratio": quartiles(ratios(times[entry], times[entries[0]])),
-            "peak_mib": None,
+            "peak_mib": measured_memory(partial(build_method_step, entry, args), args),
         }
-        if args.memory:
-            row["peak_mib"] = peak_memory(partial(build_method_step, entry, args), args.device, args.threads)
-        rows.append(row)
-    return rows
+        for entry in entries
+    ]
 
 
 def method_line(row: Row, base: Row) -> str:
@@ -442,14 +400,11 @@ def method_line(row: Row, base: Row) -> str:
 
 def report_methods(args: argparse.Namespace) -> None:
     """Measures training methods and prints a table."""
-    for model in args.model:
-        check_name(model)
-    for name in args.algorithm:
-        get_algorithm(name)
-    for name in args.averaging:
-        get_averaging(name)
-    images = f"{args.domains} x {args.batch_size} images"
-    precision = args.amp_dtype or "float32"
+    checks = {"model": check_name, "algorithm": get_algorithm, "averaging": get_averaging}
+    for option, check in checks.items():
+        for name in vars(args)[option]:
+            check(name)
+    images, precision = f"{args.domains} x {args.batch_size} images", args.amp_dtype or "float32"
     print(f"{', '.join(args.model)}, {images}, {args.device}, {args.threads} threads, {precision}")
     print(f"torch {torch.__version__}")
     memory = " MiB | to ERM |" if args.memory else ""

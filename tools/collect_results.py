@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
-from timm_moe_dg.cli.arguments import parse_words
+from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
@@ -28,9 +28,7 @@ from timm_moe_dg.results.tables import NEEDED, make_tables, why_no_table
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="collect_results.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser("collect_results.py", __doc__)
     add = parser.add_argument
     add("folders", nargs="+", metavar="DIR", help="folders with runs, searched at any depth")
     rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
@@ -52,8 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def collect(args: argparse.Namespace) -> None:
+@tool
+def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
+    args = parse_words(build_parser(), argv)
     runs, unfinished = find_runs(args.folders)
     if not runs:
         raise RecordError(
@@ -84,12 +84,6 @@ def collect(args: argparse.Namespace) -> None:
         plot_ablation(tables[0], setting, column, Path(path))
     if args.plot:
         plot_accuracies(tables, args.plot)
-
-
-@tool
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    collect(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

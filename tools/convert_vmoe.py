@@ -20,8 +20,8 @@ from typing import Any
 import timm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import positive_int
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.hub.folder import fill_from_network

@@ -36,10 +36,10 @@ from timm_moe_dg.cli.arguments import (
     add_model_options,
     model_keywords,
     parse_arguments,
-    position_or_name,
-    positive_int,
+    tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import position_or_name, positive_int
 from timm_moe_dg.data import (
     BENCHMARKS,
     Domain,
@@ -71,10 +71,7 @@ MODEL_OPTIONS = ("expert_mode", "coverage_radius")
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    parser = tool_parser("evaluate.py", __doc__, config=True)
     add_model_options(parser)
     group = parser.add_argument_group("data (default for the model of a run: as in that run)")
     add = group.add_argument

@@ -28,8 +28,9 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments, positive_int
+from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.bands import RGB
 from timm_moe_dg.data.readers import find_images, read_pixels
@@ -57,10 +58,7 @@ PREPROCESSING = "preprocessing.json"
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
+    parser = tool_parser("export.py", __doc__, config=True)
     add_model_options(parser)
     random = "export random weights, to compare sizes and times"
     parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
@@ -77,13 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rounds", type=positive_int, default=20, metavar="N", help="timed rounds (default: %(default)s)")
     sizes = "images per timed forward pass (default: 1 8)"
     add("--batch-size", type=positive_int, nargs="+", default=[1, 8], metavar="N", help=sizes)
-    add(
-        "--threads",
-        type=positive_int,
-        default=torch.get_num_threads(),
-        metavar="N",
-        help="CPU threads (default: %(default)s)",
-    )
+    threads = torch.get_num_threads()
+    add("--threads", type=positive_int, default=threads, metavar="N", help="CPU threads (default: %(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help="folder of the programs (default: print the table alone)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
@@ -146,11 +139,11 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     with torch.inference_mode():
         largest = as_tuple(model(*inputs))[0].abs().max().item()
     heads = [f"ms, batch {size}" for size in args.batch_size]
-    print(
-        f"| model | format | MiB | largest difference | {' | '.join(heads)} |\n|---|---|---|---|{'---|' * len(heads)}"
-    )
+    print(f"| model | format | MiB | largest difference | {' | '.join(heads)} |")
+    print(f"|---|---|---|---|{'---|' * len(heads)}")
     for name in callables:
-        bytes_ = programs[name].path.stat().st_size if name in programs else parameter_bytes(model)
+        weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+        bytes_ = programs[name].path.stat().st_size if name in programs else weights
         difference = f"{programs[name].difference:.1e}" if name in programs else f"(largest logit {largest:.2f})"
         times = [f"{median(of[name]) * 1e3:.1f} ({median(ratios(of[name], of['eager'])):.2f})" for of in seconds]
         print(f"| {args.model} | {name} | {bytes_ / 2**20:.1f} | {difference} | {' | '.join(times)} |", flush=True)
@@ -161,11 +154,6 @@ def time_programs(programs: Mapping[str, Program], inputs: Inputs, rounds: int) 
     """Seconds of one call of each program, one entry per round."""
     calls = {name: partial(seconds_of, partial(program, *inputs)) for name, program in programs.items()}
     return interleaved(calls, rounds, warmup=2)
-
-
-def parameter_bytes(model: nn.Module) -> int:
-    """Size of the weights."""
-    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
 def export(args: argparse.Namespace) -> None:

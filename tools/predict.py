@@ -30,11 +30,11 @@ from timm_moe_dg.cli.arguments import (
     add_model_options,
     model_keywords,
     parse_arguments,
-    positive_int,
-    usable_device,
+    tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import csv_path
+from timm_moe_dg.cli.values import positive_int, usable_device
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
@@ -47,11 +47,8 @@ from timm_moe_dg.storage.atomic import all_or_nothing, write_rows
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser("predict.py", __doc__, config=True)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth), patterns")
-    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line overrides it")
     add_model_options(parser)
     group = parser.add_argument_group("images")
     add = group.add_argument

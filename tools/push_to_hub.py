@@ -25,8 +25,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import key_value, parse_words, positive_int, seed_number
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import key_value, positive_int, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
     Origin,
@@ -47,8 +48,7 @@ CARDS = Path(__file__).parent.parent / "hub_cards"
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    group = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)")
-    add = group.add_argument
+    add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
     add("run", nargs="?", metavar="RUN", help="output folder of a finished run, whose best/ is published")
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
     add("--model", metavar="NAME", help=source)
@@ -57,17 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: that of the model)")
     pairs = "model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    add(
-        "--seed",
-        type=seed_number,
-        default=0,
-        help="random seed of --upcycled, such as for routers (default: %(default)s)",
-    )
-    add(
-        "--license",
-        metavar="ID",
-        help="license of the weights, as a Hub identifier (default: that of the weights they started from, or unknown)",
-    )
+    seed = "random seed of --upcycled, such as for routers (default: %(default)s)"
+    add("--seed", type=seed_number, default=0, help=seed)
+    name = "license of the weights, as a Hub identifier (default: that of the weights they started from, or unknown)"
+    add("--license", metavar="ID", help=name)
     add = parser.add_argument_group("destination").add_argument
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
     add("--private", action="store_true", help="create a private repository")
@@ -129,8 +122,10 @@ def describe(folder: Path, args: argparse.Namespace) -> str:
     return "\n".join([f"{folder} -> {', '.join([target, *notes])}", *lines])
 
 
-def push(args: argparse.Namespace) -> None:
+@tool
+def main(argv: Sequence[str]) -> None:
     """Prepares the folder, and sends it unless this is a dry run."""
+    args = parse_words(build_parser(), argv)
     check_arguments(args)
     folder = prepare(args)
     print(describe(folder, args))
@@ -141,12 +136,6 @@ def push(args: argparse.Namespace) -> None:
     commit = push_folder(folder, args.repo_id, replace_model=args.replace_model, **options)
     print(f"published: {commit.pr_url or commit.commit_url}")
     print(f"model: timm.create_model('hf-hub:{args.repo_id}', pretrained=True), after import timm_moe_dg")
-
-
-@tool
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    push(parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

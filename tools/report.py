@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.arguments import add_loader_options, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import output_file, positive_int, usable_device
 from timm_moe_dg.report import ReportSettings, report
 
 FILE = "report.html"
@@ -23,23 +24,18 @@ FILE = "report.html"
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser("report.py", __doc__)
     add = parser.add_argument
     folder = "output folder of finetune.py, or a folder with such folders"
     add("folder", type=Path, metavar="RUN_OR_SWEEP", help=folder)
     add("--output", type=output_file, metavar="FILE", help=f"file of the page (default: {FILE} in that folder)")
-    add = parser.add_argument_group("the network of a run").add_argument
+    group = parser.add_argument_group("the network of a run")
+    add = group.add_argument
     add("--data-dir", metavar="DIR", help="folder of the run's data, if it was moved (default: the run's --data-dir)")
     images = "largest number of images per domain (default: %(default)s)"
     add("--max-images", type=positive_int, default=1000, metavar="N", help=images)
     add("--device", type=usable_device, default="cpu", help="device of the network (default: %(default)s)")
-    add(
-        "-b", "--batch-size", type=positive_int, default=64, metavar="N", help="images per batch (default: %(default)s)"
-    )
-    workers = "loader processes, 0 for none (default: %(default)s)"
-    add("-j", "--workers", type=non_negative_int, default=0, metavar="N", help=workers)
+    add_loader_options(group, workers=0)
     return parser
 
 

@@ -38,8 +38,9 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from timm_moe_dg.cli.arguments import available_cpus, key_value, option_words, parse_arguments, positive_int, read_yaml
+from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import key_value, positive_int
 from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.options import run_parser
@@ -63,10 +64,7 @@ FINETUNE = Path(__file__).with_name("finetune.py")
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-c", "--config", metavar="YAML", help="file of option values; the command line wins over it")
+    parser = tool_parser("sweep.py", __doc__, config=True)
     group = parser.add_argument_group("plan")
     add = group.add_argument
     recipe = "file of finetune.py options for every run; its data set, algorithm and model are defaults of the plan"

@@ -27,85 +27,59 @@ from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
-from timm_moe_dg.cli.arguments import (
-    fraction_to_1,
-    key_value,
-    non_negative_int,
-    parse_words,
-    positive_int,
-    usable_device,
-)
+from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, usable_device
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
 
 CURVES = "curves.png"
 EVERYTHING = "everything"  # the default command
+Add = Callable[..., Any]  # a parser's `add_argument`
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="visualize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser("visualize.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add_options, _) in COMMANDS.items():
-        command = commands.add_parser(name)
-        command.add_argument("run", type=Path, metavar="RUN", help="output folder of finetune.py")
-        add_options(command)
+    for name, (groups, _) in COMMANDS.items():
+        add = commands.add_parser(name).add_argument
+        add("run", type=Path, metavar="RUN", help="output folder of finetune.py")
+        for add_options in groups:
+            add_options(add)
     return parser
 
 
-def add_network_options(parser: argparse.ArgumentParser) -> None:
+def add_network_options(add: Add) -> None:
     """Adds the options of the data's place and of the network."""
-    add = parser.add_argument
     add("--data-dir", metavar="DIR", help="folder of the data (default: the one that the run was trained on)")
     add("--device", type=usable_device, default="cpu", help="device of the model (default: %(default)s)")
-    add(
-        "-b",
-        "--batch-size",
-        type=positive_int,
-        default=64,
-        metavar="N",
-        help="images at a time (default: %(default)s)",
-    )
+    images = "images at a time (default: %(default)s)"
+    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=images)
 
 
-def add_picture_options(parser: argparse.ArgumentParser) -> None:
+def add_picture_options(add: Add) -> None:
     """Adds the options of the images that are drawn."""
-    add_network_options(parser)
-    add = parser.add_argument
     add("--images", nargs="+", metavar="FILE", help="files, folders or patterns, instead of the run's data")
     add("--class", dest="target", metavar="NAME", help="class whose images are drawn (default: the first)")
     add("--columns", type=positive_int, default=4, metavar="N", help="images side by side (default: %(default)s)")
 
 
-def add_expert_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `experts`."""
-    add_picture_options(parser)
-    add_block_option(parser)
-
-
-def add_block_option(parser: argparse.ArgumentParser) -> None:
+def add_block_option(add: Add) -> None:
     """Adds the index of the mixture block."""
     block = "index of the transformer block (default: the last one with experts)"
-    parser.add_argument("--block", type=non_negative_int, metavar="I", help=block)
+    add("--block", type=non_negative_int, metavar="I", help=block)
 
 
-def add_attention_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `attention`."""
-    add_picture_options(parser)
-    add = parser.add_argument
+def add_attention_options(add: Add) -> None:
+    """Adds the options of `attention` alone."""
     add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above the other")
     mass = "show the fewest patches that hold this share of a head's attention, 0 to 1 (default: all patches)"
     add("--mass", type=fraction_to_1, metavar="Q", help=mass)
 
 
-def add_statistics_options(parser: argparse.ArgumentParser) -> None:
+def add_statistics_options(add: Add) -> None:
     """Adds the options of statistics: images, permutations and the baseline."""
-    add_network_options(parser)
-    add_block_option(parser)
-    add = parser.add_argument
     add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
     baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
     add("--untrained-router", action="store_true", help=baseline)
@@ -113,25 +87,20 @@ def add_statistics_options(parser: argparse.ArgumentParser) -> None:
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
 
 
-def add_attribute_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `attributes`."""
-    add_statistics_options(parser)
-    parser.add_argument(
-        "--cub", type=Path, metavar="DIR", help="folder CUB_200_2011, for runs on its photographs or on CUB-DG"
-    )
+def add_attribute_options(add: Add) -> None:
+    """Adds the options of `attributes` alone."""
+    folder = "folder CUB_200_2011, for runs on its photographs or on CUB-DG"
+    add("--cub", type=Path, metavar="DIR", help=folder)
 
 
-def add_invariance_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `invariance`."""
-    add_statistics_options(parser)
+def add_invariance_options(add: Add) -> None:
+    """Adds the options of `invariance` alone."""
     rotation = "counter-clockwise rotation of a domain's pictures (default: the data set's, else 0)"
-    parser.add_argument("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=rotation)
+    add("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=rotation)
 
 
-def add_geography_options(parser: argparse.ArgumentParser) -> None:
+def add_geography_options(add: Add) -> None:
     """Adds the options of `domains` and `forced`."""
-    add_network_options(parser)
-    add = parser.add_argument
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
     add("--map-step", type=float, default=2.0, help="degrees per cell of the map (default: %(default)s)")
 
@@ -178,9 +147,8 @@ def format_test(test: PermutationTest) -> str:
 
 def domains(options: argparse.Namespace) -> None:
     """Draws the discovered domains of a MoGE model."""
-    numbers = draw_domains(
-        open_view(options), figures_folder(options), **select(options, "data_dir", "role", "map_step")
-    )
+    names = ("data_dir", "role", "map_step")
+    numbers = draw_domains(open_view(options), figures_folder(options), **select(options, *names))
     print(f"agreement of discovered domains with groups (NMI) {numbers['nmi']:.3f}")
 
 
@@ -225,16 +193,18 @@ def select(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: vars(options)[name] for name in names}
 
 
-Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]
-COMMANDS: dict[str, Command] = {
-    "experts": (add_expert_options, experts),
-    "attention": (add_attention_options, attention),
-    "attributes": (add_attribute_options, attributes),
-    "invariance": (add_invariance_options, invariance),
-    "domains": (add_geography_options, domains),
-    "forced": (add_geography_options, forced),
-    "curves": (lambda parser: None, curves),
-    EVERYTHING: (add_geography_options, everything),
+STATISTICS = (add_network_options, add_block_option, add_statistics_options)
+GEOGRAPHY = (add_network_options, add_geography_options)
+# Groups of options, and the function of a command
+COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Namespace], None]]] = {
+    "experts": ((add_network_options, add_picture_options, add_block_option), experts),
+    "attention": ((add_network_options, add_picture_options, add_attention_options), attention),
+    "attributes": ((*STATISTICS, add_attribute_options), attributes),
+    "invariance": ((*STATISTICS, add_invariance_options), invariance),
+    "domains": (GEOGRAPHY, domains),
+    "forced": (GEOGRAPHY, forced),
+    "curves": ((), curves),
+    EVERYTHING: (GEOGRAPHY, everything),
 }
 
 

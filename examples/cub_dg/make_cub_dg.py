@@ -20,8 +20,9 @@ import torch
 from PIL import Image
 from style_transfer import StyleTransferNetwork, find_weights, load_style
 
-from timm_moe_dg.cli.arguments import parse_words, usable_device
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.values import usable_device
 from timm_moe_dg.data.readers import read_image
 from timm_moe_dg.errors import DataError, StorageError
 

@@ -22,7 +22,7 @@ from fit import fit, predict
 from plots import plot_seed_curves
 from torch import Tensor, nn
 
-from timm_moe_dg.cli.arguments import positive_int
+from timm_moe_dg.cli.values import positive_int
 
 CLASSES, PATCHES = 4, 10  # K, also the width of a patch, and P
 HELD_OUT = 2000  # samples of the validation set and of each test set

@@ -24,7 +24,7 @@ from plots import plot_against_experts
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
-from timm_moe_dg.cli.arguments import non_negative, positive_int
+from timm_moe_dg.cli.values import non_negative, positive_int
 from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.losses import auxiliary_loss
 

@@ -7,21 +7,16 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from timm_moe_dg.cli.arguments import (
-    add_options,
-    available_cpus,
-    declared,
+from timm_moe_dg.cli.arguments import add_options, available_cpus, declared, from_parsed, option, parse_arguments
+from timm_moe_dg.cli.values import (
     fraction,
     fraction_to_1,
-    from_parsed,
     int_from_2,
     json_object,
     key_value,
     non_negative,
     non_negative_int,
-    option,
     output_file,
-    parse_arguments,
     positive_int,
     seed_number,
     usable_device,

@@ -1,30 +1,37 @@
-"""Command-line options: declaring them as dataclass fields, reading configuration files, and checking values."""
+"""Command-line options: declaring them as dataclass fields, and reading configuration files."""
 
 import argparse
-import ast
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Flag
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import yaml
 
 from ..errors import ArgumentError
+from .values import WHOLE_NUMBERS, key_value, kilometers, non_negative_int, positive_int
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 Options = Mapping[str, Any]  # values by option name, as parsed or as read from YAML
 Declared = TypeVar("Declared", bound="DataclassInstance")
 _DECLARATION = "declaration"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
+
+
+def tool_parser(prog: str, description: str | None, *, config: bool = False) -> argparse.ArgumentParser:
+    """Makes a tool's parser, whose description keeps its lines; with the option `--config` if the tool has it."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if config:
+        words = "file of option values; the command line overrides it"
+        parser.add_argument("-c", "--config", metavar="YAML", help=words)
+    return parser
 
 
 def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -32,54 +39,8 @@ def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     return parser.parse_args([_hyphenated(word) for word in argv])
 
 
-def parse_arguments(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str],
-    saved: Path | None = None,
-    read: "Callable[[str, str], Options] | None" = None,
-) -> argparse.Namespace:
-    """Parses a command line and the YAML file that its `--config` names. The command line wins over the file.
-
-    Args:
-        parser: Has a `--config` option.
-        argv: The command line, without the program's name.
-        saved: The args.yaml of a run to resume; the command line and `--config` win over it.
-        read: Reads a file, given its path and the argument that named it. By default `read_yaml`.
-
-    Raises:
-        ArgumentError: A file is missing, is not a table, or has an entry that is not an option.
-    """
-    argv = [_hyphenated(word) for word in argv]
-    command_line, _ = _config_finder().parse_known_args(argv)
-    files = {"resume": saved, "config": command_line.config}
-    tables = {name: (read or read_yaml)(str(path), name) for name, path in files.items() if path is not None}
-    # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
-    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
-    args, unknown = parser.parse_known_args([*words, *argv])
-    unknown_names = {word.partition("=")[0] for word in unknown}
-    for name, table in tables.items():
-        for key in table:
-            if _option_name(key) in unknown_names:
-                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}; see --help")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return args
-
-
-@cache
-def _config_finder() -> argparse.ArgumentParser:
-    """A parser of `--config` alone, because the options in that file may be required ones."""
-    finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("-c", "--config")
-    return finder
-
-
 def read_yaml(path: str, argument: str) -> Options:
-    """Reads a YAML file of option names and values.
-
-    Args:
-        path: The file.
-        argument: The argument that named it, for the error message.
+    """Reads a YAML file of option names and values. `argument` named it, for the error message.
 
     Raises:
         ArgumentError: The file cannot be read, or is not a table.
@@ -95,13 +56,40 @@ def read_yaml(path: str, argument: str) -> Options:
     return table
 
 
-def option_words(name: str, value: object) -> list[str]:
-    """Writes an option and its value as words of a command line.
+def parse_arguments(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    saved: Path | None = None,
+    read: Callable[[str, str], Options] = read_yaml,
+) -> argparse.Namespace:
+    """Parses a command line, the YAML file that its `--config` names, and the args.yaml of a run to resume.
 
-    Args:
-        name: With hyphens or underscores, such as test_domains.
-        value: None gives no words; True and False give --name and --no-name.
+    The command line wins over the file of `--config`, and this one over the saved args.yaml.
+
+    Raises:
+        ArgumentError: A file is missing, is not a table, or has an entry that is not an option.
     """
+    argv = [_hyphenated(word) for word in argv]
+    # A parser of --config alone, because the options in that file may be required ones
+    finder = argparse.ArgumentParser(add_help=False)
+    finder.add_argument("-c", "--config")
+    files = {"resume": saved, "config": finder.parse_known_args(argv)[0].config}
+    tables = {name: read(str(path), name) for name, path in files.items() if path is not None}
+    # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
+    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
+    args, unknown = parser.parse_known_args([*words, *argv])
+    unknown_names = {word.partition("=")[0] for word in unknown}
+    for name, table in tables.items():
+        for key in table:
+            if _option_name(key) in unknown_names:
+                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}; see --help")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def option_words(name: str, value: object) -> list[str]:
+    """Writes an option and its value as words of a command line; None gives none, False gives --no-name."""
     option = _option_name(name)
     if value is None:
         return []
@@ -124,30 +112,19 @@ def _option_name(name: object) -> str:
 
 
 def _hyphenated(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    # Underscores in the value stay
-    name, separator, value = word.partition("=")
-    return name.replace("_", "-") + separator + value
+    name, separator, value = word.partition("=")  # underscores in the value stay
+    return name.replace("_", "-") + separator + value if name.startswith("--") else word
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """An option's declaration, kept in the metadata of a dataclass field.
+    """An option's declaration, kept in the metadata of a dataclass field."""
 
-    Attributes:
-        spellings: Further spellings, beside the field's name with hyphens.
-        role: The option's effect on a run.
-        help: Text for `--help`.
-        keywords: Further arguments of argparse's `add_argument`.
-        shorthand: An option that stands for one value of this one, and that value.
-    """
-
-    spellings: tuple[str, ...]
-    role: Flag | None
+    spellings: tuple[str, ...]  # further ones, beside the field's name with hyphens
+    role: Flag | None  # the option's effect on a run
     help: str
-    keywords: Mapping[str, Any]
-    shorthand: tuple[str, str] | None = None
+    keywords: Mapping[str, Any]  # further arguments of argparse's `add_argument`
+    shorthand: tuple[str, str] | None = None  # an option that stands for one value of this one, and that value
 
     def long_names(self) -> list[str]:
         """Returns the further spellings as names of table entries, such as test_envs."""
@@ -165,9 +142,6 @@ def option(
     """Declares an option as the default of a dataclass field; see `Declaration`.
 
     Whole numbers are shown as N in `--help`, and a boolean has the forms --name and --no-name.
-
-    Returns:
-        A field, typed as `Any`, as that of `dataclasses.field` is.
     """
     metadata = {_DECLARATION: Declaration(spellings, role, help, keywords, shorthand)}
     # A dictionary is mutable, so every instance gets its own
@@ -186,9 +160,8 @@ def add_options(parser: argparse.ArgumentParser, title: str, table: "type[Datacl
     group = parser.add_argument_group(title)
     for item in (item for item in fields(table) if _DECLARATION in item.metadata):
         declaration: Declaration = item.metadata[_DECLARATION]
-        short = [spelling for spelling in declaration.spellings if not spelling.startswith("--")]
-        long = [spelling for spelling in declaration.spellings if spelling.startswith("--")]
-        spellings = [*short, _option_name(item.name), *long]
+        # Single letters first; of the long spellings argparse takes the first as the attribute's name
+        spellings = sorted((_option_name(item.name), *declaration.spellings), key=lambda word: word.startswith("--"))
         group.add_argument(*spellings, **_keywords(item, declaration))
         if declaration.shorthand:
             shorthand, value = declaration.shorthand
@@ -203,122 +176,10 @@ def from_parsed(table: type[Declared], parsed: Options) -> Declared:
 
 
 def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
-    whole = {"metavar": "N"} if declaration.keywords.get("type") in _WHOLE_NUMBERS else {}
+    whole = {"metavar": "N"} if declaration.keywords.get("type") in WHOLE_NUMBERS else {}
     boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
     default = item.default_factory() if callable(item.default_factory) else item.default
     return {"help": declaration.help, "default": default, **whole, **boolean, **declaration.keywords}
-
-
-def position_or_name(text: str) -> int | str:
-    """Reads a whole number as a position, and anything else as a name."""
-    return int(text) if text.isdecimal() else text
-
-
-def key_value(text: str) -> tuple[str, object]:
-    """Reads KEY=VALUE. The value is a Python literal if it reads as one, and a string otherwise."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
-
-
-def json_object(text: str) -> dict[str, object]:
-    """Reads a JSON object."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"lr\": 1e-4}}'")
-    return value
-
-
-def positive_int(text: str) -> int:
-    """Reads a whole number above zero."""
-    return _whole(text, 1, "a whole number above zero")
-
-
-def non_negative_int(text: str) -> int:
-    """Reads a whole number of 0 or more."""
-    return _whole(text, 0, "a whole number of 0 or more")
-
-
-def seed_number(text: str) -> int:
-    """Reads a seed that every random generator takes."""
-    return _whole(text, 0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
-
-
-def int_from_2(text: str) -> int:
-    """Reads a whole number of at least 2, the fewest values that have quartiles."""
-    return _whole(text, 2, "a whole number of 2 or more")
-
-
-_WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
-
-
-def non_negative(text: str) -> float:
-    """Reads a finite number of at least 0."""
-    return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
-
-
-def positive(text: str) -> float:
-    """Reads a finite number above 0."""
-    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
-
-
-def kilometers(text: str) -> float:
-    """Reads a distance, which may be infinite."""
-    return _number(text, lambda value: value >= 0, "a distance of 0 km or more, or inf")
-
-
-def kilometers_or_auto(text: str) -> float | str:
-    """Reads a distance, or the word auto."""
-    return text if text == "auto" else kilometers(text)
-
-
-def fraction(text: str) -> float:
-    """Reads a number from 0 to below 1."""
-    return _number(text, lambda value: 0 <= value < 1, "a number from 0 to below 1")
-
-
-def fraction_to_1(text: str) -> float:
-    """Reads a number above 0, at most 1."""
-    return _number(text, lambda value: 0 < value <= 1, "a number above 0, at most 1")
-
-
-def _whole(text: str, least: int, description: str, most: float = math.inf) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
-    return int(text)
-
-
-def _number(text: str, fits: Callable[[float], bool], description: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not fits(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
-    return value
-
-
-def output_file(text: str) -> Path:
-    """Reads the path of a file to write, whose folder has to exist."""
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
-    return Path(text)
-
-
-def usable_device(text: str) -> str:
-    """Reads the name of a torch device that exists on this machine."""
-    try:
-        torch.empty(0, device=text)
-    except (AssertionError, RuntimeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
-    return text
 
 
 def available_cpus() -> int:
@@ -338,10 +199,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    radius = (
-        "MoGE: use the shared expert alone beyond this distance from the training data; inf disables it "
-        "(default: the model's)"
-    )
+    radius = "MoGE: use the shared expert alone beyond this distance from the training data; inf disables it "
+    radius += "(default: the model's)"
     add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
     mode = "MoGE: compute with all experts or with the shared one alone (default: as the model was trained)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
@@ -353,8 +212,8 @@ def model_keywords(args: argparse.Namespace) -> dict[str, Any]:
     return {**{name: getattr(args, name) for name in names}, "model_kwargs": dict(args.model_kwargs)}
 
 
-def add_loader_options(group: argparse._ArgumentGroup) -> None:
+def add_loader_options(group: argparse._ArgumentGroup, workers: int = 2) -> None:
     """Adds the batch size and the number of loader processes to a group of options."""
-    batch, workers = "images (default: %(default)s)", "loader processes; 0 for none (default: %(default)s)"
+    batch, processes = "images per batch (default: %(default)s)", "loader processes; 0 for none (default: %(default)s)"
     group.add_argument("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=batch)
-    group.add_argument("-j", "--workers", type=non_negative_int, default=2, metavar="N", help=workers)
+    group.add_argument("-j", "--workers", type=non_negative_int, default=workers, metavar="N", help=processes)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Protocol, TextIO
 
 from ..errors import MoeDgError
 
@@ -14,27 +13,19 @@ BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SI
 LONGEST = 4000  # characters of a message
 
 
-class Program(Protocol):
-    """The `main` function of a tool."""
-
-    def __call__(self, argv: Sequence[str] | None = None) -> None:
-        """Runs the tool on a command line, by default the process's own."""
-
-
-def tool(main: Callable[[Sequence[str]], object]) -> Program:
-    """Decorates the `main` function of a tool.
+def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
+    """Decorates the `main` function of a tool, which takes the command line without the program's name.
 
     A `MoeDgError` ends the process with status 1 and one line that starts with the tool's name. A closed pipe
     (`| head`) and Ctrl-C end it without a traceback, with the usual statuses.
-
-    Args:
-        main: Takes the command line, without the program's name.
     """
     name = Path(main.__code__.co_filename).name
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> None:
-        _escape_undecodable_names(sys.stdout)
+        # File names may hold bytes that are not UTF-8, and printing them would raise an error
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             main(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
@@ -49,12 +40,6 @@ def tool(main: Callable[[Sequence[str]], object]) -> Program:
             raise SystemExit(CTRL_C) from None
 
     return run
-
-
-def _escape_undecodable_names(stream: TextIO) -> None:
-    # File names may hold bytes that are not UTF-8, and printing them would raise an error
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
 
 
 def explain(error: MoeDgError) -> str:

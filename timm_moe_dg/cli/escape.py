@@ -1,7 +1,4 @@
-"""Escapes names of files, classes and domains for Markdown and CSV.
-
-HTML is escaped by jinja2, and YAML by PyYAML.
-"""
+"""Escapes names of files, classes and domains for Markdown and CSV. jinja2 does it for HTML, and PyYAML for YAML."""
 
 import os
 import re

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -15,42 +15,12 @@ from ..cli import escape
 from ..data import BENCHMARKS
 from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
+from ..protocols import Record
 from .folder import read_config, write_config
 from .measured import RANDOM, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
-
-
-class Family(TypedDict):
-    """A family of models. `paper` is a key of the papers in facts.yaml."""
-
-    name: str
-    paper: str
-    tags: list[str]
-
-
-class Paper(TypedDict):
-    """A paper. The citation is BibTeX."""
-
-    reference: str
-    citation: str
-
-
-class DenseSource(TypedDict):
-    """License of published weights that models start from, and the BibTeX of their paper."""
-
-    license: str
-    citation: str
-
-
-class Facts(TypedDict):
-    """Entries of facts.yaml for one model, and the name of its template."""
-
-    template: str
-    family: Family
-    paper: Paper
-    dense_sources: dict[str, DenseSource]
 
 
 def write_card(
@@ -69,7 +39,8 @@ def write_card(
     """
     config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
-    license = license or _inherited_license(config, origin)
+    inherited = config["pretrained_cfg"].get("license") if origin.base_model else None
+    license = license or inherited or "unknown"
     if not (origin.base_model or origin.upcycled):
         # timm's entry of the architecture describes published weights, which were not used here.
         config["pretrained_cfg"] = without_origin(config["pretrained_cfg"])
@@ -83,14 +54,8 @@ def write_card(
     return card
 
 
-def _inherited_license(config: Config, origin: Origin) -> str:
-    """The license of the model's registered weights, if training started from published weights."""
-    registered = config["pretrained_cfg"].get("license") if origin.base_model else None
-    return registered or "unknown"
-
-
-def read_facts(cards: Path, architecture: str) -> Facts:
-    """Reads the entries of facts.yaml for a model: its family, the family's paper, and all dense sources."""
+def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
+    """Reads the entries of facts.yaml for a model: its family, the family's paper, all dense sources; its template."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
     family = facts["families"][name]
@@ -155,7 +120,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
     }
 
 
-def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, object]) -> str:
+def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mapping[str, object]) -> str:
     # Markdown has no automatic escaping: templates pipe each name through `markdown`, `code` or `url`.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(cards),
@@ -169,22 +134,16 @@ def _render(cards: Path, facts: Facts, origin: Origin, model: Mapping[str, objec
     # Only starting points that facts.yaml lists have a citation.
     source = facts["dense_sources"].get(origin.base_model or "")
     citations = [facts["paper"]["citation"], *([source["citation"]] if source else [])]
-    name = str(model["repo_id"]).partition("/")[2]
-    page = {**model, "name": name, "repository": _repository(cards), "paper": facts["paper"]}
+    name, citation = str(model["repo_id"]).partition("/")[2], cards.parent / "CITATION.cff"
+    repository = yaml.safe_load(citation.read_text()).get("repository-code") if citation.is_file() else None
+    page = {**model, "name": name, "repository": repository, "paper": facts["paper"]}
     page |= {"origin": origin, "citations": citations, "source": source}
     if origin.records:
-        page |= _run_facts(origin)
+        page |= _run_facts(origin.selected)
     return environment.get_template(facts["template"]).render(page)
 
 
-def _repository(cards: Path) -> str | None:
-    """URL of the package's repository from CITATION.cff, None if the file has none."""
-    citation = cards.parent / "CITATION.cff"
-    return yaml.safe_load(citation.read_text()).get("repository-code") if citation.is_file() else None
-
-
-def _run_facts(origin: Origin) -> dict[str, object]:
-    record = origin.selected
+def _run_facts(record: Record) -> dict[str, object]:
     return {
         "record": record,
         "args": record.args,

@@ -32,10 +32,6 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
 
     Returns:
         The origin of the weights.
-
-    Raises:
-        ArgumentError: The run is not finished, or a file to publish is a link.
-        RecordError: results.jsonl is damaged.
     """
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
     missing = [name for name in needed if not (run / name).is_file()]
@@ -66,22 +62,13 @@ def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:
 
 
 def fill_from_network(folder: Path, network: nn.Module) -> None:
-    """Writes a network with its class names and its preprocessing.
-
-    Args:
-        folder: Created if needed.
-        network: A timm model.
-    """
+    """Writes a timm model with its class names and its preprocessing; the folder is created if needed."""
     config = cast(DataConfig, resolve_input_data_config(network))  # the preprocessing of training, crop included
     save_network(network, folder, classes=label_names(network) or (), config=config)
 
 
 def load_folder(folder: Path) -> nn.Module:
-    """Loads the model in a folder, and refuses a model that could not be used after a download.
-
-    Raises:
-        CheckpointError: The weights or class names do not match the configuration, or a file of this machine is needed.
-    """
+    """Loads the model in a folder, and refuses a model that could not be used after a download."""
     network = load_trained(f"local-dir:{folder}")
     config = read_config(folder)
     names = config.get("label_names") or ()
@@ -100,11 +87,7 @@ def load_folder(folder: Path) -> nn.Module:
 
 
 def read_config(folder: Path) -> Config:
-    """Reads the config.json in a folder.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
+    """Reads the config.json in a folder."""
     return build.read_config(folder / CONFIG)
 
 

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,19 +19,12 @@ from ..protocols.run_identity import changed_options
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of weights.
+    """Origin of weights."""
 
-    Attributes:
-        start: Their starting point in words.
-        base_model: Hub repository of the starting point, None without one.
-        upcycled: Whether they are an upcycled model without any training.
-        records: The evaluations of the run that trained them, empty without a run.
-    """
-
-    start: str
-    base_model: str | None = None
-    upcycled: bool = False
-    records: Sequence[Record] = field(default_factory=tuple)
+    start: str  # their starting point in words
+    base_model: str | None = None  # Hub repository of the starting point
+    upcycled: bool = False  # whether they are an upcycled model without any training
+    records: Sequence[Record] = ()  # the evaluations of the run that trained them, if there was one
 
     @property
     def selected(self) -> Record:
@@ -57,12 +50,7 @@ def origin_of_run(records: Sequence[Record]) -> Origin:
 
 
 def published_source(model: str, model_kwargs: Arguments | None = None) -> str | None:
-    """Returns the Hub repository of the weights that `pretrained=True` loads, None for a local folder.
-
-    Args:
-        model: timm's name of the model.
-        model_kwargs: Model arguments. The weights are those of the `backbone`, if there is one.
-    """
+    """Returns the Hub repository of the weights that `pretrained=True` loads, None for a local folder."""
     # A mixture on a backbone has no weights of its own: `pretrained` loads those of the backbone.
     source, name = parse_model_name((model_kwargs or {}).get("backbone", model))
     if source == "hf-hub":
@@ -80,18 +68,12 @@ def training_command(args: Arguments, width: int = 100) -> str:
     """Writes the command that repeats a run, with a backslash at the end of each line but the last.
 
     Options with their default or a filled-in value are left out. DATA stands for the image folder.
-
-    Args:
-        args: The run's options.
-        width: Length of a line, in characters.
     """
     options = without_local_paths(changed_options(args))
     # The folder belongs to another machine, and its name says nothing to a reader.
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}
-    groups = [option_words(name, value) for name, value in options.items()]
     lines = ["accelerate launch tools/finetune.py"]
-    for group in filter(None, groups):
-        words = shlex.join(group)
+    for words in filter(None, (shlex.join(option_words(*entry)) for entry in options.items())):
         if len(lines[-1]) + len(words) < width:
             lines[-1] += f" {words}"
         else:

@@ -1,20 +1,15 @@
-"""Uploads a folder to a Hub repository in one commit.
-
-huggingface_hub retries failed requests. It skips files that the repository has already, and makes no commit if nothing
-changed.
-"""
+"""Uploads a folder to a Hub repository in one commit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelInfo, constants
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, constants
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
     LocalTokenNotFoundError,
-    RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
@@ -36,6 +31,8 @@ def push_folder(
 ) -> CommitInfo:
     """Uploads every file of a folder. The repository and the branch are created if needed.
 
+    Files that the repository has already are skipped.
+
     Args:
         folder: Folder with config.json and README.md.
         repo_id: OWNER/NAME.
@@ -49,42 +46,33 @@ def push_folder(
 
     Raises:
         ArgumentError: The repository holds another model, or is public although `private` is True.
-        HubError: The token is missing or wrong, the Hub cannot be reached, or it refuses. The message describes the
-            state of the repository.
+        HubError: The token is missing or wrong, the Hub cannot be reached, or it refuses.
     """
     api = HfApi(library_name="timm_moe_dg")
     with _explained(repo_id, "nothing was sent"):
         api.whoami()
         # All checks come before the first change on the Hub.
-        before = _existing(api, repo_id)
-        if before is not None:
-            _check_visibility(before, repo_id, private)
-            if not replace_model:
-                _check_same_model(api, folder, repo_id, revision)
+        exists = api.repo_exists(repo_id)
+        if exists and private and not api.model_info(repo_id).private:
+            remedy = "is public; make it private in its settings first, or leave out --private"
+            raise ArgumentError.of("repo_id", repo_id, remedy)
+        if exists and not replace_model:
+            _check_same_model(api, folder, repo_id, revision)
         # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
     architecture = read_config(folder)["architecture"]
-    with _explained(repo_id, _unfinished(repo_id, is_new=before is None)):
+    unfinished = (
+        f"nothing was committed: {repo_id} is {'unchanged' if exists else 'new and empty'}. Repeat the same command: "
+        "files that the Hub has received are not sent again, and a commit that did arrive is not repeated"
+    )
+    with _explained(repo_id, unfinished):
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
         )
-
-
-def _existing(api: HfApi, repo_id: str) -> ModelInfo | None:
-    try:
-        return api.model_info(repo_id)
-    except RepositoryNotFoundError:
-        return None
-
-
-def _check_visibility(info: ModelInfo, repo_id: str, private: bool) -> None:
-    if private and not info.private:
-        remedy = "is public; make it private in its settings first, or leave out --private"
-        raise ArgumentError.of("repo_id", repo_id, remedy)
 
 
 def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
@@ -104,14 +92,6 @@ def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | No
 def _read_model(folder: Path) -> dict[str, object]:
     table = read_config(folder)
     return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
-
-
-def _unfinished(repo_id: str, is_new: bool) -> str:
-    state = "is new and empty" if is_new else "is unchanged"
-    return (
-        f"nothing was committed: {repo_id} {state}. Repeat the same command: files that the Hub has received are not "
-        "sent again, and a commit that did arrive is not repeated"
-    )
 
 
 @contextmanager

@@ -6,10 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 Step = Callable[[], object]
+Key = TypeVar("Key")
 
 
 def seconds_of(step: Step, device: str | torch.device = "cpu", repeats: int = 1) -> float:
@@ -23,17 +25,8 @@ def seconds_of(step: Step, device: str | torch.device = "cpu", repeats: int = 1)
     return (time.perf_counter() - start) / repeats
 
 
-def interleaved(measures: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[str, list[float]]:
-    """Takes measurements in turns, A B C A B C.
-
-    Args:
-        measures: Name -> function that measures once, such as `seconds_of` with its arguments.
-        rounds: Rounds that count.
-        warmup: Rounds before them that are dropped.
-
-    Returns:
-        Name -> one value per round.
-    """
+def interleaved(measures: Mapping[Key, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[Key, list[float]]:
+    """Takes measurements in turns, A B C A B C; the values of the first `warmup` rounds are dropped."""
     values = [{name: measure() for name, measure in measures.items()} for _ in range(warmup + rounds)]
     return {name: [row[name] for row in values[warmup:]] for name in measures}
 

@@ -39,23 +39,14 @@ Network: TypeAlias = Any  # timm's classes have attributes that torch.nn.Module 
 
 
 class DataConfig(TypedDict):
-    """Preprocessing of a network's images, by timm's names.
+    """Preprocessing of a network's images, by timm's names. Images are (x - mean) / std, by channel."""
 
-    Attributes:
-        input_size: (channels, height, width).
-        mean: Mean of each channel, which is subtracted.
-        std: Standard deviation of each channel, by which it is divided.
-        interpolation: Interpolation of resizing.
-        crop_pct: Share of the image inside the crop.
-        crop_mode: timm's mode of cropping or squeezing to size.
-    """
-
-    input_size: tuple[int, int, int]
+    input_size: tuple[int, int, int]  # (channels, height, width)
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
-    crop_pct: float
-    crop_mode: str
+    crop_pct: float  # share of the image inside the crop
+    crop_mode: str  # of cropping or squeezing to size
 
 
 def build_network(
@@ -75,8 +66,7 @@ def build_network(
         name: A timm model, with a tag or without, or `hf-hub:` and `local-dir:` sources.
         num_classes: Classes of the new classifier. A loaded classifier of that size is kept; None keeps any classifier.
         pretrained: Start from the model's published weights.
-        initial_checkpoint: Start from this file instead, through the model's checkpoint filter: a mixture model is
-            upcycled from a dense checkpoint.
+        initial_checkpoint: Start from this file instead; a mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
         in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
@@ -127,16 +117,16 @@ def build_network(
     if resized:
         network.reset_classifier(num_classes)
     start = initial_checkpoint or ("published weights" if pretrained else "random initialization")
-    _logger.info(_describe(name, network, start, new_classifier=not loads or resized))
+    count = sum(parameter.numel() for parameter in network.parameters())
+    classifier = "new" if resized or not loads else "same"
+    _logger.info(f"{name}: {count:,} parameters from {start}, {classifier} classifier")
     return network
 
 
 @contextmanager
 def _hub_or_cache() -> Iterator[None]:
-    """Reads from the Hub's cache alone while the Hub does not answer.
-
-    The client would retry each missing file for half a minute, with a message each time.
-    """
+    """Reads from the Hub's cache alone while the Hub does not answer."""
+    # The client would retry each missing file for half a minute, with a message each time
     offline = constants.HF_HUB_OFFLINE
     if not offline:
         try:
@@ -162,11 +152,7 @@ def in_chans_of(network: nn.Module) -> int:
 
 
 def check_channels(network: nn.Module, in_chans: int) -> None:
-    """Checks that a network takes the number of channels with which images are read.
-
-    Raises:
-        ArgumentError: The network takes another number.
-    """
+    """Raises an `ArgumentError` if a network does not take the number of channels with which images are read."""
     expected = in_chans_of(network)
     if expected != in_chans:
         read = f"as RGB, {RGB} channels; leave it out" if in_chans == RGB else f"with {in_chans} bands"
@@ -182,11 +168,7 @@ def data_config(
 ) -> DataConfig:
     """Returns the preprocessing of a network's images in this package: squeezed to size, bilinear, without a crop.
 
-    Args:
-        network: A timm model.
-        img_size: Side of the input for networks that take any; None for the network's recommended size.
-        mean: Mean of each channel; None for the network's.
-        std: Standard deviation of each channel; None for the network's.
+    Size, in pixels, and mean and standard deviation of each channel are the network's where they are not given.
     """
     given = {"img_size": img_size, "mean": mean and tuple(mean), "std": std and tuple(std)}
     args = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
@@ -200,11 +182,7 @@ def without_origin(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def checkpoint_activations(network: Network) -> None:
-    """Turns on gradient checkpointing: activations are recomputed in the backward pass.
-
-    Raises:
-        ArgumentError: The network does not support it.
-    """
+    """Turns on gradient checkpointing: activations are recomputed in the backward pass."""
     try:
         network.set_grad_checkpointing(True)
     except (AttributeError, AssertionError) as error:
@@ -218,8 +196,7 @@ def lay_channels_last(network: nn.Module) -> None:
     The `state_dict` keeps the usual layout, so that saved files are the same.
     """
     network.to(memory_format=torch.channels_last)
-    # safetensors takes no other layout than the usual one
-    network.register_state_dict_post_hook(_show_contiguous)
+    network.register_state_dict_post_hook(_show_contiguous)  # safetensors takes no other layout
 
 
 def _show_contiguous(
@@ -231,11 +208,13 @@ def _show_contiguous(
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
-    """Writes a timm folder: config.json with class names, preprocessing and MoGE's expert mode, model.safetensors.
+    """Writes config.json with class names, preprocessing and MoGE's expert mode, and model.safetensors.
+
+    `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed.
 
     Args:
         network: A timm model, not wrapped.
-        folder: Created if it does not exist; `timm.create_model("local-dir:FOLDER", pretrained=True)` loads it.
+        folder: Folder of the files.
         classes: Names of the classes, in the order of the logits.
         config: Preprocessing, from `data_config`.
     """
@@ -253,14 +232,7 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
 
 
 def read_config(path: Path) -> Config:
-    """Reads a saved network's config.json and checks the fields that this package uses.
-
-    Args:
-        path: The file.
-
-    Raises:
-        CheckpointError: The file cannot be read, or a field has another type.
-    """
+    """Reads a saved network's config.json and checks the fields that this package uses, with a `CheckpointError`."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -282,11 +254,7 @@ def read_config(path: Path) -> Config:
 
 
 def saved_config(name: str) -> Config:
-    """Reads the config.json of a `local-dir:` or `hf-hub:` source; empty for any other model.
-
-    Raises:
-        CheckpointError: See `read_config`.
-    """
+    """Reads the config.json of a `local-dir:` or `hf-hub:` source; empty for any other model."""
     source, location = parse_model_name(name)
     if source == "local-dir":
         return read_config(Path(location, CONFIG))
@@ -307,11 +275,7 @@ def _are_names(names: object) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Checks that a model exists, and weights by its tag.
-
-    Raises:
-        ArgumentError: There is no such model, tag or kind of source; lists the nearest.
-    """
+    """Raises an `ArgumentError`, which lists the nearest names, if there is no such model, tag or kind of source."""
     try:
         source, model = parse_model_name(name)
     except ValueError as error:
@@ -359,7 +323,7 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
 
 
 def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
-    """Returns the model whose weights a network starts from: its `backbone` if it has one."""
+    """The model whose weights a network starts from: its `backbone` if it has one."""
     backbone = kwargs.get("backbone")
     if not isinstance(backbone, str) or parse_model_name(name)[0] is not None:
         return name
@@ -397,16 +361,7 @@ def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:
 def _unusable(name: str, path: str | os.PathLike[str] | None, error: Exception) -> CheckpointError:
     reason = f"{type(error).__name__}: {error}"
     if path is None:
-        return CheckpointError(
-            f"pretrained=True: the weights of {name} cannot be had ({reason}); check the connection and the Hub's "
-            "cache, or give a file with --initial-checkpoint"
-        )
-    return CheckpointError(
-        f"initial_checkpoint={str(path)!r}: cannot start {name} ({reason}); give a checkpoint of this model, or of its "
-        "dense counterpart"
-    )
-
-
-def _describe(name: str, network: nn.Module, source: object, new_classifier: bool) -> str:
-    count = sum(parameter.numel() for parameter in network.parameters())
-    return f"{name}: {count:,} parameters from {source}, {'new' if new_classifier else 'same'} classifier"
+        remedy = "check the connection and the Hub's cache, or give a file with --initial-checkpoint"
+        return CheckpointError(f"pretrained=True: the weights of {name} cannot be had ({reason}); {remedy}")
+    remedy = "give a checkpoint of this model, or of its dense counterpart"
+    return CheckpointError(f"initial_checkpoint={str(path)!r}: cannot start {name} ({reason}); {remedy}")

@@ -11,14 +11,7 @@ from .build import Network
 
 @contextmanager
 def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
-    """Collects the inputs of a network's classifier, one (B, D) tensor per forward; the caller empties the list.
-
-    Args:
-        network: A timm model.
-
-    Raises:
-        ArgumentError: The network has no single classifier.
-    """
+    """Collects the inputs of a network's classifier, one (B, D) tensor per forward; the caller empties the list."""
     collected: list[Tensor] = []
     classifier = _classifier(network)
     handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
@@ -29,14 +22,7 @@ def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
 
 
 class WithFeatures(nn.Module):
-    """A network that returns logits (B, C) and the classifier's inputs (B, D).
-
-    Args:
-        network: A timm model of images, or of images and metadata.
-
-    Raises:
-        ArgumentError: The network has no single classifier.
-    """
+    """A timm model that returns logits (B, C) and the inputs (B, D) of its classifier, which must be a single one."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -54,6 +40,5 @@ class WithFeatures(nn.Module):
 def _classifier(network: Network) -> nn.Module:
     classifier = network.get_classifier()
     if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.Identity):
-        remedy = "has no single classifier; take a model with one"
-        raise ArgumentError.of("model", type(network).__name__, remedy)
+        raise ArgumentError.of("model", type(network).__name__, "has no single classifier; take a model with one")
     return classifier

@@ -20,9 +20,6 @@ def freeze_backbone(network: Network) -> nn.Module:
 
     Dropout and stochastic depth are turned off: frozen features cannot adapt to them.
 
-    Args:
-        network: A timm model with a classifier; changed in place.
-
     Returns:
         The new classifier.
 
@@ -44,11 +41,7 @@ def freeze_backbone(network: Network) -> nn.Module:
 
 
 def train_routers_only(network: nn.Module) -> None:
-    """Freezes everything but the routers, the classifier included.
-
-    Raises:
-        ArgumentError: The model has no routers.
-    """
+    """Freezes everything but the routers, the classifier included."""
     network.requires_grad_(False)
     for router in _routers(network, "all-but-routers"):
         router.requires_grad_(True)
@@ -58,9 +51,6 @@ def train_gating_only(network: nn.Module) -> None:
     """Freezes everything but the routers and a MoGE model's metadata encoder.
 
     Parts of the encoder that are never trained, such as SatCLIP's published weights, stay frozen.
-
-    Raises:
-        ArgumentError: The model has no routers, or none that read metadata.
     """
     routers = _routers(network, "all-but-gating")
     encoder = getattr(network, "metadata_encoder", None)
@@ -73,11 +63,7 @@ def train_gating_only(network: nn.Module) -> None:
 
 
 def freeze_routers(network: nn.Module) -> None:
-    """Freezes the routers and trains everything else.
-
-    Raises:
-        ArgumentError: The model has no routers.
-    """
+    """Freezes the routers and trains everything else."""
     for router in _routers(network, "routers"):
         router.requires_grad_(False)
 

@@ -33,8 +33,7 @@ def load_trained(
         **kwargs: Arguments of `build_network`.
 
     Raises:
-        ArgumentError: See `build_network`; or no source of weights is given; or a radius is given for a model without
-            an index of training coordinates.
+        ArgumentError: See `build_network`; or there is no source of weights, or no index of coordinates for a radius.
         CheckpointError: The weights cannot be read, do not fit, are not finite, or lack a classifier.
     """
     check_name(name)
@@ -47,7 +46,12 @@ def load_trained(
     )
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
-    _check_finite(name, network)
+    # They would give NaN for every image
+    if broken := [key for key, value in network.named_parameters() if not value.isfinite().all()]:
+        raise CheckpointError(
+            f"model={name!r}: {len(broken)} of its weights are not finite, {broken[0]} among them; its training "
+            "diverged, or the file is damaged: give another checkpoint"
+        )
     if hasattr(network, "set_expert_mode"):
         network.set_expert_mode(expert_mode or saved_config(name).get("expert_mode") or "routed")
     elif expert_mode is not None:
@@ -58,24 +62,10 @@ def load_trained(
 
 
 def set_coverage_radius(network: Network, radius: float) -> None:
-    """Sets how far from its training coordinates a MoGE model routes, in km; see `models.MetadataRoutingOptions`.
-
-    Raises:
-        ArgumentError: The network is no MoGE model, or has no index of coordinates.
-    """
+    """Sets how far from its training coordinates a MoGE model routes, in km; see `models.MetadataRoutingOptions`."""
     if not hasattr(network, "set_coverage_radius"):
         raise ArgumentError.of("coverage_radius", radius, f"{type(network).__name__} has no metadata-routed experts")
     network.set_coverage_radius(radius)
-
-
-def _check_finite(name: str, network: nn.Module) -> None:
-    """Refuses weights that are not finite, which would give NaN for every image."""
-    broken = [key for key, value in network.named_parameters() if not value.isfinite().all()]
-    if broken:
-        raise CheckpointError(
-            f"model={name!r}: {len(broken)} of its weights are not finite, {broken[0]} among them; its training "
-            "diverged, or the file is damaged: give another checkpoint"
-        )
 
 
 def label_names(network: Network) -> tuple[str, ...] | None:
@@ -89,16 +79,9 @@ def label_names(network: Network) -> tuple[str, ...] | None:
 
 
 def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
-    """Returns the class of the data for each logit, int64 (num_classes,), a permutation.
+    """Returns the data's class for each logit, int64 (num_classes,), a permutation; or raises an `ArgumentError`.
 
     Classes are matched by name. A checkpoint without names is assumed to have the data's order.
-
-    Args:
-        network: From `load_trained`.
-        classes: The data's class names.
-
-    Raises:
-        ArgumentError: The network's classes are not those of the data.
     """
     names = label_names(network)
     if names is None and network.num_classes == len(classes):
@@ -120,13 +103,7 @@ def metadata_columns(network: nn.Module) -> tuple[str, ...]:
 def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Sequence[str] | None = None) -> bool:
     """Returns whether a network gets the images' metadata: it reads metadata, and every domain has them.
 
-    Args:
-        network: A timm model.
-        domains: The data.
-        columns: Columns of the domains' metadata after longitude and latitude.
-
-    Raises:
-        ArgumentError: The network reads other columns.
+    Other `columns` after longitude and latitude than those that the network reads are an `ArgumentError`.
     """
     takes = hasattr(network, "metadata_encoder") and all(domain.metadata is not None for domain in domains)
     given, expected = tuple(columns or ()), metadata_columns(network)

@@ -12,9 +12,8 @@ from functools import cache
 from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
-from ..cli.arguments import (
-    add_options,
-    declared,
+from ..cli.arguments import add_options, declared, option
+from ..cli.values import (
     fraction,
     fraction_to_1,
     json_object,
@@ -22,7 +21,6 @@ from ..cli.arguments import (
     kilometers_or_auto,
     non_negative,
     non_negative_int,
-    option,
     position_or_name,
     positive,
     positive_int,

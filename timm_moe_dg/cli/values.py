@@ -1,0 +1,100 @@
+"""Values of command-line options: functions that read a word and check it, for argparse."""
+
+import argparse
+import ast
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
+
+
+def position_or_name(text: str) -> int | str:
+    """Reads a whole number as a position, and anything else as a name."""
+    return int(text) if text.isdecimal() else text
+
+
+def key_value(text: str) -> tuple[str, object]:
+    """Reads KEY=VALUE. The value is a Python literal if it reads as one, and a string otherwise."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def json_object(text: str) -> dict[str, object]:
+    """Reads a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"lr\": 1e-4}}'")
+    return value
+
+
+def _whole(least: int, description: str, most: float = math.inf) -> Callable[[str], int]:
+    """Makes a function that reads a whole number in a range."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+        return int(text)
+
+    return read
+
+
+positive_int = _whole(1, "a whole number above zero")
+non_negative_int = _whole(0, "a whole number of 0 or more")
+int_from_2 = _whole(2, "a whole number of 2 or more")  # the fewest values that have quartiles
+seed_number = _whole(0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
+WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
+
+
+def _number(description: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Makes a function that reads a number in a range; NaN fits no range."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+        return value
+
+    return read
+
+
+non_negative = _number("a number of 0 or more", lambda value: 0 <= value < math.inf)
+positive = _number("a number above 0", lambda value: 0 < value < math.inf)
+kilometers = _number("a distance of 0 km or more, or inf", lambda value: value >= 0)
+fraction = _number("a number from 0 to below 1", lambda value: 0 <= value < 1)
+fraction_to_1 = _number("a number above 0, at most 1", lambda value: 0 < value <= 1)
+
+
+def kilometers_or_auto(text: str) -> float | str:
+    """Reads a distance, or the word auto."""
+    return text if text == "auto" else kilometers(text)
+
+
+def output_file(text: str) -> Path:
+    """Reads the path of a file to write, whose folder has to exist."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
+    return Path(text)
+
+
+def usable_device(text: str) -> str:
+    """Reads the name of a torch device that exists on this machine."""
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
+    return text
