@@ -33,19 +33,8 @@ def make_engine(
 ) -> Engine:
     """Returns a function from images (B, C, H, W), and metadata where the model reads any, to logits.
 
-    It returns a tuple on the network's device: logits (B, num_classes) and, if requested, the classifier's inputs
-    (B, D).
-
-    Args:
-        args: The command line: `engine`, and the options that cannot be changed in a program.
-        network: The model of `--model`, in evaluation mode.
-        input_size: (C, H, W) of the images.
-        features: Return the classifier's inputs as well, see `WithFeatures`.
-
-    Raises:
-        ArgumentError: There is no such file, it is another model's program, or another option contradicts it.
-        ExportError: onnxruntime cannot read the file or has no provider for the network's device.
-        MissingDependencyError: onnxruntime is not installed.
+    It returns a tuple on the network's device: logits (B, num_classes) and, with `features`, the classifier's inputs
+    (B, D). The network is that of `--model`, in evaluation mode, and `input_size` the (C, H, W) of its images.
     """
     if args.engine is None:
         forward = WithFeatures(network) if features else network
@@ -85,12 +74,7 @@ class ProgramEngine:
             raise ArgumentError.of("engine", path, remedy)
 
     def __call__(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Runs the program on a batch.
-
-        Raises:
-            ExportError: onnxruntime cannot run it, or it was exported from other weights.
-            MetadataError: The network refuses the metadata.
-        """
+        """Runs the program on a batch."""
         inputs: tuple[Tensor, ...] = (images,)
         if self._unknown is not None:
             if metadata is None:

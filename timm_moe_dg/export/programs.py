@@ -32,49 +32,30 @@ Program: TypeAlias = Callable[..., Tensor | Outputs]
 
 
 class Format(NamedTuple):
-    """How programs of a format are written and read.
-
-    Attributes:
-        file: Name of the file.
-        write: Writes the program of a model; the inputs are samples to record it with.
-        load: Reads it back as a function of the inputs.
-    """
+    """How programs of a format are written and read."""
 
     file: str
-    write: Callable[[nn.Module, Inputs, Path], None]
+    write: Callable[[nn.Module, Inputs, Path], None]  # the inputs are samples to record the program with
     load: Callable[[Path], Program]
 
 
 class Exported(NamedTuple):
-    """A written program.
-
-    Attributes:
-        path: The file.
-        program: The program, read back from the file.
-        difference: Largest absolute difference of its logits from the model's.
-    """
+    """A written program."""
 
     path: Path
-    program: Program
-    difference: float
+    program: Program  # read back from the file
+    difference: float  # largest absolute difference of its logits from the model's
 
 
 def open_session(path: Path, device: torch.device = CPU) -> Any:
-    """Opens an ONNX file as a session of onnxruntime, with as many threads as torch has.
-
-    Raises:
-        ExportError: onnxruntime cannot read the file, or has no provider for the device.
-        MissingDependencyError: onnxruntime is not installed.
-    """
+    """Opens an ONNX file as a session of onnxruntime, with as many threads as torch has."""
     (runtime,) = _required("running ONNX programs", "onnxruntime")
     available = runtime.get_available_providers()
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type != "cpu":
         if device.type != "cuda" or CUDA_PROVIDER not in available:
-            remedy = (
-                f"onnxruntime has {', '.join(available)}; run on a CPU, install onnxruntime-gpu, or leave --engine out"
-            )
-            raise ExportError.of("device", str(device), remedy)
+            remedy = "run on a CPU, install onnxruntime-gpu, or leave --engine out"
+            raise ExportError.of("device", str(device), f"onnxruntime has {', '.join(available)}; {remedy}")
         # Without TF32, which is not float32
         providers = [(CUDA_PROVIDER, {"device_id": device.index or 0, "use_tf32": 0}), *providers]
     options = runtime.SessionOptions()
@@ -96,33 +77,19 @@ def run_session(session: Any, inputs: Inputs) -> Outputs:
 
 
 def load_onnx(path: Path) -> Program:
-    """Reads an ONNX file as a function from inputs to logits, on CPU.
-
-    Raises:
-        ExportError: onnxruntime cannot read the file.
-        MissingDependencyError: onnxruntime is not installed.
-    """
+    """Reads an ONNX file as a function from inputs to logits, on CPU."""
     session = open_session(path)
     return lambda *inputs: run_session(session, inputs)[0]
 
 
 def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
-    """Records a model in evaluation mode with torch.export, for batches of any size.
-
-    Args:
-        model: In evaluation mode.
-        inputs: Two samples or more.
-    """
+    """Records a model in evaluation mode with torch.export, for batches of any size, on two samples or more."""
     batch = torch.export.Dim("batch", min=1)
     return torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`; the program is used up.
-
-    Raises:
-        MissingDependencyError: onnx or onnxscript is not installed.
-    """
+    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`; the program is used up."""
     _required(TO_ONNX, "onnx", "onnxscript")
     translated = torch.onnx.export(
         program,
@@ -146,25 +113,19 @@ def _write_pt2(model: nn.Module, inputs: Inputs, path: Path) -> None:
     torch.export.save(record_program(model, inputs), path)
 
 
-def _load_pt2(path: Path) -> Program:
-    return torch.export.load(path).module()
-
-
-def _write_torchscript(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    torch.jit.script(model).save(path)
-
-
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "onnx": Format("model.onnx", _write_onnx, load_onnx),
-        "pt2": Format("model.pt2", _write_pt2, _load_pt2),
-        "torchscript": Format("model.torchscript.pt", _write_torchscript, torch.jit.load),
+        "pt2": Format("model.pt2", _write_pt2, lambda path: torch.export.load(path).module()),
+        "torchscript": Format(
+            "model.torchscript.pt", lambda model, _, path: torch.jit.script(model).save(path), torch.jit.load
+        ),
     }
 )
 
 
 def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tolerance: float = 1e-4) -> Exported:
-    """Writes a model in one format, reads the file back, and compares both on batches of several sizes.
+    """Writes a model in a format of `FORMATS`, reads the file back, and compares both on batches of several sizes.
 
     Args:
         model: In evaluation mode, on CPU. It returns logits, or logits and features.
@@ -175,7 +136,6 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
 
     Raises:
         ExportError: The model cannot be written in the format, or the program's logits differ.
-        MissingDependencyError: The format needs a package that is not installed.
     """
     form = FORMATS[name]
     path = folder / form.file
@@ -234,13 +194,7 @@ def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
 
 
 def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
-    """Describes a program's inputs, preprocessing and classes, ready for JSON.
-
-    Args:
-        model: The model.
-        config: timm's data configuration.
-        classes: Names of the classes in the order of the logits.
-    """
+    """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
     inputs = {"images": f"float32 (batch, {channels}, {height}, {width})" + (", RGB" if channels == 3 else "")}
     encoder = metadata_encoder(model)

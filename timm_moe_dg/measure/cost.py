@@ -29,12 +29,8 @@ _FLOPS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_fl
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
     """Multiply-accumulates of one forward pass in convolutions, matrix products and attention, for the whole batch.
 
-    A layer that is one fused operator (torch.nn.TransformerEncoderLayer in evaluation mode) counts nothing; timm's
-    models have none.
-
-    Args:
-        model: Any model; it is left in evaluation mode.
-        inputs: Arguments of the forward pass.
+    The model is left in evaluation mode. A layer that is one fused operator (torch.nn.TransformerEncoderLayer in
+    evaluation mode) counts nothing; timm's models have none.
     """
     model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=_FLOPS)
@@ -45,16 +41,10 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
 
 
 def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: int = 3) -> float:
-    """Peak memory of building and repeating some work, in a new process.
-
-    Args:
-        build: Builds everything and returns the work; it is pickled for the new process.
-        device: Torch device that the work runs on. The CPU's memory is measured on Linux alone.
-        threads: CPU threads.
-        repeats: How often the work is done.
+    """Peak memory of building and repeating some work, in a new process, for which `build` is pickled.
 
     Returns:
-        MiB: allocated on a GPU, resident beyond the imports on a CPU.
+        MiB: allocated on a GPU, resident beyond the imports on a CPU (on Linux alone).
     """
     # Read by the C library of the new process: it returns freed tensors at once, so that only tensors in use count
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))

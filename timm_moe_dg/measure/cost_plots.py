@@ -17,12 +17,7 @@ CONDITIONS = ("model", "mode", "dtype", "program", "dispatch")
 def plot_cost(rows: Sequence[Row], path: Path) -> None:
     """Draws a panel for each dense model: time ratios against the first size that was varied, a line per other setting.
 
-    Args:
-        rows: Rows of `tools/benchmark.py models`: "model", "against", "options", the conditions and "ratio".
-        path: Picture to write.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
+    Rows are those of `tools/benchmark.py models`: "model", "against", "options", the conditions and "ratio".
     """
     rows = [row for row in rows if row["against"] != row["model"]]
     varied = [name for name in (*SIZES, *CONDITIONS) if len({_value(row, name) for row in rows}) > 1]

@@ -25,11 +25,7 @@ TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
 
 
 def mixture_layers(model: Network) -> dict[str, Network]:
-    """The mixture layers of a model by name.
-
-    Raises:
-        ArgumentError: It has none.
-    """
+    """The mixture layers of a model by name; an `ArgumentError` if it has none."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedMlp)}
     if not layers:
         name = model.pretrained_cfg["architecture"]
@@ -38,15 +34,9 @@ def mixture_layers(model: Network) -> dict[str, Network]:
 
 
 def model_and_baselines(name: str, options: Options, against: str | None = None) -> Makers:
-    """Functions that build a mixture model and its dense baselines.
+    """Functions that build a mixture model and its dense baselines, by label: `name`, `TWIN`, `EQUIVALENT`, `against`.
 
-    Args:
-        name: A model with mixture layers.
-        options: Keyword arguments of `timm.create_model` for it.
-        against: Any timm model to compare with as well.
-
-    Returns:
-        By label: the model's name, `TWIN`, `EQUIVALENT` and `against`.
+    The options are keyword arguments of `timm.create_model` for the mixture model.
     """
     plan = timm.create_model(name, device="meta", **options)
     makers: Makers = {
@@ -68,15 +58,7 @@ def layer_and_baselines(name: str, options: Options) -> Makers:
 
 
 def random_inputs(model: Network, name: str, options: Options, batch_size: int, device: str) -> tuple[Tensor, ...]:
-    """Random images, and metadata for a model that reads any; tokens for a single layer.
-
-    Args:
-        model: Built by `model_and_baselines` or `layer_and_baselines`.
-        name: The mixture model.
-        options: Its keyword arguments.
-        batch_size: Images.
-        device: Torch device of the tensors.
-    """
+    """Random images, and metadata for a model that reads any; tokens for a layer of the mixture model `name`."""
     if isinstance(model, RoutedMlp) or type(model) in DENSE_FORMS:
         return _layer_inputs(model, timm.create_model(name, device="meta", **options), batch_size, device)
     # Networks of one size; the others take any
