@@ -101,7 +101,9 @@ class Adversarial(Algorithm):
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Updates the network or the discriminator."""
         self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
-        self._take_over_betas(context)
+        for group in context.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (self.hparams["beta1"], 0.9)
         self.step += 1
         turns = int(self.hparams["d_steps_per_g_step"])
         if int(self.step) % (1 + turns) >= turns:
@@ -134,11 +136,6 @@ class Adversarial(Algorithm):
             summed = F.cross_entropy(logits, domains, reduction="sum")
             loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, inputs)
         return loss
-
-    def _take_over_betas(self, context: StepContext) -> None:
-        for group in context.optimizer.param_groups:
-            if "betas" in group:
-                group["betas"] = (self.hparams["beta1"], 0.9)
 
     def get_extra_state(self) -> list[dict[str, Tensor]]:
         """Returns the moments of the discriminator's Adam by parameter; empty before its first step."""
@@ -178,9 +175,7 @@ class CDANN(Adversarial):
 def discriminator(in_features: int, out_features: int, *, width: int, depth: int, dropout: float) -> nn.Sequential:
     """Makes an MLP of `depth` linear layers with dropout and ReLU between them."""
     sizes = [in_features, *[width] * (depth - 1)]
-    hidden = [
-        layer
-        for before, after in pairwise(sizes)
-        for layer in (nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU())
-    ]
-    return nn.Sequential(*hidden, nn.Linear(sizes[-1], out_features))
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], out_features))

@@ -12,16 +12,9 @@ from .base import SHARE, Tunable
 
 
 class Averaging(Tunable, ABC):
-    """Averages a network's weights, routers included, during training.
+    """Averages the weights of a network that is not wrapped, routers included, during training.
 
     An average is a module, so that its `state_dict` holds it and a resumed run continues it.
-
-    Args:
-        network: The trained network, not wrapped.
-        hparams: The run's hyper-parameters.
-
-    Raises:
-        ArgumentError: A hyper-parameter is outside its range.
     """
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:

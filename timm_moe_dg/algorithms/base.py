@@ -21,14 +21,9 @@ Distribution = Callable[[np.random.RandomState], float | int] | str
 
 
 class Range(NamedTuple):
-    """A set of numbers.
+    """A set of numbers."""
 
-    Attributes:
-        words: Its description in a message.
-        contains: Whether a number is in the set.
-    """
-
-    words: str
+    words: str  # its description in a message
     contains: Callable[[float], bool]
 
 
@@ -42,9 +37,6 @@ class Tunable(nn.Module):
     Class attributes:
         HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark, by DomainBed's names.
         RANGES: Their ranges; every number of at least 0 for those that are not listed.
-
-    Args:
-        hparams: The run's hyper-parameters, among them the module's.
 
     Raises:
         ArgumentError: A hyper-parameter is outside its range.
@@ -72,8 +64,7 @@ class Setup:
         hparams: The run's hyper-parameters, among them the method's.
         aux_coef: Weight of the routers' auxiliary loss, which each forward pass adds.
         cka_coef: Weight of MoGE's diversity loss, which exists while tokens are forced.
-        supcon_coef: Weight of MoGE's invariance loss.
-        supcon_temperature: Temperature of that loss.
+        supcon_coef: Weight of MoGE's invariance loss, of `supcon_temperature`.
         task_loss: Loss of logits (N, C) and targets (N,), for methods with `TAKES_TASK_LOSS`.
         domains_per_step: Number of domains in a step; None for all.
         aux_form: Form of the auxiliary loss, see `losses.router_loss`.
@@ -100,12 +91,11 @@ class Setup:
 class Algorithm(Tunable, ABC):
     """A training method.
 
-    A method is a module, so that its `state_dict` holds its buffers and discriminators and a resumed run continues
-    with them. State that is no tensor, such as an optimizer's, goes through `get_extra_state`.
+    A method is a module, so that a resumed run continues with the buffers and discriminators in its `state_dict`.
+    State that is no tensor, such as an optimizer's, goes through `get_extra_state`.
 
     Methods differ in `objective`. Those with inner loops or a second optimizer (Fish, MLDG, DANN, CDANN) replace
-    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's). A step of several passes takes their
-    mean.
+    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's); several passes take their mean.
 
     Class attributes, beside those of `Tunable`:
         SEARCH: DomainBed's distributions, from which a random search draws hyper-parameters.
@@ -141,14 +131,9 @@ class Algorithm(Tunable, ABC):
 
     @abstractmethod
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Computes the loss to minimize.
+        """Returns the scalar "loss" to minimize, and its parts for the records.
 
-        Args:
-            context: Its model maps images (B, 3, H, W) to logits (B, num_classes).
-            minibatches: Images and targets of each training domain.
-
-        Returns:
-            Scalars: "loss", the one to minimize, and its parts for the records.
+        The context's model maps images (B, 3, H, W) to logits (B, num_classes).
         """
 
     def parameter_groups(self, lr: float, weight_decay: float) -> list[ParameterGroup]:
@@ -157,10 +142,6 @@ class Algorithm(Tunable, ABC):
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step on the objective.
-
-        Args:
-            context: The model, its optimizer and the run's settings.
-            minibatches: Images and targets of each training domain.
 
         Returns:
             The objective's scalars, detached, the mean over the parts of an accumulated step.

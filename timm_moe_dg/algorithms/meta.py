@@ -77,11 +77,7 @@ class MLDG(ERM):
             raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Adds up the gradients of all pairs, then takes a step.
-
-        Raises:
-            ArgumentError: Gradients are scaled, as float16 needs.
-        """
+        """Adds up the gradients of all pairs, then takes a step; an `ArgumentError` if they are scaled for float16."""
         if getattr(context.optimizer, "scaler", None) is not None:
             raise ArgumentError.of("amp_dtype", "float16", "MLDG adds up gradients itself; take bfloat16 or none")
         self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
@@ -95,7 +91,9 @@ class MLDG(ERM):
             losses = self._add_gradients(context, inner, parameters, totals, 1.0)
             _fresh_adam(groups).step()
             ahead = self._add_gradients(context, outer, parameters, totals, beta)
-            _restore(parameters, start)
+            with torch.no_grad():
+                for parameter, value in zip(parameters, start, strict=True):
+                    parameter.copy_(value)
             scalars.append({**losses, "loss": losses["loss"] + beta * ahead["loss"], "meta_loss": ahead["task_loss"]})
         for parameter, total in zip(parameters, totals, strict=True):
             parameter.grad = total / len(minibatches)
@@ -132,9 +130,3 @@ def _fresh_adam(groups: Sequence[ParameterGroup]) -> Adam:
     """Makes an Adam without moments, with the learning rates and weight decays of an optimizer's groups."""
     names = ("params", "lr", "weight_decay")
     return Adam([{name: group[name] for name in names if name in group} for group in groups])
-
-
-@torch.no_grad()
-def _restore(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)

@@ -28,11 +28,7 @@ AVERAGING: Mapping[str, type[Averaging]] = MappingProxyType(
 
 
 def register_algorithm(method: Method) -> Method:
-    """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class.
-
-    Raises:
-        ArgumentError: The name is taken, or the class is no `Algorithm`.
-    """
+    """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class, which must not be taken."""
     name = method.__name__
     if not issubclass(method, Algorithm):
         raise ArgumentError.of("algorithm", name, "must be a subclass of timm_moe_dg.algorithms.Algorithm")
@@ -43,10 +39,7 @@ def register_algorithm(method: Method) -> Method:
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
-    """Looks up an algorithm in `ALGORITHMS`.
-
-    Args:
-        name: The class's, or MODULE:CLASS, which imports first the module that registers it.
+    """Looks up an algorithm in `ALGORITHMS`; MODULE:CLASS imports first the module that registers it.
 
     Raises:
         ArgumentError: There is no such algorithm or module.
@@ -70,11 +63,7 @@ def _import(name: str, module: str) -> None:
 
 
 def get_averaging(name: str) -> type[Averaging]:
-    """Looks up a weight average in `AVERAGING`.
-
-    Raises:
-        ArgumentError: There is no such average.
-    """
+    """Looks up a weight average in `AVERAGING`; an `ArgumentError` if there is none of that name."""
     if name not in AVERAGING:
         raise ArgumentError.of("averaging", name, f"choose from {', '.join(AVERAGING)}")
     return AVERAGING[name]

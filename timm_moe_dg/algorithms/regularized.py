@@ -33,11 +33,7 @@ class Mixup(Algorithm):
     SEARCH = MappingProxyType({"mixup_alpha": lambda random: 10 ** random.uniform(-1, 1)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns "loss" and its parts "task_loss" and those of the model.
-
-        Raises:
-            ArgumentError: The minibatches have metadata.
-        """
+        """Returns "loss" and its parts "task_loss" and those of the model."""
         if len(minibatches[0]) > 2:
             raise ArgumentError.of("algorithm", "Mixup", "cannot mix the locations of images; take another method")
         order = torch.randperm(len(minibatches)).tolist()
@@ -79,9 +75,6 @@ class MIRO(Algorithm):
     learned at `lr_mult` times the learning rate. Blocks are those in timm's `feature_info` of the model: every
     transformer block, or every stage of a convolutional network, as the reference takes the stem and the stages of a
     ResNet. The copy is in evaluation mode, without router noise and dropout.
-
-    Raises:
-        ArgumentError: The network has no `feature_info`.
     """
 
     HPARAMS = MappingProxyType({"ld": 0.1, "lr_mult": 10.0})

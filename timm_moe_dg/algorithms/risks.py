@@ -47,13 +47,9 @@ class GroupDRO(Algorithm):
 
 
 class Annealed(Algorithm):
-    """Base of methods whose penalty has its full weight only after some steps; the optimizer is reset at that step.
+    """Base of methods whose penalty has its full weight only after some steps; the optimizer is reset at that step."""
 
-    Class attributes:
-        ANNEAL: Name of the hyper-parameter that holds the number of steps before the full penalty.
-    """
-
-    ANNEAL: ClassVar[str]
+    ANNEAL: ClassVar[str]  # name of the hyper-parameter that holds the number of steps before the full penalty
     step: Tensor
 
     def __init__(self, setup: Setup) -> None:

@@ -23,7 +23,7 @@ class StepContext:
         optimizer: Optimizer of the network's parameters and those of `Algorithm.parameter_groups`.
         backward: Computes gradients of a loss, scaled or synchronized as the run needs.
         reduce: Mean of a tensor over processes.
-        grad_accum_steps: Number of parts into which a step's minibatches are cut, to save memory.
+        grad_accum_steps: Number of parts of a step's minibatches, to save memory.
         autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
         domains: Positions of the step's domains among the training domains; None for all of them, in order.
     """

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +11,6 @@ from torch import Tensor, nn
 from .averaging import Averaging, copy_buffers, frozen_copy, move
 
 _logger = logging.getLogger(__name__)
-
-
-class SegmentState(TypedDict):
-    """State of a `Segment` in a checkpoint."""
-
-    weights: list[Tensor]
-    count: int
-
-
-class WaitingState(SegmentState):
-    """State of a segment and the validation loss at its end."""
-
-    loss: float
-
-
-class SWADState(TypedDict):
-    """State of `SWAD` in a checkpoint."""
-
-    average: SegmentState
-    since: SegmentState
-    waiting: list[WaitingState]
-    lowest: float | None
-    threshold: float | None
-    start: int
-    ended: bool
 
 
 class Segment:
@@ -60,17 +35,54 @@ class Segment:
         """Returns a copy."""
         return Segment([weight.clone() for weight in self.weights], self.count)
 
-    def state(self) -> SegmentState:
-        """Returns the state for a checkpoint."""
-        return {"weights": self.weights, "count": self.count}
-
 
 def weights_of(network: nn.Module) -> Segment:
     """Returns the current weights as a segment of one step, not copied."""
     return Segment([parameter.detach() for parameter in network.parameters()], 1)
 
 
-class SWAD(Averaging):
+class ValleyAverage(Averaging):
+    """Base of both forms of SWAD, which average segments between evaluations."""
+
+    HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
+
+    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
+        super().__init__(network, hparams)
+        # In tuples, so that they are not in the state. Copied now, because after a training forward the layers hold
+        # reports that belong to a graph and cannot be copied
+        self._network, self._copy = (network,), (frozen_copy(network),)
+        self._average = Segment()  # steps that are certain to be in the valley
+        self._since = Segment()  # steps after the last evaluation
+        self._ended = False
+
+    def update(self, network: nn.Module, step: int) -> None:
+        """Collects the weights."""
+        if not self._ended:
+            self._since.add(weights_of(network))
+
+    def filled(self, segment: Segment) -> nn.Module:
+        """Fills the copy of the network with a segment's weights and the network's buffers."""
+        copy = self._copy[0].to(segment.weights[0].device)
+        copy_buffers(self._network[0], copy)
+        move(copy, segment.weights, 1.0)
+        return copy
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns segments as lists of tensors, and numbers."""
+        return {"average": {**vars(self._average)}, "since": {**vars(self._since)}, "ended": self._ended}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restores that state."""
+        self._average, self._since, self._ended = self.read(state["average"]), self.read(state["since"]), state["ended"]
+
+    def read(self, state: Mapping[str, Any]) -> Segment:
+        """Returns the segment of a state, on the network's device."""
+        parameters = self._network[0].parameters()
+        pairs = zip(state["weights"], parameters, strict=bool(state["weights"]))  # an empty segment has none
+        return Segment([weight.to(parameter.device) for weight, parameter in pairs], state["count"])
+
+
+class SWAD(ValleyAverage):
     """Mean of the weights after every step from the detected start to the detected end, each once.
 
     The start is the first evaluation whose validation loss is not above that of the next swad_n_converge - 1. The
@@ -84,27 +96,14 @@ class SWAD(Averaging):
     Buffers are those of the network at the run's last step.
     """
 
-    HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
-
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        # In tuples, so that they are not in the state. Copied now, because after a training forward the layers hold
-        # reports that belong to a graph and cannot be copied
-        self._network, self._copy = (network,), (frozen_copy(network),)
-        self._average = Segment()  # steps that are certain to be in the valley
-        self._since = Segment()  # steps after the last evaluation
         # Later evaluations: their losses, and the steps up to each. Before the start is known these are the evaluations
         # after the lowest loss; in the valley, those in a row above the threshold
         self._waiting: list[tuple[float, Segment]] = []
         self._lowest: float | None = None
         self._threshold: float | None = None
         self._start = 0
-        self._ended = False
-
-    def update(self, network: nn.Module, step: int) -> None:
-        """Collects the weights."""
-        if not self._ended:
-            self._since.add(weights_of(network))
 
     def evaluated(self, step: int, validation_loss: float) -> None:
         """Searches for the start of the valley, then for its end."""
@@ -157,37 +156,20 @@ class SWAD(Averaging):
         total = self._average.copy()
         for segment in (*(segment for _, segment in self._waiting), self._since):
             total.add(segment)
-        return filled(self._copy[0], self._network[0], total)
+        return self.filled(total)
 
-    def get_extra_state(self) -> SWADState:
+    def get_extra_state(self) -> dict[str, Any]:
         """Returns segments as lists of tensors, and numbers."""
         return {
-            "average": self._average.state(),
-            "since": self._since.state(),
-            "waiting": [{"loss": loss, **segment.state()} for loss, segment in self._waiting],
+            **super().get_extra_state(),
+            "waiting": [{"loss": loss, **vars(segment)} for loss, segment in self._waiting],
             "lowest": self._lowest,
             "threshold": self._threshold,
             "start": self._start,
-            "ended": self._ended,
         }
 
-    def set_extra_state(self, state: SWADState) -> None:
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restores that state."""
-        self._average, self._since = (read(part, self._network[0]) for part in (state["average"], state["since"]))
-        self._waiting = [(item["loss"], read(item, self._network[0])) for item in state["waiting"]]
-        self._lowest, self._threshold = state["lowest"], state["threshold"]
-        self._start, self._ended = state["start"], state["ended"]
-
-
-def read(state: SegmentState, network: nn.Module) -> Segment:
-    """Returns the segment of a state, on the network's device."""
-    pairs = zip(state["weights"], network.parameters(), strict=bool(state["weights"]))  # an empty segment has none
-    return Segment([weight.to(parameter.device) for weight, parameter in pairs], state["count"])
-
-
-def filled(copy: nn.Module, network: nn.Module, segment: Segment) -> nn.Module:
-    """Fills a copy of a network with a segment's weights and the network's buffers."""
-    copy.to(segment.weights[0].device)
-    copy_buffers(network, copy)
-    move(copy, segment.weights, 1.0)
-    return copy
+        super().set_extra_state(state)
+        self._waiting = [(item["loss"], self.read(item)) for item in state["waiting"]]
+        self._lowest, self._threshold, self._start = state["lowest"], state["threshold"], state["start"]

@@ -2,36 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any
 
 from torch import nn
 
-from .averaging import Averaging, frozen_copy
-from .swad import SWAD, Segment, SegmentState, filled, read, weights_of
+from .swad import Segment, ValleyAverage
 
 _logger = logging.getLogger(__name__)
 Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights of the steps up to it
 
 
-class EvaluationState(SegmentState):
-    """State of an `Evaluation` in a checkpoint."""
-
-    step: int
-    loss: float
-
-
-class ReleasedSWADState(TypedDict):
-    """State of `ReleasedSWAD` in a checkpoint."""
-
-    since: SegmentState
-    average: SegmentState
-    recent: list[EvaluationState]
-    converged: int | None
-    threshold: float
-    ended: bool
-
-
-class ReleasedSWAD(Averaging):
+class ReleasedSWAD(ValleyAverage):
     """Mean of segments, each the mean weights between two evaluations, chosen as in khanrc/swad.
 
     Differences from `SWAD`:
@@ -47,23 +28,12 @@ class ReleasedSWAD(Averaging):
     Training continues after the end of the valley; the released code stops there.
     """
 
-    HPARAMS = SWAD.HPARAMS
-
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(network, hparams)
-        self._network, self._copy = (network,), (frozen_copy(network),)  # in tuples, so that the state lacks them
         self._patience, self._tolerance = (int(self.hparams[name]) for name in ("swad_n_converge", "swad_n_tolerance"))
-        self._since = Segment()
-        self._average = Segment()
         self._recent: list[Evaluation] = []
         self._converged: int | None = None
         self._threshold = 0.0
-        self._ended = False
-
-    def update(self, network: nn.Module, step: int) -> None:
-        """Collects the weights."""
-        if not self._ended:
-            self._since.add(weights_of(network))
 
     def evaluated(self, step: int, validation_loss: float) -> None:
         """Searches for convergence, then adds the oldest segment of the queue or ends the valley."""
@@ -104,30 +74,27 @@ class ReleasedSWAD(Averaging):
             return None
         if self._converged is None:
             _logger.warning("SWAD: the validation loss has not settled; averaging the last segment")
-            return filled(self._copy[0], self._network[0], self._recent[-1][2])
+            return self.filled(self._recent[-1][2])
         total = self._average.copy()
         queue = [] if self._ended else self._recent[-self._tolerance :][1:]
         while queue and _lowest(queue) <= self._threshold:
             total.add(Segment(queue.pop(0)[2].weights, 1))
-        return filled(self._copy[0], self._network[0], total)
+        return self.filled(total)
 
-    def get_extra_state(self) -> ReleasedSWADState:
+    def get_extra_state(self) -> dict[str, Any]:
         """Returns segments as lists of tensors, and numbers."""
         return {
-            "since": self._since.state(),
-            "average": self._average.state(),
-            "recent": [{"step": step, "loss": loss, **segment.state()} for step, loss, segment in self._recent],
+            **super().get_extra_state(),
+            "recent": [{"step": step, "loss": loss, **vars(segment)} for step, loss, segment in self._recent],
             "converged": self._converged,
             "threshold": self._threshold,
-            "ended": self._ended,
         }
 
-    def set_extra_state(self, state: ReleasedSWADState) -> None:
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restores that state."""
-        self._since, self._average = (read(part, self._network[0]) for part in (state["since"], state["average"]))
-        self._recent = [(item["step"], item["loss"], read(item, self._network[0])) for item in state["recent"]]
+        super().set_extra_state(state)
+        self._recent = [(item["step"], item["loss"], self.read(item)) for item in state["recent"]]
         self._converged, self._threshold = state["converged"], state["threshold"]
-        self._ended = state["ended"]
 
 
 def _lowest(evaluations: list[Evaluation]) -> float:

@@ -31,11 +31,7 @@ class Tap:
             self._stored = output
 
     def take(self) -> Tensor:
-        """Returns the stored tensor in float32 or better, and clears it.
-
-        Raises:
-            ArgumentError: No forward pass went through the module in training mode.
-        """
+        """Returns the stored tensor in float32 or better, and clears it."""
         if self._stored is None:
             raise ArgumentError.of("model", None, "no forward pass in training mode went through the tapped module")
         stored, self._stored = self._stored, None
@@ -43,11 +39,7 @@ class Tap:
 
 
 def classifier_of(network: nn.Module, method: str) -> nn.Linear:
-    """Returns the last layer of a timm model.
-
-    Raises:
-        ArgumentError: The classifier is not one linear layer.
-    """
+    """Returns the last layer of a timm model; an `ArgumentError` if that is not one linear layer."""
     classifier = getattr(network, "get_classifier", lambda: None)()
     if not isinstance(classifier, nn.Linear):
         remedy = f"{method} needs a linear classifier and this is {type(classifier).__name__}; take another model"
@@ -56,11 +48,7 @@ def classifier_of(network: nn.Module, method: str) -> nn.Linear:
 
 
 def tap_features(network: nn.Module, method: str) -> Tap:
-    """Taps the classifier's inputs, (B, D).
-
-    Raises:
-        ArgumentError: The classifier is not one linear layer.
-    """
+    """Taps the inputs of a linear classifier, (B, D)."""
     tap = Tap(network)
     classifier_of(network, method).register_forward_pre_hook(tap.store_input)
     return tap
