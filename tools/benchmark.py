@@ -243,7 +243,7 @@ def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
 
 
 def measured_memory(build: Callable[[], Step], args: argparse.Namespace) -> float | None:
-    """Peak memory in MiB; None without --memory."""
+    """Peak memory in MiB, or None without --memory."""
     return peak_memory(build, args.device, args.threads) if args.memory else None
 
 

@@ -193,8 +193,10 @@ def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, 
         save_features(evaluated, features)
 
 
-def evaluate(args: argparse.Namespace) -> None:
+@tool
+def main(argv: Sequence[str]) -> None:
     """Scores the checkpoint, on all processes."""
+    args = parse_arguments(build_parser(), argv)
     accelerator = Accelerator()
     check_world_size(os.environ, accelerator.num_processes)
     logging.basicConfig(format="%(message)s")
@@ -210,12 +212,6 @@ def evaluate(args: argparse.Namespace) -> None:
         if accelerator.is_main_process:
             report(args, evaluated, *places)
     accelerator.end_training()
-
-
-@tool
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    evaluate(parse_arguments(build_parser(), argv))
 
 
 if __name__ == "__main__":

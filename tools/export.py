@@ -156,8 +156,11 @@ def time_programs(programs: Mapping[str, Program], inputs: Inputs, rounds: int) 
     return interleaved(calls, rounds, warmup=2)
 
 
-def export(args: argparse.Namespace) -> None:
+@tool
+def main(argv: Sequence[str]) -> None:
     """Loads the model, exports it and prints the table."""
+    logging.basicConfig(format="%(message)s")
+    args = parse_arguments(build_parser(), argv)
     if args.features and "torchscript" in args.formats:
         raise ArgumentError.of("features", True, "TorchScript programs cannot return them; give --formats onnx pt2")
     torch.set_num_threads(args.threads)
@@ -174,13 +177,6 @@ def export(args: argparse.Namespace) -> None:
     if args.output:
         names = [*(program.path.name for program in programs.values()), PREPROCESSING]
         print(f"written to {args.output}: {', '.join(names)}")
-
-
-@tool
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line."""
-    logging.basicConfig(format="%(message)s")
-    export(parse_arguments(build_parser(), argv))
 
 
 if __name__ == "__main__":

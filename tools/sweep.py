@@ -41,7 +41,7 @@ from typing import Any
 from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import key_value, positive_int
-from timm_moe_dg.data import Benchmark, get_benchmark
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
@@ -138,11 +138,7 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
 
 
 def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: argparse.ArgumentParser) -> Job:
-    """Turns a planned run into a command, and checks that a run in its folder has the same options.
-
-    Raises:
-        ArgumentError: An option does not exist or is decided by the plan, or the folder holds a run with other options.
-    """
+    """Turns a planned run into a command, and checks that a run in its folder has the same options."""
     options = {**run.options, "output": args.output, "experiment": run.name}
     words = [*(word for entry in options.items() for word in option_words(*entry)), *words]
     parsed = vars(parse_arguments(parser, words, read=read_repeatable))
@@ -150,30 +146,14 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if parsed[name] != options[name]:
             raise ArgumentError.of(name, parsed[name], "is decided by the sweep; see sweep.py --help")
     folder = Path(args.output, run.name)
-    check_same_options(folder, parsed, get_benchmark(options["dataset"]))
+    if (folder / "args.yaml").exists():
+        recorded = read_arguments(folder / "args.yaml", "output")
+        if differing := differences(parsed, recorded, get_benchmark(options["dataset"])):
+            remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
+            raise ArgumentError.of("output", str(folder), remedy)
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
-
-
-def check_same_options(folder: Path, planned: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """Checks that a run in a folder, if there is one, has the planned options.
-
-    Raises:
-        ArgumentError: It has others, which the message names.
-    """
-    if (folder / "args.yaml").exists():
-        recorded = read_arguments(folder / "args.yaml", "output")
-        if differing := differences(planned, recorded, benchmark):
-            remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
-            raise ArgumentError.of("output", str(folder), remedy)
-
-
-def slots(args: argparse.Namespace) -> list[dict[str, str]]:
-    """Returns the environment variables of each local run that goes on at the same time."""
-    if args.gpus:
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus]
-    return [{} for _ in range(args.jobs)]
 
 
 def show_status(jobs: Sequence[Job]) -> None:
@@ -223,16 +203,13 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
             print(f"{handle.job_id} {job.name}")
     else:
         print(f"{len(jobs) - len(todo)} are finished or running, {len(todo)} to do", flush=True)
-        failed = run_locally(todo, slots(args))
+        # Environment variables of each run that goes on at the same time
+        slots = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus] if args.gpus else [{}] * args.jobs
+        failed = run_locally(todo, slots)
         if failed:
             names = ", ".join(job.name for job in failed)
             raise SystemExit(f"sweep.py: {len(failed)} of {len(todo)} runs failed: {names}")
         print(f"report: python tools/report.py {shlex.quote(args.output)}")
-
-
-def interrupt(number: int, frame: object) -> None:
-    """Treats SIGTERM like Ctrl-C: the runs are asked to save a checkpoint."""
-    raise KeyboardInterrupt
 
 
 @tool
@@ -240,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     words = list(argv)
     split = words.index("--") if "--" in words else len(words)
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the runs are asked to save a checkpoint
     try:
         sweep(parse_arguments(build_parser(), words[:split]), words[split + 1 :])
     except KeyboardInterrupt:

@@ -95,7 +95,7 @@ class Algorithm(Tunable, ABC):
     State that is no tensor, such as an optimizer's, goes through `get_extra_state`.
 
     Methods differ in `objective`. Those with inner loops or a second optimizer (Fish, MLDG, DANN, CDANN) replace
-    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's); several passes take their mean.
+    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's). Several passes take their mean.
 
     Class attributes, beside those of `Tunable`:
         SEARCH: DomainBed's distributions, from which a random search draws hyper-parameters.

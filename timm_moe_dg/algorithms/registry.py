@@ -39,7 +39,7 @@ def register_algorithm(method: Method) -> Method:
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
-    """Looks up an algorithm in `ALGORITHMS`; MODULE:CLASS imports first the module that registers it.
+    """Looks up an algorithm in `ALGORITHMS`. MODULE:CLASS first imports the module that registers it.
 
     Raises:
         ArgumentError: There is no such algorithm or module.
@@ -63,7 +63,7 @@ def _import(name: str, module: str) -> None:
 
 
 def get_averaging(name: str) -> type[Averaging]:
-    """Looks up a weight average in `AVERAGING`; an `ArgumentError` if there is none of that name."""
+    """Looks up a weight average in `AVERAGING`. An unknown name is an `ArgumentError`."""
     if name not in AVERAGING:
         raise ArgumentError.of("averaging", name, f"choose from {', '.join(AVERAGING)}")
     return AVERAGING[name]

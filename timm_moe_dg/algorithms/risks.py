@@ -47,7 +47,7 @@ class GroupDRO(Algorithm):
 
 
 class Annealed(Algorithm):
-    """Base of methods whose penalty has its full weight only after some steps; the optimizer is reset at that step."""
+    """Base of methods whose penalty has its full weight only after some steps. The optimizer is reset at that step."""
 
     ANNEAL: ClassVar[str]  # name of the hyper-parameter that holds the number of steps before the full penalty
     step: Tensor

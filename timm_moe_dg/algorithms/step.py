@@ -48,21 +48,13 @@ class StepContext:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Result of a forward pass over the images of one or more domains.
+    """Result of a forward pass over the images of one or more domains."""
 
-    Attributes:
-        logits: (N, num_classes), float32 or better.
-        targets: (N,).
-        sizes: Number of images of each domain, in the order of the minibatches; N in all.
-        model_loss: Losses of the model, weighted: the routers' auxiliary loss and MoGE's losses.
-        parts: The same losses by name, not weighted.
-    """
-
-    logits: Tensor
-    targets: Tensor
-    sizes: Sequence[int]
-    model_loss: Tensor
-    parts: Mapping[str, Tensor]
+    logits: Tensor  # (N, num_classes), float32 or better
+    targets: Tensor  # (N,)
+    sizes: Sequence[int]  # number of images of each domain, in the order of the minibatches, N in all
+    model_loss: Tensor  # losses of the model, weighted: the routers' auxiliary loss and MoGE's losses
+    parts: Mapping[str, Tensor]  # the same losses by name, not weighted
 
     def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:
         """Splits (N, ...) values into those of each domain."""

@@ -39,7 +39,7 @@ class Tap:
 
 
 def classifier_of(network: nn.Module, method: str) -> nn.Linear:
-    """Returns the last layer of a timm model; an `ArgumentError` if that is not one linear layer."""
+    """Returns the last layer of a timm model. Anything but one linear layer is an `ArgumentError`."""
     classifier = getattr(network, "get_classifier", lambda: None)()
     if not isinstance(classifier, nn.Linear):
         remedy = f"{method} needs a linear classifier and this is {type(classifier).__name__}; take another model"

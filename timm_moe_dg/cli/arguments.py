@@ -24,7 +24,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten time
 
 
 def tool_parser(prog: str, description: str | None, *, config: bool = False) -> argparse.ArgumentParser:
-    """Makes a tool's parser, whose description keeps its lines; with the option `--config` if the tool has it."""
+    """Makes a tool's parser, whose description keeps its lines, with `--config` for a tool that has this option."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +89,7 @@ def parse_arguments(
 
 
 def option_words(name: str, value: object) -> list[str]:
-    """Writes an option and its value as words of a command line; None gives none, False gives --no-name."""
+    """Writes an option and its value as words of a command line. None gives no words, and False gives --no-name."""
     option = _option_name(name)
     if value is None:
         return []
@@ -160,7 +160,7 @@ def add_options(parser: argparse.ArgumentParser, title: str, table: "type[Datacl
     group = parser.add_argument_group(title)
     for item in (item for item in fields(table) if _DECLARATION in item.metadata):
         declaration: Declaration = item.metadata[_DECLARATION]
-        # Single letters first; of the long spellings argparse takes the first as the attribute's name
+        # Single letters first. Of the long spellings argparse takes the first as the attribute's name
         spellings = sorted((_option_name(item.name), *declaration.spellings), key=lambda word: word.startswith("--"))
         group.add_argument(*spellings, **_keywords(item, declaration))
         if declaration.shorthand:

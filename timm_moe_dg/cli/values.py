@@ -58,7 +58,7 @@ WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
 
 
 def _number(description: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """Makes a function that reads a number in a range; NaN fits no range."""
+    """Makes a function that reads a number in a range. NaN fits no range."""
 
     def read(text: str) -> float:
         try:

@@ -89,7 +89,7 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`; the program is used up."""
+    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`. The program is used up."""
     _required(TO_ONNX, "onnx", "onnxscript")
     translated = torch.onnx.export(
         program,

@@ -55,7 +55,7 @@ def write_card(
 
 
 def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
-    """Reads the entries of facts.yaml for a model: its family, the family's paper, all dense sources; its template."""
+    """Reads the entries of facts.yaml for a model: its family and template, the family's paper, and all dense sources."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
     family = facts["families"][name]

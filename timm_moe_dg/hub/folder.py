@@ -62,7 +62,7 @@ def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:
 
 
 def fill_from_network(folder: Path, network: nn.Module) -> None:
-    """Writes a timm model with its class names and its preprocessing; the folder is created if needed."""
+    """Writes a timm model with its class names and its preprocessing. The folder is created if needed."""
     config = cast(DataConfig, resolve_input_data_config(network))  # the preprocessing of training, crop included
     save_network(network, folder, classes=label_names(network) or (), config=config)
 

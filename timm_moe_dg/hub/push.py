@@ -70,6 +70,7 @@ def push_folder(
     with _explained(repo_id, unfinished):
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
+        # Not `upload_folder`, which makes several commits of large folders
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
         )

@@ -30,7 +30,7 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
     """Multiply-accumulates of one forward pass in convolutions, matrix products and attention, for the whole batch.
 
     The model is left in evaluation mode. A layer that is one fused operator (torch.nn.TransformerEncoderLayer in
-    evaluation mode) counts nothing; timm's models have none.
+    evaluation mode) counts nothing. timm's models have none.
     """
     model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=_FLOPS)

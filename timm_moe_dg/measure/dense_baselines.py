@@ -1,8 +1,4 @@
-"""Dense models that a mixture is compared with, and random inputs for all of them.
-
-The dense twin is the timm model that the mixture's weights come from. The FLOP-equivalent is the twin with a
-feed-forward K times as wide in the mixture blocks (1 + K for MoGE): as much arithmetic, without routing.
-"""
+"""Dense models that a mixture is compared with, and random inputs for all of them."""
 
 import copy
 from collections.abc import Callable
@@ -21,11 +17,13 @@ from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Options: TypeAlias = dict[str, Any]
 Makers: TypeAlias = dict[str, Callable[[], nn.Module]]
-TWIN, EQUIVALENT = "dense twin", "FLOP-equivalent"
+TWIN = "dense twin"  # the timm model that the mixture's weights come from
+# The twin with a feed-forward K times as wide in the mixture blocks (1 + K for MoGE): as much arithmetic, no routing
+EQUIVALENT = "FLOP-equivalent"
 
 
 def mixture_layers(model: Network) -> dict[str, Network]:
-    """The mixture layers of a model by name; an `ArgumentError` if it has none."""
+    """The mixture layers of a model by name. A model without any is an `ArgumentError`."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, RoutedMlp)}
     if not layers:
         name = model.pretrained_cfg["architecture"]
@@ -58,7 +56,7 @@ def layer_and_baselines(name: str, options: Options) -> Makers:
 
 
 def random_inputs(model: Network, name: str, options: Options, batch_size: int, device: str) -> tuple[Tensor, ...]:
-    """Random images, and metadata for a model that reads any; tokens for a layer of the mixture model `name`."""
+    """Random images, and metadata for a model that reads any, or tokens for a layer of the mixture model `name`."""
     if isinstance(model, RoutedMlp) or type(model) in DENSE_FORMS:
         return _layer_inputs(model, timm.create_model(name, device="meta", **options), batch_size, device)
     # Networks of one size; the others take any

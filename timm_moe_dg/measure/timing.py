@@ -26,7 +26,7 @@ def seconds_of(step: Step, device: str | torch.device = "cpu", repeats: int = 1)
 
 
 def interleaved(measures: Mapping[Key, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[Key, list[float]]:
-    """Takes measurements in turns, A B C A B C; the values of the first `warmup` rounds are dropped."""
+    """Takes measurements in turns, A B C A B C. The values of the first `warmup` rounds are dropped."""
     values = [{name: measure() for name, measure in measures.items()} for _ in range(warmup + rounds)]
     return {name: [row[name] for row in values[warmup:]] for name in measures}
 

@@ -66,7 +66,7 @@ def build_network(
         name: A timm model, with a tag or without, or `hf-hub:` and `local-dir:` sources.
         num_classes: Classes of the new classifier. A loaded classifier of that size is kept; None keeps any classifier.
         pretrained: Start from the model's published weights.
-        initial_checkpoint: Start from this file instead; a mixture model is upcycled from a dense checkpoint.
+        initial_checkpoint: Start from this file instead. A mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
         in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
@@ -254,7 +254,7 @@ def read_config(path: Path) -> Config:
 
 
 def saved_config(name: str) -> Config:
-    """Reads the config.json of a `local-dir:` or `hf-hub:` source; empty for any other model."""
+    """Reads the config.json of a `local-dir:` or `hf-hub:` source. Any other model has an empty one."""
     source, location = parse_model_name(name)
     if source == "local-dir":
         return read_config(Path(location, CONFIG))

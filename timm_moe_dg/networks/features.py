@@ -11,7 +11,7 @@ from .build import Network
 
 @contextmanager
 def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
-    """Collects the inputs of a network's classifier, one (B, D) tensor per forward; the caller empties the list."""
+    """Collects the inputs of a network's classifier, one (B, D) tensor per forward. The caller empties the list."""
     collected: list[Tensor] = []
     classifier = _classifier(network)
     handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))

@@ -62,7 +62,7 @@ def load_trained(
 
 
 def set_coverage_radius(network: Network, radius: float) -> None:
-    """Sets how far from its training coordinates a MoGE model routes, in km; see `models.MetadataRoutingOptions`."""
+    """Sets how far from its training coordinates a MoGE model routes, in km, see `models.MetadataRoutingOptions`."""
     if not hasattr(network, "set_coverage_radius"):
         raise ArgumentError.of("coverage_radius", radius, f"{type(network).__name__} has no metadata-routed experts")
     network.set_coverage_radius(radius)
@@ -79,9 +79,10 @@ def label_names(network: Network) -> tuple[str, ...] | None:
 
 
 def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
-    """Returns the data's class for each logit, int64 (num_classes,), a permutation; or raises an `ArgumentError`.
+    """Returns the data's class for each logit, int64 (num_classes,), a permutation.
 
-    Classes are matched by name. A checkpoint without names is assumed to have the data's order.
+    Classes are matched by name. A checkpoint without names is assumed to have the data's order. Other
+    classes than those of the data are an `ArgumentError`.
     """
     names = label_names(network)
     if names is None and network.num_classes == len(classes):
