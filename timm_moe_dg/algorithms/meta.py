@@ -77,7 +77,7 @@ class MLDG(ERM):
             raise ProtocolError.of("n_meta_test", self.hparams["n_meta_test"], remedy)
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Adds up the gradients of all pairs, then takes a step. Gradients scaled for float16 are an `ArgumentError`."""
+        """Adds up the gradients of all pairs, then takes a step. Scaled gradients (float16) are an `ArgumentError`."""
         if getattr(context.optimizer, "scaler", None) is not None:
             raise ArgumentError.of("amp_dtype", "float16", "MLDG adds up gradients itself; take bfloat16 or none")
         self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation

@@ -46,20 +46,16 @@ def get_algorithm(name: str) -> type[Algorithm]:
     """
     module, _, class_name = name.rpartition(":")
     if module:
-        _import(name, module)
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module exists, and an import inside it fails
+            raise ArgumentError.of("algorithm", name, f"no module {module!r}; install it or set PYTHONPATH") from None
     if class_name not in ALGORITHMS:
         choices = f"choose from {', '.join(ALGORITHMS)}, or give MODULE:CLASS of one registered elsewhere"
         raise ArgumentError.of("algorithm", name, choices)
     return ALGORITHMS[class_name]
-
-
-def _import(name: str, module: str) -> None:
-    try:
-        import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, and an import inside it fails
-        raise ArgumentError.of("algorithm", name, f"no module {module!r}; install it or set PYTHONPATH") from None
 
 
 def get_averaging(name: str) -> type[Averaging]:

@@ -28,14 +28,9 @@ def write_card(
 ) -> ModelCard:
     """Writes the README.md of a model folder, and the license into its config.json.
 
-    Args:
-        folder: Folder with config.json, model.safetensors and any number of PNG figures.
-        network: The model, as loaded from that folder.
-        repo_id: OWNER/NAME of the repository to upload to.
-        origin: Origin of the weights.
-        cards: Folder of templates and facts.
-        license: The Hub's identifier of the weights' license. None for the license of the published weights that
-            training started from, or "unknown" if it started from anything else.
+    The folder holds config.json, the model.safetensors of `network` and any number of PNG figures. `cards` is that of
+    templates and facts. `license` is the Hub's identifier of the weights' license. None stands for the license of
+    the published weights that training started from, or "unknown" if it started from anything else.
     """
     config = read_config(folder)
     facts = read_facts(cards, config["architecture"])
@@ -55,7 +50,7 @@ def write_card(
 
 
 def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
-    """Reads the entries of facts.yaml for a model: its family and template, the family's paper, and all dense sources."""
+    """Reads the entries of facts.yaml for a model: family, template, the family's paper, and all dense sources."""
     facts = yaml.safe_load((cards / "facts.yaml").read_text())
     name = facts["models"].get(architecture, "timm")
     family = facts["families"][name]

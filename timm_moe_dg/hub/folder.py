@@ -24,14 +24,9 @@ _SATCLIP = "satclip:"
 
 
 def fill_from_run(folder: Path, run: Path) -> Origin:
-    """Copies best/, results.jsonl and the figures of a finished run. Local paths in results.jsonl are shortened.
+    """Copies best/, results.jsonl and the figures of a finished run to an empty folder. Returns the weights' origin.
 
-    Args:
-        folder: An existing, empty folder.
-        run: The output folder of tools/finetune.py.
-
-    Returns:
-        The origin of the weights.
+    Local paths in results.jsonl are shortened. A link among the files to publish is an `ArgumentError`.
     """
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
     missing = [name for name in needed if not (run / name).is_file()]

@@ -199,9 +199,7 @@ def lay_channels_last(network: nn.Module) -> None:
     network.register_state_dict_post_hook(_show_contiguous)  # safetensors takes no other layout
 
 
-def _show_contiguous(
-    network: nn.Module, state: dict[str, object], prefix: str, local_metadata: Mapping[str, object]
-) -> None:
+def _show_contiguous(network: nn.Module, state: dict[str, object], *_: object) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor):
             state[name] = value.contiguous()
