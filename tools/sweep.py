@@ -156,6 +156,11 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
     return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
+def slots(args: argparse.Namespace) -> list[dict[str, str]]:
+    """Returns the environment variables of each local run that goes on at the same time."""
+    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus] if args.gpus else [{}] * args.jobs
+
+
 def show_status(jobs: Sequence[Job]) -> None:
     """Prints the runs by state."""
     states = [job.state() for job in jobs]
@@ -203,9 +208,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
             print(f"{handle.job_id} {job.name}")
     else:
         print(f"{len(jobs) - len(todo)} are finished or running, {len(todo)} to do", flush=True)
-        # Environment variables of each run that goes on at the same time
-        slots = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in args.gpus] if args.gpus else [{}] * args.jobs
-        failed = run_locally(todo, slots)
+        failed = run_locally(todo, slots(args))
         if failed:
             names = ", ".join(job.name for job in failed)
             raise SystemExit(f"sweep.py: {len(failed)} of {len(todo)} runs failed: {names}")
