@@ -18,8 +18,7 @@ from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
-from timm_moe_dg.results.comparison import compare
-from timm_moe_dg.results.improvement import with_improvements
+from timm_moe_dg.results.comparison import compare, with_improvements
 from timm_moe_dg.results.rendering import RENDERERS, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS

@@ -6,7 +6,7 @@ import pytest
 
 from tests.invented import invented_records
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.results.improvement import with_improvements
+from timm_moe_dg.results.comparison import with_improvements
 from timm_moe_dg.results.paper_figures import FIGURES
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.table_columns import Cell

@@ -7,7 +7,7 @@ import pytest
 
 from tests.invented import invented_records
 from timm_moe_dg.errors import ArgumentError, RecordError
-from timm_moe_dg.results.improvement import with_improvements
+from timm_moe_dg.results.comparison import with_improvements
 from timm_moe_dg.results.regions import joined_regions, trained_region
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.tables import make_tables

@@ -1,18 +1,21 @@
-"""Two rows of a table side by side, such as a mixture model and its dense baseline, with the papers' figures."""
+"""Rows of a table compared: two side by side, with the papers' figures, and all relative to one (GMoE, Table 3)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 
 from ..errors import ArgumentError
 from .paired import sign_flip_p
 from .paper_figures import PaperFigure, figures_for
 from .rendering import RENDERERS, cell_text
 from .runs import RowKey
-from .table_columns import Cell, paired_differences
+from .table_columns import AVERAGE, AVERAGE_OOD, Cell, paired_differences
 from .tables import Table
 
+_KINDS = {"id": "IID", "ood": "OOD"}  # role -> title
 _TEST = "Differences paired by trial seed (n), two-sided sign-flip test, exact up to 16 pairs, p at least 2 / 2^n"
 
 
@@ -87,3 +90,53 @@ def _paper_column(table: Table, row: RowKey) -> list[str]:
 def _stated(figure: PaperFigure) -> str:
     error = "" if figure.error is None else f" ± {figure.error}"
     return f"{figure.value}{error} ({figure.source})"
+
+
+def with_improvements(table: Table, reference: str) -> Table:
+    """Adds columns of relative improvement: the mean over domains of accuracy / reference accuracy - 1.
+
+    The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
+    training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
+    A data set's own test domains count by group if the table has group columns, and as a whole otherwise. The
+    reference names a row as in `compare`.
+    """
+    kinds = _positions(table)
+    named = rows_named(table, reference)
+    if len(named) != 1:
+        rows = "; ".join(map(str, table.rows))
+        remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
+        raise ArgumentError.of("relative_to", reference, remedy)
+    base = table.rows[named[0]]
+    improved = {
+        row: [*cells, *(_improvement([(cells[i], base[i]) for i in positions]) for positions in kinds.values())]
+        for row, cells in table.rows.items()
+    }
+    return replace(table, columns=[*table.columns, *(f"{kind} improvement" for kind in kinds)], rows=improved)
+
+
+def _positions(table: Table) -> dict[str, list[int]]:
+    """Positions of the columns that each kind of improvement averages."""
+    titles = list(table.columns)
+    if AVERAGE_OOD in titles:
+        return {"IID": [0], "OOD": list(range(1, titles.index(AVERAGE_OOD)))}
+    if AVERAGE in titles:
+        return {"OOD": list(range(titles.index(AVERAGE)))}
+    by_kind = {kind: _role_columns(table, role) for role, kind in _KINDS.items()}
+    return {kind: positions for kind, positions in by_kind.items() if positions}
+
+
+def _role_columns(table: Table, role: str) -> list[int]:
+    titles = list(enumerate(table.columns))
+    groups = [position for position, title in titles if title in table.groups and title.startswith(f"{role} ")]
+    return groups or [position for position, title in titles if title == f"{role} accuracy"]
+
+
+def _improvement(pairs: Sequence[tuple[Cell, Cell]]) -> Cell:
+    seeds = [seed for seed in pairs[0][0].values if all(seed in cell.values for pair in pairs for cell in pair)]
+    # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
+    values = {seed: fmean(_relative(cell.values[seed], base.values[seed]) for cell, base in pairs) for seed in seeds}
+    return Cell(values, max(cell.expected for pair in pairs for cell in pair))
+
+
+def _relative(value: float, base: float) -> float:
+    return value / base - 1 if base else nan
