@@ -8,7 +8,7 @@ from torch import nn
 
 from timm_moe_dg.errors import ExportError, MissingDependencyError
 from timm_moe_dg.export import programs as export
-from timm_moe_dg.export.programs import Format, export_model, largest_difference, sample_metadata
+from timm_moe_dg.export.programs import Format, export_model, largest_difference, preprocessing, sample_metadata
 from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, MetadataEncoder
 
 
@@ -45,6 +45,23 @@ def test_the_largest_difference_is_looked_for_in_every_batch(tmp_path, plain_for
     assert exported.path.read_text() == "program"
     with pytest.raises(ExportError, match=r"format='plain': its logits differ from the model's by 5.0e-02"):
         export_model(Sum(), inputs(), tmp_path, "plain", tolerance=0.04)
+
+
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_an_error_in_batches_of_one_size_alone_is_found(size):
+    def off_at_size(images):
+        return Sum()(images) + 0.5 * (len(images) == size)
+
+    assert largest_difference(Sum(), off_at_size, inputs(5)) == pytest.approx(0.5)
+
+
+def test_the_recipe_has_the_numbers_of_the_configuration():
+    config = {"input_size": (3, 8, 16), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    config |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 0.9}
+    recipe = preprocessing(Sum(), config, ("cat", "dog"))
+    assert {name: recipe[name] for name in config} == {
+        name: list(value) if isinstance(value, tuple) else value for name, value in config.items()
+    }
 
 
 def test_not_a_number_is_no_agreement(tmp_path, plain_format):

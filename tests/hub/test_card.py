@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import nan
 
 import pytest
 import timm
@@ -24,6 +25,7 @@ from tests.hub.published import (
 )
 from tests.hub_repository import card_mistakes
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
+from timm_moe_dg.hub.card import card_data
 from timm_moe_dg.hub.origin import origin_of_run
 
 REPOSITORY = "someone/network"
@@ -78,6 +80,15 @@ def test_metadata_of_a_run_survives_reading_and_holds_what_the_selected_record_m
     expected = {("domain 0", "in"): INSIDE}
     expected |= {(f"domain {domain}", "out"): OUTSIDE + MARGIN * domain for domain in (1, 2)}
     assert results == {key: round(value, 4) for key, value in expected.items()}
+
+
+def test_metadata_have_no_result_of_an_empty_split(tmp_path):
+    records = [replace(record, out_acc=(nan, nan, *record.out_acc[2:])) for record in invented_records()]
+    results = card_data(REPOSITORY, Origin("start", records=records), "unknown", []).eval_results
+    assert [(result.dataset_config, result.dataset_split) for result in results] == [
+        ("domain 0", "in"),
+        ("domain 2", "out"),
+    ]
 
 
 def test_the_page_has_the_selected_step_the_headline_the_seed_and_the_figures(tmp_path):

@@ -12,8 +12,10 @@ import yaml
 from PIL import Image
 
 from tests.hub.published import CARDS, config_of, fine_tuned, write_run
+from tests.invented import ARGS, make_record
 from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
 from timm_moe_dg.hub import fill_from_run, load_folder, write_card
+from timm_moe_dg.hub.measured import losses_in_effect
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
@@ -167,6 +169,23 @@ def test_the_method_names_the_losses_that_ran_with_their_coefficients(published)
     assert {
         name: float(value) for name, value in (pair.split() for pair in hparams.split(", "))
     } == published.record().hparams
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "losses", "named"),
+    [
+        ({}, {"aux_loss": 0.3}, ["the routers' auxiliary loss x 0.01"]),
+        ({"aux_coef": 0}, {"aux_loss": 0.3}, []),
+        (
+            {"aux_coef": 0.02, "cka_coef": 0.5},
+            {"aux_loss": 0.0, "cka_loss": 0.1},
+            ["MoGE's diversity loss (CKA) x 0.5"],
+        ),
+    ],
+)
+def test_losses_without_a_coefficient_or_a_value_are_not_named(coefficients, losses, named):
+    record = make_record(losses={"loss": 1.0, **losses}, args={**ARGS, **coefficients})
+    assert losses_in_effect(record) == named
 
 
 def test_the_command_says_what_differs_from_the_defaults_and_gives_the_same_plan(published, tmp_path):

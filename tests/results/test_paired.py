@@ -8,8 +8,9 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from timm_moe_dg.results.paired import holm, paired_tests, sign_flip_p
-from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import make_tables
+from timm_moe_dg.results.runs import RowKey, find_runs
+from timm_moe_dg.results.table_columns import Cell
+from timm_moe_dg.results.tables import Table, make_tables
 
 
 def counted_p(values):
@@ -49,6 +50,11 @@ def test_extremes():
     assert sign_flip_p([-1, -2, 3.5, 1]) == sign_flip_p([1, 2, -3.5, -1])
     assert isnan(sign_flip_p([]))
     assert isnan(sign_flip_p([0.1, nan]))
+
+
+@pytest.mark.parametrize("number", [2, 16, 17, 40])
+def test_p_counts_the_observed_pattern_and_is_never_0(number):
+    assert sign_flip_p([0.1] * number) >= max(2 / 2**number, 1 / 100_000)
 
 
 def test_under_the_null_p_is_uniform():
@@ -102,3 +108,22 @@ def test_three_rows_make_three_tests_that_are_corrected(tmp_path):
     assert len(tests) == 3
     assert [test.adjusted for test in tests] == holm([test.p for test in tests])
     assert min(test.adjusted for test in tests) == pytest.approx(min(1, 3 * min(test.p for test in tests)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "columns", "tested"),
+    [
+        ("oracle", ["a", "b", "average", "validation"], {"held-out domains": [0, 1]}),
+        ("single_source", ["a (IID)", "b", "c", "average OOD"], {"domains not trained on": [1, 2]}),
+        ("official", ["id accuracy", "ood accuracy"], {"id accuracy": [0], "ood accuracy": [1]}),
+        ("ood_f1_macro", ["id F1-macro", "ood F1-macro"], {"id F1-macro": [0], "ood F1-macro": [1]}),
+    ],
+)
+def test_averages_are_left_out_and_different_scores_are_not_pooled(rule, columns, tested):
+    cells = [Cell({0: 2.0**position, 1: 4.0**position}, 2) for position in range(len(columns))]
+    rows = {RowKey("ERM", "a"): cells, RowKey("ERM", "b"): [Cell({0: 0.0, 1: 0.0}, 2)] * len(columns)}
+    tests = paired_tests(Table("toy", rule, "title", columns, rows))
+    assert {test.of: sorted(test.differences) for test in tests} == {
+        title: sorted(value for position in positions for value in (2.0**position, 4.0**position))
+        for title, positions in tested.items()
+    }

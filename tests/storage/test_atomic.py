@@ -21,6 +21,7 @@ from timm_moe_dg.storage.atomic import (
     write_csv,
     write_text,
 )
+from timm_moe_dg.storage.checkpoint import Checkpoints
 
 
 @contextlib.contextmanager
@@ -70,6 +71,49 @@ def test_a_line_is_appended_or_not_at_all(tmp_path):
         append_line(path, "x" * 2000)
     append_line(path, "two")
     assert path.read_text() == "one\ntwo\n"
+
+
+@pytest.fixture
+def disk_events(monkeypatch):
+    """What reaches the disk, in order: names of flushed files and folders, and pairs of renamed ones."""
+    events = []
+    flush = os.fsync
+
+    def fsync(descriptor):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        flush(descriptor)
+
+    def note(name):
+        move = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda old, new: events.append((old.name, new.name)) or move(old, new))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    note("replace")
+    note("rename")
+    return events
+
+
+def test_content_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path, disk_events):
+    write_text(tmp_path / "a", "1")
+    assert disk_events == [".a.new", (".a.new", "a"), tmp_path.name]
+    disk_events.clear()
+    append_line(tmp_path / "a", "2")
+    assert disk_events == ["a"]
+    disk_events.clear()
+    with replaced(tmp_path / "best") as folder:
+        (folder / "weights").write_text("1")
+    assert disk_events == ["weights", ".best.new", (".best.new", "best"), tmp_path.name]
+    disk_events.clear()
+    Checkpoints(tmp_path).save(1, {})
+    digest, (path, *rest) = "step-000001.pt.sha256", disk_events
+    assert path == ".new.pt"
+    assert rest == [
+        f".{digest}.new",
+        (f".{digest}.new", digest),
+        tmp_path.name,
+        (".new.pt", "step-000001.pt"),
+        tmp_path.name,
+    ]
 
 
 def test_what_a_killed_process_left_is_settled(tmp_path):

@@ -1,0 +1,258 @@
+"""The loop of a run on a network of one block: the order of its parts, stopping and resuming, what is measured."""
+
+import json
+import math
+import signal
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.load_tool import load_tool
+from timm_moe_dg.algorithms import ERM, Averaging
+from timm_moe_dg.algorithms.averaging import frozen_copy
+from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, seed_hash
+from timm_moe_dg.finetuning import FineTuning
+from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.protocols import domain_accuracies, predict, read_records
+from timm_moe_dg.storage import RunFolder
+from timm_moe_dg.storage.checkpoint import Checkpoints
+
+IMAGES = {"art": 10, "photo": 20, "sketch": 30}  # the smallest domain is held out
+CLASSES = ("cat", "dog", "owl")
+SIZE = ["--model-kwargs", "patch_size=8", "embed_dim=8", "depth=1", "num_heads=1", "drop_rate=0.5"]
+MODEL = ["--model", "deit_tiny_patch16_224", "--img-size", "16", *SIZE]
+STEPS = ["--steps", "5", "--eval-freq", "2", "--batch-size", "2", "--lr", "0.1", "--sched", "cosine"]
+RUN = [*MODEL, *STEPS, "--test-domains", "art", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for domain, number in IMAGES.items():
+        for index in range(number):
+            folder = root / domain / CLASSES[(0, 1, 1, 2, 2, 2)[index % 6]]  # no two classes have the same share
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    return root
+
+
+@pytest.fixture
+def finetune(images):
+    """Runs the tool, and returns the folder of the run and its plan."""
+    tool, plans = load_tool("finetune"), []
+    make_plan = tool.make_plan
+    tool.draw_learning_curves = lambda *_: None  # slow, and of no interest here
+    tool.make_plan = lambda options: plans.append(make_plan(options)) or plans[-1]
+
+    def run(output, *words):
+        data = ["--dataset", "folder", "--data-dir", str(images), "--output", str(output), "--experiment", "a"]
+        tool.main([*RUN, *data, *map(str, words)])
+        return plans[-1]
+
+    return run
+
+
+def answer(network, label):
+    """Makes a network answer with one class whatever the image."""
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.copy_(50.0 * torch.eye(len(CLASSES))[label])
+    return network
+
+
+class Recorder(Averaging):
+    """Stands for the network while it is trained, and for the run at its end, by other answers than the network's."""
+
+    def __init__(self, network, hparams):
+        super().__init__(network, hparams)
+        answer(network, 0)
+        self.averages = {"during": answer(frozen_copy(network), 1), "final": answer(frozen_copy(network), 2)}
+        self.events, self.used = [], ("during", "final")
+
+    def update(self, network, step):
+        self.events.append(("average", step))
+
+    def evaluated(self, step, validation_loss):
+        self.events.append(("judge", step, validation_loss))
+
+    def during(self):
+        return self.averages["during"] if "during" in self.used else None
+
+    def final(self):
+        return self.averages["final"] if "final" in self.used else None
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Takes the place of --averaging, and notes its calls beside those of the other parts of the loop."""
+    events, used = [], ["during", "final"]
+
+    def build(network, hparams):
+        average = Recorder(network, hparams)
+        average.events, average.used = events, used
+        return average
+
+    def note(owner, name, event):
+        method = getattr(owner, name)
+
+        def noted(self, *args, **options):
+            result = method(self, *args, **options)
+            events.append(event(*args))
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    build.HPARAMS, build.events, build.used = {}, events, used
+    for place in ("plan", "assembly"):
+        monkeypatch.setattr(f"timm_moe_dg.finetuning.{place}.get_averaging", lambda name: build)
+    note(ERM, "update", lambda context, _: ("step", context.optimizer.param_groups[0]["lr"], torch.initial_seed()))
+    note(Checkpoints, "save", lambda step, _: ("checkpoint", step))
+    note(RunFolder, "add", lambda record, _: ("record", record.step, record.averaged))
+    note(RunFolder, "finish", lambda: ("finish",))
+    return build
+
+
+def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, recorder, tmp_path):
+    plan = finetune(tmp_path, "--averaging", "ema", "--warmup-steps", "2", "--save-freq", "3")
+    rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 5)) / 2 for step in (2, 3, 4))]
+    records = {record.step: record for record in read_records(tmp_path / "a" / "results.jsonl") if not record.averaged}
+    expected = []
+    for step, rate in enumerate(rates):
+        expected += [("step", pytest.approx(rate), seed_hash(plan.options.seed, step, 0)), ("average", step)]
+        if step:  # the folder appears with the first evaluation
+            expected += [("checkpoint", step)] if step in (2, 3, 4) else []
+        if step in (0, 2, 4):
+            loss = fmean(records[step].out_loss[1:])  # of the training domains
+            expected += [("record", step, False), ("judge", step, pytest.approx(loss))]
+            assert loss != pytest.approx(fmean(records[step].out_loss))
+    assert recorder.events == [*expected, ("record", 4, True), ("finish",)]
+
+
+def test_epochs_are_passes_over_the_smallest_in_split(finetune, tmp_path):
+    plan = finetune(tmp_path)
+    assert [len(split.inside) for split in plan.splits] == [8, 16, 24]
+    records = read_records(tmp_path / "a" / "results.jsonl")
+    assert [record.epoch for record in records] == [0, 2 * 2 / 8, 4 * 2 / 8]
+
+
+@pytest.mark.parametrize("used", [[], ["during"], ["during", "final"]], ids=str)
+def test_what_is_measured_is_saved_and_has_the_accuracy_when_it_is_loaded(finetune, recorder, tmp_path, used):
+    recorder.used[:] = used
+    plan = finetune(tmp_path, "--averaging", "ema")
+    label = len(used)
+    shares = [np.mean([domain.targets[index] == label for index in split.inside])
+              for domain, split in zip(plan.domains, plan.splits, strict=True)]  # fmt: skip
+    record = read_records(tmp_path / "a" / "results.jsonl")[-1]
+    assert record.averaged == ("final" in used)
+    assert record.in_acc == pytest.approx(shares)
+    assert reloaded_accuracies(tmp_path / "a" / "best", plan) == (record.in_acc, record.out_acc)
+
+
+def reloaded_accuracies(folder, plan):
+    network = load_trained(f"local-dir:{folder}", img_size=16)
+    config = data_config(network, 16)
+    images = EvaluationImages(plan.domains, plan.splits, evaluation_transform((16, 16), config["mean"], config["std"]))
+    return domain_accuracies(predict(network, evaluation_loader(images, batch_size=64, workers=0)), len(plan.domains))
+
+
+def outcome(folder):
+    """Everything that has to be the same."""
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["step_time"], row["args"]
+    return rows, *((folder / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
+
+
+SWAD = ["--averaging", "swad", "--hparams", '{"swad_n_converge": 2, "swad_tolerance_ratio": 9.0}']
+
+
+@pytest.fixture
+def whole(finetune, tmp_path):
+    """The outcome of a run that nothing disturbed."""
+    finetune(tmp_path / "whole", *SWAD)
+    return outcome(tmp_path / "whole" / "a")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+PLACES = {
+    "told to end in step 3": (ERM, "update", 3, lambda: signal.raise_signal(signal.SIGTERM), [2, 3]),
+    "told to end in the evaluation of step 2": (
+        FineTuning, "evaluate", 1, lambda: signal.raise_signal(signal.SIGTERM), [2],
+    ),
+    "killed after the evaluation of step 2": (ERM, "update", 3, interrupt, [2]),
+    "killed at the end": (RunFolder, "finish", 0, interrupt, [2, 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(finetune, whole, tmp_path, monkeypatch, place):
+    owner, name, number, action, checkpoints = PLACES[place]
+    method, calls = getattr(owner, name), iter(range(100))
+
+    def stopping(self, *args, **options):
+        if next(calls) == number:
+            action()
+        return method(self, *args, **options)
+
+    monkeypatch.setattr(owner, name, stopping)
+    with pytest.raises(SystemExit) as caught:
+        finetune(tmp_path, *SWAD)
+    assert caught.value.code == (130 if action is interrupt else 143)
+    saved = sorted(int(path.stem.removeprefix("step-")) for path in (tmp_path / "a" / "checkpoints").glob("*.pt"))
+    assert saved == checkpoints
+    finetune(tmp_path, *SWAD, "--resume", "auto")
+    assert outcome(tmp_path / "a") == whole
+
+
+def test_a_run_that_gets_no_better_ends_early_and_does_not_go_on(finetune, tmp_path, monkeypatch):
+    words = ["--lr", "0", "--eval-freq", "1", "--early-stop", "2", "--steps", "50"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", lambda *_, **__: interrupt())
+        with pytest.raises(SystemExit):
+            finetune(tmp_path, *words)
+    finetune(tmp_path, *words, "--resume", "auto")
+    assert [record.step for record in read_records(tmp_path / "a" / "results.jsonl")] == [0, 1, 2]
+    assert (tmp_path / "a" / "done").exists()
+
+
+def nan_loss(network, losses):
+    return {**losses, "loss": losses["loss"] * math.nan}
+
+
+def weights_of(value):
+    def change(network, losses):
+        with torch.no_grad():
+            network.head.bias.fill_(value)
+        return losses
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "message"),
+    [
+        (nan_loss, 1, "DivergenceError: loss=nan: not finite at step 1, on a batch of photo, sketch;"),
+        (nan_loss, 2, "DivergenceError: loss=nan: not finite at step 2,"),
+        (weights_of(math.nan), 2, "DivergenceError: loss=nan: not finite at step 2,"),
+        (weights_of(1e25), 2, r"DivergenceError: weights=1.0e\+25: too large after step 2"),
+    ],
+)
+def test_a_step_that_diverged_is_named_and_not_kept(finetune, tmp_path, monkeypatch, change, step, message):
+    update, steps = ERM.update, iter(range(100))
+
+    def diverging(self, context, minibatches):
+        losses = update(self, context, minibatches)
+        return change(context.model, losses) if next(steps) == step else losses
+
+    monkeypatch.setattr(ERM, "update", diverging)
+    with pytest.raises(SystemExit, match=message):
+        finetune(tmp_path)
+    assert [record.step for record in read_records(tmp_path / "a" / "results.jsonl")] == [0]
+    assert not (tmp_path / "a" / "checkpoints").exists()
