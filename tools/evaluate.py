@@ -50,10 +50,11 @@ from timm_moe_dg.data import (
     evaluation_transform,
     get_benchmark,
 )
+from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.export.engine import add_engine_option, make_engine
 from timm_moe_dg.finetuning.launch import check_world_size
-from timm_moe_dg.finetuning.plan import domain_positions, make_splits
+from timm_moe_dg.finetuning.plan import make_splits
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata

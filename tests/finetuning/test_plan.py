@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.finetuning import describe, make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.plan import config_hparams, domain_positions, fill_in
+from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.progress import wanted_trackers
 from timm_moe_dg.protocols.options import RunOptions
 

@@ -92,6 +92,24 @@ def evaluation_only(domains: Sequence[Domain]) -> list[int]:
     return [position for position, domain in enumerate(domains) if domain.role != "train"]
 
 
+def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
+    """Returns the positions of domains, given as names or positions. The caller checks that positions exist."""
+    positions = [value for value in given if isinstance(value, int)]
+    # A whole number is a position, unless it is only a name
+    if len(positions) == len(given) and set(positions) <= set(range(len(names))):
+        return positions
+    words = list(map(str, given))
+    if set(words) <= set(names):
+        return [names.index(word) for word in words]
+    if len(positions) == len(given):
+        return positions  # `training_domains` refuses them
+    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
+    if positions:
+        raise ProtocolError.of(argument, list(given), f"give names or positions, not both, out of: {listing}")
+    unknown = ", ".join(word for word in words if word not in names)
+    raise ProtocolError.of(argument, list(given), f"no domain is called {unknown}; choose from: {listing}")
+
+
 def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
     """Returns the positions of the training domains: all but the test domains, which must include `test_only`.
 

@@ -26,8 +26,9 @@ from ..data import (
     training_domains,
 )
 from ..data.bands import RGB
+from ..data.splits import domain_positions
 from ..data.splits import split_by_photograph as by_photograph
-from ..errors import ArgumentError, ProtocolError
+from ..errors import ArgumentError
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import stamp
@@ -240,24 +241,6 @@ def run_names(options: RunOptions) -> Iterator[str]:
     name = options.experiment or "-".join([time, dataset, safe_model_name(options.model)])
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
-
-
-def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
-    """Returns the positions of domains, given as names or positions. The caller checks that positions exist."""
-    positions = [value for value in given if isinstance(value, int)]
-    # A whole number is a position, unless it is only a name
-    if len(positions) == len(given) and set(positions) <= set(range(len(names))):
-        return positions
-    words = list(map(str, given))
-    if set(words) <= set(names):
-        return [names.index(word) for word in words]
-    if len(positions) == len(given):
-        return positions  # `training_domains` refuses them
-    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
-    if positions:
-        raise ProtocolError.of(argument, list(given), f"give names or positions, not both, out of: {listing}")
-    unknown = ", ".join(word for word in words if word not in names)
-    raise ProtocolError.of(argument, list(given), f"no domain is called {unknown}; choose from: {listing}")
 
 
 def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
