@@ -156,7 +156,7 @@ class FineTuning:
         losses, step_time = self.meter.take()
         losses = send_to_device(losses, accelerator.device)  # those of a checkpoint are on the CPU
         average = self.model.averaging.during() if self.model.averaging else None
-        steps_per_epoch = min(len(split.inside) for split in plan.splits) / plan.hparams["batch_size"]
+        steps_per_epoch = min(filter(None, (len(split.inside) for split in plan.splits))) / plan.hparams["batch_size"]
         record = Record(
             step=step,
             epoch=step / steps_per_epoch,
