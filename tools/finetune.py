@@ -46,7 +46,7 @@ from accelerate.utils import send_to_device, set_seed
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.data import seed_hash
+from timm_moe_dg.data import check_readable, seed_hash
 from timm_moe_dg.finetuning import (
     DivergenceCheck,
     FineTuning,
@@ -148,8 +148,11 @@ def try_out(plan: RunPlan, accelerator: Accelerator) -> None:
     find_resume_point(plan, accelerator)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
+    options = plan.options
+    if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
+        check_readable(plan.domains, options.workers)
     rehearse(plan, model.data_config, model.with_metadata)
-    logger.info("the data can be read and the model built; dry run: nothing was trained")
+    logger.info("the run can start; dry run: nothing was trained")
 
 
 def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
