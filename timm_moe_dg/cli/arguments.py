@@ -95,6 +95,9 @@ def option_words(name: str, value: object) -> list[str]:
         return []
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
+    if option in ("--test-domains", "--test-envs") and isinstance(value, list):
+        # A number alone could be taken for a domain's name, and no word at all is an error (see `domain_positions`)
+        return [option, *(f"@{item}" if isinstance(item, int) else str(item) for item in value or ["none"])]
     if option == "--hparams":  # DomainBed's form
         return [option, json.dumps(value)]
     if isinstance(value, Mapping):

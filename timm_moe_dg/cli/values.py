@@ -13,8 +13,8 @@ MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 
 def position_or_name(text: str) -> int | str:
-    """Reads a whole number as a position, and anything else as a name."""
-    return int(text) if text.isdecimal() else text
+    """Reads @I as the position I. Any other text is a domain's name, or a position that is no name."""
+    return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else text
 
 
 def key_value(text: str) -> tuple[str, object]:

@@ -96,13 +96,16 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
             members = {POOLED: np.ones(len(places.part), dtype=bool)}
         else:
             names = training if role == "train" and training is not None else places.group
-            # A group may have rows of the outside part alone
+            untrained = (places.part == outside) & ~np.isin(names, names[places.part == inside])
+            if role == "train" and untrained.any():
+                groups = ", ".join(sorted(set(names[untrained])))
+                remedy = "give these groups train rows too, or make them ood_val"
+                raise DataError(
+                    f"split={outside!r}: {untrained.sum()} rows of groups without a train row ({groups}); {remedy}"
+                )
+            # Of a role in testing, a group may have validation rows alone
             members = {name: names == name for name in sorted(set(names[np.isin(places.part, (inside, outside))]))}
         domains += [_domain(places, role, group, member, inside, outside) for group, member in members.items()]
-    if untrained := [domain for domain in domains if domain.role == "train" and not len(domain.split.inside)]:
-        names, rows = ", ".join(domain.group for domain in untrained), sum(map(len, untrained))
-        remedy = "give these groups training rows, or make the rows ood_val"
-        raise DataError(f"split='id_val': {rows} rows are of groups without a train row ({names}); {remedy}")
     return domains
 
 
