@@ -17,6 +17,7 @@ from timm_moe_dg.cli.values import (
     non_negative,
     non_negative_int,
     output_file,
+    position_or_name,
     positive_int,
     seed_number,
     usable_device,
@@ -29,7 +30,7 @@ def parser():
     parser = argparse.ArgumentParser(prog="tool.py")
     parser.add_argument("-c", "--config")
     parser.add_argument("-b", "--batch-size", type=positive_int, default=32)
-    parser.add_argument("--test-domains", "--test-envs", type=int, nargs="+", default=[0])
+    parser.add_argument("--test-domains", "--test-envs", type=position_or_name, nargs="+", default=[0])
     parser.add_argument("--pretrained", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--hparams", type=json_object, default={})
     parser.add_argument("--model-kwargs", type=key_value, nargs="*", default=[])
@@ -51,7 +52,7 @@ def test_either_spelling(parser, words):
 def test_underscores_in_values_stay(parser):
     args = parse_arguments(parser, ["--data_dir=my_data/a_b", "--test_envs", "1", "2"])
     assert args.data_dir == "my_data/a_b"
-    assert args.test_domains == [1, 2]
+    assert args.test_domains == ["1", "2"]
 
 
 def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
@@ -64,7 +65,7 @@ def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
         model_kwargs={"moe_layers": [8, 10], "router": "linear"},
         data_dir=None,
     )
-    args = parse_arguments(parser, ["-c", path, "--test-domains", "3"])
+    args = parse_arguments(parser, ["-c", path, "--test-domains", "@3"])
     assert (args.batch_size, args.pretrained, args.test_domains, args.data_dir) == (8, True, [3], None)
     assert args.hparams == {"lr": 0.001}
     assert dict(args.model_kwargs) == {"moe_layers": [8, 10], "router": "linear"}
@@ -108,7 +109,7 @@ def test_missing_file(parser, tmp_path):
     [
         ({"amp_dtype": "float8"}, "argument --amp-dtype: invalid choice: 'float8'"),
         ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number above zero"),
-        ({"test_domains": [0, "art"]}, "argument --test-domains/--test-envs: invalid int value: 'art'"),
+        ({"model_kwargs": ["a"]}, "argument --model-kwargs: 'a' is not of the form KEY=VALUE"),
         ({"pretrained": "maybe"}, "argument --pretrained/--no-pretrained: ignored explicit argument 'maybe'"),
     ],
 )

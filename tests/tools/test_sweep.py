@@ -25,7 +25,7 @@ def build_parser():
     parser.add_argument("--hparams", default={}, type=json.loads)
     parser.add_argument("--img-size", type=int)
     parser.add_argument("--aux-coef", type=float, default=0.01)
-    parser.add_argument("--test-domains", type=int, nargs="+")
+    parser.add_argument("--test-domains", type=lambda text: int(text.removeprefix("@")), nargs="+")
     parser.add_argument("--model-kwargs", nargs="*", default=[], type=lambda text: tuple(text.split("=", 1)))
     return parser
 
@@ -111,7 +111,7 @@ def test_dry_run_is_a_script_of_what_is_left(sweep):
     commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
     assert [words[words.index("--experiment") + 1] for words in commands] == [RUNS[0], RUNS[2]]
     assert all(words[0] == sys.executable and words[-2:] == ["--resume", "auto"] for words in commands)
-    assert "--test-domains 0 --trial-seed 0" in out
+    assert "--test-domains @0 --trial-seed 0" in out
     assert not (sweep.folder / RUNS[0]).exists()
 
 

@@ -116,8 +116,8 @@ def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
     if number is not None and number < len(names) and alike and names[number] not in alike:
         choices = f"@{number} for {names[number]!r}, or @{names.index(alike[0])} for {alike[0]!r}"
         raise ProtocolError.of(argument, text, f"is a position and the name of another domain; give {choices}")
-    if text in names:
-        return names.index(text)
+    if alike:
+        return names.index(alike[0])
     if number is not None:
         return number
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
