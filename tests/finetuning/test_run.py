@@ -21,12 +21,12 @@ from timm_moe_dg.protocols import domain_accuracies, predict, read_records
 from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.checkpoint import Checkpoints
 
-IMAGES = {"art": 10, "photo": 20, "sketch": 30}  # the smallest domain is held out
+IMAGES = {"art": 10, "photo": 20, "sketch": 30}
 CLASSES = ("cat", "dog", "owl")
 SIZE = ["--model-kwargs", "patch_size=8", "embed_dim=8", "depth=1", "num_heads=1", "drop_rate=0.5"]
 MODEL = ["--model", "deit_tiny_patch16_224", "--img-size", "16", *SIZE]
 STEPS = ["--steps", "5", "--eval-freq", "2", "--batch-size", "2", "--lr", "0.1", "--sched", "cosine"]
-RUN = [*MODEL, *STEPS, "--test-domains", "art", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
+RUN = [*MODEL, *STEPS, "--test-domains", "photo", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
 
 
 @pytest.fixture(scope="module")

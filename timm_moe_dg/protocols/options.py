@@ -185,7 +185,7 @@ class TrainingOptions:
         help="channels-last memory format, in which ResNets are faster (default: off)")
     compile: bool = option(False, help="compile the model by torch.compile (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="threads of a process on CPU (default: an equal share of the cores)")
+        help="threads of a process on CPU (default: OMP_NUM_THREADS, or else an equal share of the cores)")
     process_timeout: float = option(10.0, role=NO_EFFECT, type=positive, metavar="MINUTES",
         help="end the run if a process waits longer for another one; give more than the longest evaluation, "
         "checkpoint or reading of images takes on one process alone (default: %(default)s)")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
-from ..data import Domain, EvaluationImages, Split, drop_unreadable, split_domains
+from ..data import Domain, EvaluationImages, Split, split_domains
 from ..errors import DataError
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
@@ -124,8 +124,6 @@ class _FirstExperts(nn.Module):
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
     domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
-    if view.args.get("skip_unreadable"):
-        domains, _ = drop_unreadable(domains, settings.workers)
     splits = _untrained_splits(view.args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:
