@@ -2,7 +2,7 @@
 
     python tools/collect_results.py output/digits
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
-    python tools/collect_results.py output/digits --format csv > digits.csv
+    python tools/collect_results.py output/digits --format csv
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
 The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Runs without a `done`
