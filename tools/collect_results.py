@@ -88,6 +88,9 @@ def main(argv: Sequence[str]) -> None:
     print(f"{len(runs)} finished runs", file=sys.stderr)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
+    for run in runs:
+        if not run.test_domains:
+            print(f"holds out no domain, left out: {run.folder}", file=sys.stderr)
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep.py --status")
     for reason in reasons:

@@ -44,9 +44,12 @@ def test_domains_are_found_by_name_and_by_position(given, positions):
     [
         (
             ["photo", "sketch"],
-            r"test_domains='sketch': no domain is called sketch; choose from: 0 art, 1 photo, 2 2019, 3 1",
+            r"test_domains=\['sketch'\]: no domain is called sketch; choose from: 0 art, 1 photo, 2 2019, 3 1",
         ),
-        (["1"], r"test_domains='1': is a position and the name of another domain; give @1 for 'photo', or @3 for '1'"),
+        (
+            ["1"],
+            r"test_domains=\['1'\]: is a position and the name of another domain; give @1 for 'photo', or @3 for '1'",
+        ),
     ],
 )
 def test_unknown_names_and_names_that_are_positions_are_refused(given, complaint):
@@ -62,7 +65,7 @@ def test_a_text_means_its_domain_or_is_refused(names):
         if len(meanings) == 1 and text != "none":
             assert domain_positions([text], names) == list(meanings)
         elif len(meanings) > 1 or text in names:
-            with pytest.raises(ProtocolError, match=rf"test_domains='{text}': .* give @\d for"):
+            with pytest.raises(ProtocolError, match=rf"test_domains=\['{text}'\]: .* give @\d for"):
                 domain_positions([text], names)
 
 

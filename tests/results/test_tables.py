@@ -70,6 +70,13 @@ def test_only_domains_that_some_run_holds_out_were_planned():
     assert [table.trained_on for table in make_tables(runs, ["single_source"])] == ["domain 1"]
 
 
+def test_runs_without_test_domains_are_in_no_table():
+    runs = [run_of([0]), run_of([1]), run_of([2])]
+    final = run_of([], folder="final", model="other")
+    assert make_tables([*runs, final]) == make_tables(runs)
+    assert make_tables([final]) == []
+
+
 def test_single_source_reports_out_splits():
     runs = []
     for seed in range(2):

@@ -104,7 +104,7 @@ def domain_positions(given: Sequence[int | str], names: Sequence[str], argument:
     if list(given) == [NO_DOMAIN]:
         if NO_DOMAIN in names:
             remedy = f"means no domain, and is the name of one; give @{names.index(NO_DOMAIN)} for it, or rename it"
-            raise ProtocolError.of(argument, NO_DOMAIN, remedy)
+            raise ProtocolError.of(argument, [NO_DOMAIN], remedy)
         return []
     return [value if isinstance(value, int) else _domain_position(value, names, argument) for value in given]
 
@@ -115,13 +115,13 @@ def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
     alike = [text] if text in names else [name for name in names if name.isdecimal() and int(name) == number]
     if number is not None and number < len(names) and alike and names[number] not in alike:
         choices = f"@{number} for {names[number]!r}, or @{names.index(alike[0])} for {alike[0]!r}"
-        raise ProtocolError.of(argument, text, f"is a position and the name of another domain; give {choices}")
+        raise ProtocolError.of(argument, [text], f"is a position and the name of another domain; give {choices}")
     if alike:
         return names.index(alike[0])
     if number is not None:
         return number
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
-    raise ProtocolError.of(argument, text, f"no domain is called {text}; choose from: {listing}")
+    raise ProtocolError.of(argument, [text], f"no domain is called {text}; choose from: {listing}")
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:

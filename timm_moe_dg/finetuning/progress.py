@@ -133,10 +133,8 @@ def role_line(role: str, scores: RoleScores) -> str:
 
 def summary(record: Record) -> str:
     """Formats the accuracies on validation and test domains in one line."""
-    return (
-        f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}, "
-        f"test domain (in acc) {reported_accuracy(record):.4f}"
-    )
+    validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}"
+    return f"{validation}, test domain (in acc) {reported_accuracy(record):.4f}" if record.test_domains else validation
 
 
 def wanted_trackers(options: RunOptions) -> list[str]:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..data.readers.places import POOLED
-from ..protocols import Record, reported_accuracy
+from ..protocols import Record, reported_accuracy, validation_accuracy
 from ..protocols.options import DEFAULTS
 from ..results.runs import domain_names
 
@@ -66,12 +66,18 @@ class Headline(NamedTuple):
 
 
 def headline(record: Record) -> Headline:
-    """Returns the accuracy over the data's own out-of-distribution test images, or else over held-out domains."""
+    """Returns the accuracy over the data's own out-of-distribution test images, or else over held-out domains.
+
+    Without any of these, this is the accuracy of training-domain validation.
+    """
     if "ood" in record.roles:
         return Headline("the accuracy over all out-of-distribution test images", record.roles["ood"]["accuracy"])
     if "id" in record.roles:
         meaning = "the accuracy over all in-distribution test images (the data has no others)"
         return Headline(meaning, record.roles["id"]["accuracy"])
+    if not record.test_domains:
+        meaning = "the mean accuracy over the out-splits of the training domains (no domain was held out)"
+        return Headline(meaning, validation_accuracy(record))
     several = len(record.test_domains) > 1
     meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
     return Headline(meaning, reported_accuracy(record))

@@ -98,6 +98,8 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
     """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early."""
     for axis in (sweep.datasets, sweep.algorithms, sweep.models):
         _check_labels(axis)
+    for dataset in sweep.datasets:
+        get_benchmark(dataset.value).check_data_dir(_data_dir(sweep, dataset))
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
     axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
     runs = []

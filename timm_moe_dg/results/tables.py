@@ -93,6 +93,8 @@ def make_tables(
         further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
+    # A final model, which was trained on all domains, has no test accuracy.
+    runs = [run for run in runs if run.test_domains]
     rows_by_dataset = {
         dataset: by_row([run for run in runs if run.dataset == dataset])
         for dataset in sorted({run.dataset for run in runs})
