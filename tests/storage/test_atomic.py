@@ -163,6 +163,51 @@ def test_existing_files_are_kept_unless_they_may_be_replaced(tmp_path):
     assert (tmp_path / "other").read_text() == "mine"
 
 
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_an_interrupted_exchange_never_mixes_two_results_and_the_next_call_completes_it(tmp_path, monkeypatch, moved):
+    names = ["metrics", "pictures", "predictions", "table"]
+    for name in (*names, "notes"):
+        (tmp_path / name).write_text("old")
+    original, calls = os.replace, iter(range(10))
+
+    def replace(*paths):
+        if next(calls) == moved:
+            raise KeyboardInterrupt
+        original(*paths)
+
+    def exchange():
+        with all_or_nothing(tmp_path, names, overwrite=True) as folder:
+            for name in ("metrics", "predictions", "table", "more"):  # no picture could be drawn
+                (folder / name).write_text("new")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt, match="is incomplete; the same command completes it"):
+        exchange()
+    monkeypatch.undo()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}.pop("notes") == "old"
+    assert {path.read_text() for path in tmp_path.iterdir() if path.name in names} <= {"new"}
+    assert (tmp_path / "unfinished-exchange").is_dir()
+    with (
+        pytest.raises(ArgumentError, match="holds metrics, predictions, table already"),
+        all_or_nothing(tmp_path, names),
+    ):
+        pytest.fail("the work must not begin")
+    expected = {"metrics": "new", "predictions": "new", "table": "new", "more": "new", "notes": "old"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
+
+
+def test_a_kill_before_the_first_file_moves_leaves_all_files_to_the_next_call(tmp_path):
+    """Old files that were not removed yet are removed."""
+    (tmp_path / "unfinished-exchange").mkdir()
+    (tmp_path / "unfinished-exchange" / ".replaced.json").write_text('["a", "b"]')
+    (tmp_path / "unfinished-exchange" / "a").write_text("new")
+    for name in "abc":
+        (tmp_path / name).write_text("old")
+    with all_or_nothing(tmp_path, ["d"]) as folder:
+        (folder / "d").write_text("newest")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "c": "old", "d": "newest"}
+
+
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (

@@ -6,6 +6,7 @@ content, or both under hidden names, which `recovered` cleans up.
 
 import csv
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -19,6 +20,10 @@ from safetensors import SafetensorError
 
 from ..cli.escape import csv_cell
 from ..errors import ArgumentError, StorageError
+
+EXCHANGE = "unfinished-exchange"  # folder of complete files on their way to the folder above it
+REPLACED = ".replaced.json"  # names of the files that they replace
+_logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -86,9 +91,11 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
     """Yields a temporary folder, whose files move to `folder` if nothing is raised.
 
     Enter it before the work starts, so that an unusable folder is refused at once. Files called `names` may be there
-    with `overwrite` alone. Other files in the folder stay as they are.
+    with `overwrite` alone, and are all replaced or removed. Other files in the folder stay as they are. If the process
+    is killed while files move, the next call for the folder moves the rest.
     """
-    target = Path(folder)
+    target, names = Path(folder), list(names)
+    _complete(target)
     present = [name for name in names if (target / name).exists()]
     if present and not overwrite:
         raise ArgumentError.of("output", str(target), f"holds {', '.join(present)} already; choose another, or --force")
@@ -105,12 +112,41 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
     try:
         yield work
         _share_as_folder(work)
-        for file in sorted(work.iterdir()):
-            os.replace(file, target / file.name)
+        if len(names) == 1:
+            os.replace(work / names[0], target / names[0])
+        else:
+            (work / REPLACED).write_text(json.dumps(names))
+            for entry in [*work.iterdir(), work]:
+                synchronize(entry)
+            work.rename(target / EXCHANGE)
+            _exchange(target)
+    except KeyboardInterrupt:
+        if (target / EXCHANGE).exists():
+            raise KeyboardInterrupt(f"{target} is incomplete; the same command completes it") from None
+        raise
     finally:
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
         if created and not any(target.iterdir()):
             target.rmdir()
+
+
+def _complete(target: Path) -> None:
+    """Completes an exchange of files that was interrupted."""
+    if (target / EXCHANGE).is_dir():
+        _logger.warning(f"{target}: files of an interrupted call are moved to their places")
+        _exchange(target)
+
+
+def _exchange(target: Path) -> None:
+    """Moves new files to their places. The old ones go first, so that none ever lies beside a new one."""
+    fresh = target / EXCHANGE
+    if (fresh / REPLACED).exists():
+        for name in json.loads((fresh / REPLACED).read_text()):
+            (target / name).unlink(missing_ok=True)
+        (fresh / REPLACED).unlink()
+    for file in sorted(fresh.iterdir()):
+        os.replace(file, target / file.name)
+    fresh.rmdir()
 
 
 @contextmanager
