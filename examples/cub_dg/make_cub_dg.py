@@ -4,10 +4,11 @@
 
 writes data/CUB_DG/{Candy,Mosaic,Natural,Udnie}/CLASS/IMAGE with a style-transfer network, whose weights are
 styles/{candy,mosaic,udnie}.pth or .safetensors. Natural holds links to the photographs, or copies. The command can be
-stopped and given again: it skips images that are newer than their photograph and their style's weights.
+stopped and given again: it skips images that were made from the same photograph and weights, which their comment names.
 """
 
 import argparse
+import hashlib
 import io
 import os
 import time
@@ -74,8 +75,8 @@ def photograph_names(cub_dir: Path) -> list[str]:
     return names
 
 
-def restyled_jpeg(network: StyleTransferNetwork, photograph: Path, device: str) -> bytes:
-    """Returns a photograph in the network's style, as the content of a JPEG file.
+def restyled_jpeg(network: StyleTransferNetwork, photograph: Path, device: str, origin: bytes) -> bytes:
+    """Returns a photograph in the network's style, as the content of a JPEG file with the origin as its comment.
 
     Raises:
         ImageReadError: The photograph cannot be decoded.
@@ -83,13 +84,22 @@ def restyled_jpeg(network: StyleTransferNetwork, photograph: Path, device: str) 
     pixels = torch.from_numpy(np.array(read_image(str(photograph)))).permute(2, 0, 1)
     restyled = network.restyle(pixels.to(device)).permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
-    Image.fromarray(restyled).save(buffer, "JPEG", quality=JPEG_QUALITY)
+    Image.fromarray(restyled).save(buffer, "JPEG", quality=JPEG_QUALITY, comment=origin)
     return buffer.getvalue()
 
 
-def is_newer(path: Path, *sources: Path) -> bool:
-    """Whether a file exists and was written after all its sources."""
-    return path.is_file() and all(path.stat().st_mtime_ns >= source.stat().st_mtime_ns for source in sources)
+def digest(*contents: bytes) -> bytes:
+    """Returns the SHA-256 of some contents, hexadecimal."""
+    return hashlib.sha256(b"".join(contents)).hexdigest().encode()
+
+
+def is_made_from(path: Path, origin: bytes) -> bool:
+    """Whether a file exists and is a JPEG file with this comment."""
+    try:
+        with Image.open(path) as image:
+            return image.info.get("comment") == origin
+    except OSError:  # not there, or something else
+        return False
 
 
 def place(target: Path, content: bytes | Path) -> None:
@@ -112,14 +122,15 @@ def place_natural(target: Path, photograph: Path, how: str) -> bool:
             return False
         place(target, photograph.resolve())
         return True
-    if not target.is_symlink() and is_newer(target, photograph):
+    content = photograph.read_bytes()
+    if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
         return False
-    place(target, photograph.read_bytes())
+    place(target, content)
     return True
 
 
 def make_all(args: argparse.Namespace) -> None:
-    """Makes the images that are missing or older than their photograph or their style's weights.
+    """Makes the images that are missing or were made from other photographs or weights.
 
     Raises:
         CheckpointError: Weights are missing, or belong to another network.
@@ -129,13 +140,16 @@ def make_all(args: argparse.Namespace) -> None:
     names, folder = photograph_names(args.cub_dir), args.output / "CUB_DG"
     weights = {style: find_weights(args.weights_dir, style.lower()) for style in STYLES}
     networks = {style: load_style(path).to(args.device) for style, path in weights.items()}
+    style_digests = {style: digest(path.read_bytes()) for style, path in weights.items()}
     start, written = time.monotonic(), 0
     try:
         for number, name in enumerate(names, 1):
             photograph = args.cub_dir / "images" / name
+            content = photograph.read_bytes()
             for style, network in networks.items():
-                if not is_newer(folder / style / name, photograph, weights[style]):
-                    place(folder / style / name, restyled_jpeg(network, photograph, args.device))
+                origin = digest(style_digests[style], content)
+                if not is_made_from(folder / style / name, origin):
+                    place(folder / style / name, restyled_jpeg(network, photograph, args.device, origin))
                     written += 1
             written += place_natural(folder / NATURAL / name, photograph, args.natural)
             if number % PROGRESS == 0 or number == len(names):
