@@ -2,7 +2,7 @@
 
 A run of finetune.py, on its own data and splits:
 
-    python tools/evaluate.py --model output/RUN
+    python tools/evaluate.py --model local-dir:output/RUN/best
 
 Any other checkpoint, with the domains that it was not trained on:
 
@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
+import numpy as np
 from accelerate import Accelerator
 
 import timm_moe_dg  # noqa: F401 (registers the models)
@@ -44,12 +45,14 @@ from timm_moe_dg.data import (
     BENCHMARKS,
     Domain,
     EvaluationImages,
+    Split,
     drop_unreadable,
     evaluation_loader,
     evaluation_only,
     evaluation_transform,
     get_benchmark,
 )
+from timm_moe_dg.data.fingerprint import fingerprint, with_readable
 from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.export.engine import add_engine_option, make_engine
@@ -59,7 +62,7 @@ from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
-from timm_moe_dg.protocols.domain_roles import unseen_domains
+from timm_moe_dg.protocols.domain_roles import Recognized, describe_role, recognize, unseen_domains
 from timm_moe_dg.protocols.evaluation import collect_outputs
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
@@ -106,10 +109,10 @@ def build_parser() -> argparse.ArgumentParser:
 def fill_in(args: argparse.Namespace) -> None:
     """Fills in options that were not given, from the run that the model belongs to."""
     run = run_arguments(args.model)
-    defaults = {**DEFAULTS, "dataset": None, **run}
-    # Folder and domains of the run mean nothing for another data set
+    # Positions of the run's domains mean nothing in other data; `read_domains` finds these domains
+    defaults = {**DEFAULTS, "dataset": None, **run, "test_domains": None}
     if args.dataset not in (None, run.get("dataset")):
-        defaults |= {"data_dir": None, "test_domains": None}
+        defaults |= {"data_dir": None}
     for name in RUN_OPTIONS:
         if vars(args)[name] is None:
             setattr(args, name, defaults.get(name))
@@ -117,12 +120,21 @@ def fill_in(args: argparse.Namespace) -> None:
         raise ArgumentError.of("dataset", None, f"give --dataset, one of {', '.join(BENCHMARKS)}")
 
 
-def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
-    """Reads the data; in `args`, positions of domains replace their names."""
+def read_domains(args: argparse.Namespace) -> tuple[Sequence[Domain], list[Recognized] | None]:
+    """Reads the data, and finds the run's domains in it; in `args`, positions of domains replace their names."""
+    run = run_arguments(args.model)
     domains = get_benchmark(args.dataset).read(args.data_dir, args.metadata_columns or (), args.in_chans)
+    digests = fingerprint(domains) if run.get("domain_digests") else []
     if args.skip_unreadable:
         domains, _ = drop_unreadable(domains, args.workers)
-    args.test_domains = evaluation_only(domains) if args.test_domains is None else find(args, "test_domains", domains)
+        digests = with_readable(digests, domains) if digests else []
+    known = recognize(run, domains, digests)
+    if args.test_domains is not None:
+        args.test_domains = find(args, "test_domains", domains)
+    elif known:
+        args.test_domains = [index for index, domain in enumerate(known) if not domain.trained]
+    else:
+        args.test_domains = evaluation_only(domains)
     if args.domains == [ALL] or (args.domains is None and not args.test_domains):
         args.domains = list(range(len(domains)))
     elif args.domains in (None, [HELD_OUT]):
@@ -131,7 +143,7 @@ def read_domains(args: argparse.Namespace) -> Sequence[Domain]:
         args.domains = find(args, "domains", domains)
     if not args.domains:
         raise ArgumentError.of("domains", HELD_OUT, "no domain is marked as held out; name some with --test-domains")
-    return domains
+    return domains, known
 
 
 def find(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> list[int]:
@@ -144,7 +156,9 @@ def find(args: argparse.Namespace, option: str, domains: Sequence[Domain]) -> li
     return list(dict.fromkeys(positions))
 
 
-def predict(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Accelerator) -> Evaluated:
+def predict(
+    args: argparse.Namespace, domains: Sequence[Domain], known: Sequence[Recognized] | None, accelerator: Accelerator
+) -> Evaluated:
     """Loads the network and predicts every image; all processes take part."""
     train_domains = [index for index in range(len(domains)) if index not in args.test_domains]
     splits = make_splits(
@@ -153,7 +167,12 @@ def predict(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Ac
         trial_seed=args.trial_seed,
         holdout_fraction=args.holdout_fraction,
         split_by_photograph=args.split_by_photograph,
+        # A split depends on the domain's position in the run's data
+        positions=[index if d.position is None else d.position for index, d in enumerate(known)] if known else None,
     )
+    for index, domain in enumerate(known or ()):
+        if domain.trained and domain.changed:  # which of its images were trained on cannot be told
+            splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
     size = args.img_size or (None if ":" in args.model else get_benchmark(args.dataset).image_size)
     network = load_trained(args.model, **{**model_keywords(args), "img_size": size})
     check_channels(network, args.in_chans)
@@ -168,7 +187,18 @@ def predict(args: argparse.Namespace, domains: Sequence[Domain], accelerator: Ac
     engine = make_engine(args, network.to(accelerator.device), config["input_size"], features)
     answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
     name = run_arguments(args.model).get("model", args.model)
-    return Evaluated(name, images, answers, args.test_domains, args.domains, "onnxruntime" if args.engine else "torch")
+    engine_name = "onnxruntime" if args.engine else "torch"
+    return Evaluated(name, images, answers, args.test_domains, args.domains, engine_name, roles(args, domains, known))
+
+
+def roles(args: argparse.Namespace, domains: Sequence[Domain], known: Sequence[Recognized] | None) -> list[str]:
+    """Describes the part of each domain in training, as the command line and the run say; empty if neither does."""
+    if known is None:
+        return []
+    return [
+        describe_role(domain, True) if index in args.test_domains and of_run.trained else of_run.role(domain)
+        for index, (domain, of_run) in enumerate(zip(domains, known, strict=True))
+    ]
 
 
 @contextmanager
@@ -190,7 +220,6 @@ def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, 
     if folder:
         settings = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", *MODEL_OPTIONS)
         write_files(evaluated, folder, {name: vars(args)[name] for name in settings}, args.projection)
-        print(f"written to {args.output}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if features:
         save_features(evaluated, features)
 
@@ -209,8 +238,8 @@ def main(argv: Sequence[str]) -> None:
     if args.save_features and args.save_features.suffix != ".npz":
         raise ArgumentError.of("save_features", str(args.save_features), "give a file that ends in .npz")
     with outputs(args) if accelerator.is_main_process else nullcontext((None, None)) as places:
-        domains = read_domains(args)
-        evaluated = predict(args, domains, accelerator)
+        domains, known = read_domains(args)
+        evaluated = predict(args, domains, known, accelerator)
         if accelerator.is_main_process:
             report(args, evaluated, *places)
     accelerator.end_training()

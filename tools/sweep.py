@@ -34,14 +34,16 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
+from timm_moe_dg.cli.values import key_value, positive_int
 from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
@@ -55,7 +57,7 @@ from timm_moe_dg.protocols.planner import (
     describe_plan,
     plan_runs,
 )
-from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable
+from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable, sha256, weights_file
 from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import submit_jobs
 
@@ -69,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     recipe = "file of finetune.py options for every run; its data set, algorithm and model are defaults of the plan"
     add("--recipe", metavar="YAML", help=recipe)
-    add("--datasets", type=entry, nargs="+", metavar="NAME", help="required, unless the recipe names one")
+    add("--datasets", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or rotated_digits)")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
     add("--algorithms", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or ERM)")
     add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
@@ -79,8 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     held_out += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (default: %(default)s)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
     add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=held_out)
-    only = "domains to hold out, or to train on for single_source, by name or by position (default: all)"
-    add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=only)
+    only = "positions of the domains to hold out, or to train on for single_source (default: all)"
+    add("--domains", type=int, nargs="+", metavar="I", help=only)
     add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: %(default)s)")
     seeds = "draws of hyper-parameters, 0 for their defaults (default: %(default)s)"
     add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
@@ -119,12 +121,10 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
     recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
-        "dataset": recipe.pop("dataset", None),
+        "dataset": recipe.pop("dataset", "rotated_digits"),
         "algorithm": recipe.pop("algorithm", "ERM"),
         "model": {"model": model, "label": Path(args.recipe).stem} if args.recipe else model,
     }
-    if not (args.datasets or defaults["dataset"]):
-        raise ArgumentError.of("datasets", None, "give --datasets NAME, such as rotated_digits")
     axes = {
         f"{axis}s": [Choice.of(axis, value) for value in vars(args)[f"{axis}s"] or [defaults[axis]]]
         for axis in defaults
@@ -153,9 +153,33 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if differing := differences(parsed, recorded, get_benchmark(options["dataset"])):
             remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
+        if reason := other_files(parsed, recorded):
+            raise ArgumentError.of("output", str(folder), f"holds a run {reason}; give another --output")
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
+
+
+def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any]) -> str | None:
+    """Describes how data or initial weights differ from those of a recorded run; None if they are the same."""
+    weights, before = weights_file(planned), recorded.get("weights_sha256")
+    if before and (weights is None or sha256_of(weights) != before):
+        return "that started from other weights under the same name"
+    if not (digests := recorded.get("domain_digests")):
+        return None
+    columns = tuple(planned["metadata_columns"] or ())
+    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"])
+    reason = difference(digests, now, FILES)
+    return reason and f"on other data: {reason}"
+
+
+@cache
+def digests_of(dataset: str, data_dir: str | None, columns: Sequence[str], bands: int) -> Fingerprint:
+    """Computes the fingerprint of a data set once for all runs."""
+    return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands))
+
+
+sha256_of = cache(sha256)  # the weights of many runs
 
 
 def slots(args: argparse.Namespace) -> list[dict[str, str]]:

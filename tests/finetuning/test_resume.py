@@ -1,10 +1,17 @@
 """Which run is resumed, and that it is still the same."""
 
 import os
+import shutil
+from functools import partial
 
 import pytest
+from PIL import Image
+from safetensors.torch import save_file
+from torch import ones
 
+from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
 from timm_moe_dg.finetuning.resume import run_to_resume
 from timm_moe_dg.storage.ownership import owned
 
@@ -46,3 +53,75 @@ def test_auto_leaves_out_a_run_that_a_process_is_at(tmp_path):
     older = begun(tmp_path, "older", 50)
     with owned(begun(tmp_path, "newer", 20)):
         assert run_to_resume("auto", tmp_path, None) == older
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three domains of two classes."""
+    for number in range(60):
+        folder = tmp_path / "data" / "abc"[number % 3] / "xy"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (number,) * 3).save(folder / f"{number}.bmp")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def plan(tmp_path, data):
+    """Plans a run, the first time with an evaluation in its folder."""
+    base = ["--dataset", "folder", "--data-dir", str(data), "--output", str(tmp_path / "runs"), "--experiment", "r"]
+
+    def make(*words):
+        return make_plan(parse_resumable(run_parser(), [*base, *map(str, words)]))
+
+    first = make()
+    first.folder.add(make_record(args=dict(first.record_args)), lambda folder: folder.mkdir(exist_ok=True))
+    return make
+
+
+CHANGES = {
+    "renamed": (lambda a: (a / "x" / "0.bmp").rename(a / "x" / "1000.bmp"), "'a' differs in the names of images"),
+    "replaced": (lambda a: Image.new("RGB", (9, 9)).save(a / "x" / "0.bmp"), "'a' differs in the sizes or pixels"),
+    "added": (lambda a: shutil.copy(a / "x" / "0.bmp", a / "x" / "new.bmp"), "'a' differs in the number of images (21"),
+    "moved": (lambda a: (a / "x" / "0.bmp").rename(a / "y" / "0.bmp"), "'a' differs in the names of images"),
+    "another domain": (lambda a: shutil.copytree(a, a.with_name("d")), "the domains are a, b, c, d and were a, b, c"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_is_not_resumed_on_other_data(plan, data, tmp_path, change):
+    act, words = CHANGES[change]
+    assert plan("--resume").folder.path == tmp_path / "runs" / "r"
+    act(data / "a")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    with pytest.raises(ArgumentError) as caught:
+        plan("--resume")
+    start = f"data_dir={str(data)!r}: the run to resume was started on other data: "
+    assert str(caught.value).startswith(start)
+    assert words in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_a_run_is_resumed_on_its_data_wherever_they_lie(plan, data, tmp_path):
+    moved = shutil.move(data, tmp_path / "elsewhere")
+    assert plan("--resume", "--data-dir", moved).identity() == plan("--resume", "--data-dir", moved).identity()
+    other = shutil.copytree(moved, tmp_path / "of equal counts")
+    (other / "c" / "x" / "2.bmp").rename(other / "c" / "x" / "3.bmp")
+    with pytest.raises(ArgumentError, match=r"^data_dir='.*of equal counts': .*domain 'c' differs in the names"):
+        plan("--resume", "--data-dir", other)
+
+
+@pytest.mark.parametrize("kind", ["initial_checkpoint", "model"])
+def test_a_run_is_not_resumed_from_other_initial_weights_under_the_same_name(data, tmp_path, kind):
+    file = tmp_path / "start" / "model.safetensors"
+    file.parent.mkdir()
+    words = ["--initial-checkpoint", file] if kind == "initial_checkpoint" else []
+    words = words or ["--model", f"local-dir:{file.parent}", "--pretrained"]
+    base = ["--dataset", "folder", "--data-dir", data, "--output", tmp_path / "runs", "--experiment", "r", *words]
+    plan = partial(parse_resumable, run_parser(), [*map(str, base), "--resume"])
+    save_file({"weight": ones(2)}, file)
+    first = make_plan(plan())
+    first.folder.add(make_record(args=dict(first.record_args)), lambda folder: folder.mkdir(exist_ok=True))
+    make_plan(plan())
+    save_file({"weight": 2 * ones(2)}, file)
+    with pytest.raises(ArgumentError, match=rf"^{kind}='.*start.*': .* from other weights under this name; restore"):
+        make_plan(plan())

@@ -7,10 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from sklearn.metrics import f1_score
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import accuracy, confusion_matrix, f1_macro, group_accuracy, worst_group
+from timm_moe_dg.metrics import accuracy, confusion_matrix, f1_macro, group_accuracy, wilson_interval, worst_group
 
 GROUPS = 6
 EMPTY = torch.zeros(0, dtype=torch.int64)
@@ -132,3 +133,9 @@ def test_f1_by_hand() -> None:
     # class 0: TP 1, FP 0, FN 1 -> 2/3; class 1: TP 1, FP 1, FN 0 -> 2/3
     assert f1_macro(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])).item() == pytest.approx(2 / 3)
     assert f1_macro(torch.tensor([4, 4]), torch.tensor([4, 4])).item() == 1.0
+
+
+@pytest.mark.parametrize(("correct", "number"), [(0, 1), (3, 3), (1, 7), (250, 300)])
+def test_the_interval_of_a_share_is_wilsons(correct, number):
+    expected = binomtest(correct, number).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(correct / number, number) == pytest.approx((expected.low, expected.high), abs=1e-6)

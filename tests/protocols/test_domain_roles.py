@@ -8,6 +8,7 @@ import torch
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.protocols import Predictions, role_scores
+from timm_moe_dg.protocols.domain_roles import Recognized, recognize
 
 
 def domain(role: str, group: str) -> FolderDomain:
@@ -82,3 +83,39 @@ def test_a_role_without_images_has_nan_scores() -> None:
     assert math.isnan(scores["worst_accuracy"])
     assert scores["worst_group"] is None
     assert "Africa 0" in role_line("id", scores)
+
+
+def digests(**contents: str) -> list[dict[str, object]]:
+    return [{"name": name, "images": 2, "names": "n", "contents": digest} for name, digest in contents.items()]
+
+
+def roles_of(run: dict[str, object], **contents: str) -> list[str]:
+    domains = [FolderDomain(name, ("x",), [], []) for name in contents]
+    known = recognize(run, domains, digests(**contents))
+    assert known is not None
+    return [each.role(domain) for each, domain in zip(known, domains, strict=True)]
+
+
+RUN = {"dataset": "folder", "test_domains": [1], "domain_digests": digests(art="1", photo="2", sketch="3")}
+
+
+def test_roles_go_by_name_and_images_and_not_by_position() -> None:
+    assert roles_of(RUN, art="1", photo="2", sketch="3") == ["train", "held out", "train"]
+    assert roles_of(RUN, photo="2", sketch="3") == ["held out", "train"]
+    assert roles_of(RUN, north="4", south="5", west="6") == ["new"] * 3
+    assert roles_of(RUN, abstract="0", art="1", photo="2") == ["new", "train", "held out"]
+
+
+def test_a_renamed_domain_is_what_it_was_and_one_with_other_images_is_not_taken_for_new() -> None:
+    assert roles_of(RUN, zebra="1", photo="3") == ["train", "train"]
+    assert roles_of(RUN, art="9", photo="8") == ["train, changed", "held out, changed"]
+    same = {**RUN, "domain_digests": digests(art="1", photo="1", sketch="1")}
+    assert roles_of(same, photo="1", zebra="1") == ["held out", "train"]
+
+
+def test_a_run_without_fingerprints_has_the_names_of_its_benchmark_or_none() -> None:
+    domains = [FolderDomain("rot_15", ("x",), [], []), FolderDomain("rot_7", ("x",), [], [])]
+    known = recognize({"dataset": "rotated_digits", "test_domains": [1]}, domains, [])
+    assert known == [Recognized(1, trained=False), Recognized(None, trained=False)]
+    assert recognize({"dataset": "folder", "test_domains": [1]}, domains, []) is None
+    assert recognize({}, domains, []) is None

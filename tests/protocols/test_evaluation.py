@@ -119,7 +119,12 @@ def test_scores_by_domain_and_overall():
     assert assessment.overall.accuracy == 0.5
     assert assessment.average == pytest.approx((2 / 3 + 0) / 2)
     assert assessment.test_average == 0.0
-    assert assessment.worst == 2
+    assert assessment.worst == (2,)
+    tied = Outputs(
+        *(torch.zeros(2, dtype=torch.long),) * 2, torch.tensor([2, 4]), torch.ones(2), *(torch.ones(2, 1),) * 2
+    )
+    assert assess(tied, num_domains=3).worst == (1, 2)
+    assert assess(tied, num_domains=3, counted=[1]).worst == (1,)
     assert assessment.domains[2].ece == pytest.approx(math.e / (math.e + 2))  # wrong with this confidence
 
 

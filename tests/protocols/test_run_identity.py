@@ -76,6 +76,14 @@ def test_rows_of_tables_are_told_apart_by_settings_alone():
     assert {"config", "resume", "filled_in", "versions"} <= NO_EFFECT_ON_RESULTS
 
 
+def test_options_that_were_given_by_hand_are_settings_and_those_filled_in_are_not():
+    args = {"lr": 0.1, "batch_size": 8, "weight_decay": 0.0, "num_classes": 3, "seed": 5, "hparams": {"lr": 9, "x": 1}}
+    assert settings({**args, "filled_in": ["batch_size", "weight_decay", "num_classes", "seed"]}) == {"lr": 0.1, "x": 1}
+    assert settings({**args, "filled_in": ["lr", "seed"]}) == {
+        **{"lr": 9, "x": 1, "batch_size": 8, "weight_decay": 0.0, "num_classes": 3}
+    }
+
+
 def test_changed_options_are_those_that_a_user_gave():
     args = {"steps": 9, "lr": 0.1, "workers": 5, "test_envs": [1], "data_dir": "a", "hparams": {}, "model_kwargs": []}
     assert changed_options({**args, "filled_in": ["lr"], "domains": ["x"], **stamp()}) == {

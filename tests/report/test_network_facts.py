@@ -1,5 +1,7 @@
 """Facts about a network equal its predictions, computed image by image."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,14 +9,12 @@ from tests.report.helpers import made_run, paint
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
 from timm_moe_dg.data.readers.folders import read_folder
-from timm_moe_dg.data.splits import split_by_photograph
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.trained import class_positions
 from timm_moe_dg.report.network_facts import MISTAKES, ReportSettings, evaluate_network
 
 DOMAINS, CLASSES = ("a", "b", "c"), ("x", "y", "z")
-SETTINGS = ReportSettings()
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,22 @@ def test_the_confusions_are_of_the_held_out_domain(facts):
 
 def test_the_worst_domains_surest_mistakes(facts):
     network, by_hand = facts
-    rows = by_hand[network.assessment.worst]
+    rows = by_hand[0]
     wrong = sorted((row[2] for row in rows if row[0] != row[1]), reverse=True)[:MISTAKES]
     mistakes = network.worst_mistakes()
     assert [mistake.confidence for mistake in mistakes] == pytest.approx(wrong, abs=1e-5)
     assert all(mistake.target != mistake.predicted for mistake in mistakes)
     assert all(mistake.picture.uri.startswith("data:image/png;base64,") for mistake in mistakes)
+
+
+def test_the_worst_domain_is_a_held_out_one_and_all_of_a_tie_are_named(facts):
+    network, _ = facts
+    target, domain = network.outputs.target, network.outputs.group // 2
+    outputs = network.outputs._replace(predicted=torch.where(domain == 0, target, (target + 1) % 3))
+    assert replace(network, outputs=outputs).assessment.worst == (0,)
+    tied = replace(network, outputs=outputs, test_domains=[1, 2], counted=[1, 2])
+    assert tied.assessment.worst == (1, 2)
+    assert len(tied.worst_mistakes()) == 8
 
 
 def test_expert_use_counts_the_first_expert_of_each_token(facts):
@@ -91,24 +101,6 @@ def test_limited_images_are_the_same_ones_each_time(tmp_path):
     first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
     assert (len(first.outputs.target), first.total) == (6, 10 + 2 + 2)
-
-
-def test_of_a_run_without_test_domains_every_out_split_counts(tmp_path):
-    data = paint(tmp_path / "data", DOMAINS, CLASSES, images=4)
-    network = evaluate_network(open_run(made_run(tmp_path / "run", data, DOMAINS, CLASSES, test_domains=[])), SETTINGS)
-    assert [scores.images for scores in network.assessment.domains] == [2, 2, 2]
-    assert int(network.confusion.sum()) == 6
-    assert list(network.calibration()) == ["training domains (out-splits)"]
-
-
-def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_trained_on(tmp_path):
-    data = paint(tmp_path / "data", DOMAINS, CLASSES, images=30)
-    run = made_run(tmp_path / "run", data, DOMAINS, CLASSES, split_by_photograph=True)
-    network = evaluate_network(open_run(run), SETTINGS)
-    domains = read_folder(data)
-    for domain, splits in enumerate(split_by_photograph(domains, [1, 2])):
-        evaluated = network.images.positions[network.images.groups // 2 == domain].tolist()
-        assert evaluated == sorted(splits.outside if domain else splits.inside)
 
 
 def test_no_image_at_all_is_an_error_that_says_so(tmp_path):

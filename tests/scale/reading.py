@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 from timm_moe_dg.data import StepSampler, TrainingDraws, evaluation_only, get_benchmark, split_domains, training_loader
+from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.transforms import evaluation_transform
 
 from .processes import Usage, family, total
@@ -79,6 +80,9 @@ def read(dataset: str, root: str) -> Iterator[tuple[str, float, list[Usage]]]:
     columns = ("year",) if dataset == "place_folder" else ()
     domains = get_benchmark(dataset).read(root, columns)
     yield f"{sum(map(len, domains))} images read", time.process_time() - began, family(os.getpid())
+    began = time.process_time()
+    fingerprint(domains)
+    yield "fingerprint of them", time.process_time() - began, family(os.getpid())
     began = time.process_time()
     apart = evaluation_only(domains) or [0]
     training = [position for position in range(len(domains)) if position not in apart]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import sys
 
@@ -15,7 +16,15 @@ from sklearn.metrics import confusion_matrix, f1_score
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.analysis.evaluation_files import FILES
-from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, split_domain, split_domains
+from timm_moe_dg.data import (
+    EvaluationImages,
+    evaluation_loader,
+    evaluation_transform,
+    get_benchmark,
+    split_domain,
+    split_domains,
+)
+from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
@@ -72,7 +81,7 @@ def test_scores_are_those_of_the_logits(run):
     assert len(set(accuracies.values())) > 1
     assert metrics["average_accuracy"] == pytest.approx(np.mean(list(accuracies.values())))
     assert metrics["test_average_accuracy"] == pytest.approx(accuracies["rot_15"])
-    assert metrics["worst_domain"] == min(accuracies, key=accuracies.get)
+    assert metrics["worst_domains"] == [min(accuracies, key=accuracies.get)]
     assert metrics["dataset"] == "rotated_digits"
     rows = rows_of(run[0] / "scores" / "per_domain.csv")
     assert [row["domain"] for row in rows] == [domain.name for domain in rotated_digits()]
@@ -143,7 +152,7 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     assert metrics["counted_domains"] == ["rot_15"]
     assert metrics["overall"]["images"] == len(domain)
     assert metrics["overall"]["accuracy"] == metrics["average_accuracy"] == pytest.approx(accuracy)
-    assert metrics["worst_domain"] == "rot_15"
+    assert metrics["worst_domains"] == ["rot_15"]
     assert metrics["domains"] == metrics_in(run[0] / "scores")["domains"]
     counts = [[int(row[name]) for name in CLASSES] for row in rows_of(tmp_path / "confusion.csv")]
     assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
@@ -164,7 +173,7 @@ def test_domains_by_name_and_a_split_of_another_seed(run, tmp_path):
         assert metrics["domains"][domain.name]["accuracy"] == pytest.approx(correct[domain.name].mean())
     both = np.concatenate([correct["rot_0"], correct["rot_60"]])
     assert (metrics["overall"]["images"], metrics["overall"]["accuracy"]) == (len(both), pytest.approx(both.mean()))
-    assert metrics["worst_domain"] == min(("rot_0", "rot_60"), key=lambda name: correct[name].mean())
+    assert metrics["worst_domains"] == [min(("rot_0", "rot_60"), key=lambda name: correct[name].mean())]
 
 
 @pytest.mark.slow
@@ -212,6 +221,59 @@ def test_metadata_and_roles_of_a_place_benchmark(tmp_path, capsys):
     accuracies = groups["group_accuracy"]
     assert groups["worst_group"] == min(accuracies, key=accuracies.get)
     assert f"worst group {min(accuracies.values()):.4f}" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """A run on folders of digits, art, photo (held out) and sketch, with the fingerprint of its data."""
+    root = tmp_path_factory.mktemp("placed")
+    for name, domain in zip(("art", "photo", "sketch"), rotated_digits(), strict=False):
+        for index in range(20):
+            folder = root / "data" / name / CLASSES[domain.targets[index]]
+            folder.mkdir(parents=True, exist_ok=True)
+            domain.image(index).save(folder / f"{index:02d}.png")
+        for label in CLASSES:
+            (root / "data" / name / label).mkdir(exist_ok=True)
+    domains = get_benchmark("folder").read(root / "data")
+    args = {"dataset": "folder", "data_dir": str(root / "data"), "test_domains": [1], "trial_seed": 3}
+    saved_run(root, GMOE, CLASSES, {**args, "holdout_fraction": 0.2, "domain_digests": fingerprint(domains)})
+    return root, domains
+
+
+def roles_in(folder):
+    return {name: scores["role"] for name, scores in metrics_in(folder)["domains"].items()}
+
+
+def test_on_other_data_no_domain_is_taken_for_one_of_the_run_and_all_count(placed, tmp_path, capsys):
+    for before, after in (("art", "north"), ("photo", "south"), ("sketch", "west")):
+        shutil.copytree(placed[0] / "data" / before, tmp_path / "data" / after)
+        broken = next((tmp_path / "data" / after).rglob("*.png"))
+        Image.new("RGB", (40, 40)).save(broken)
+    evaluate("--model", best(placed), "--data-dir", tmp_path / "data", "--output", tmp_path / "scores")
+    assert roles_in(tmp_path / "scores") == dict.fromkeys(("north", "south", "west"), "new")
+    assert metrics_in(tmp_path / "scores")["overall"]["images"] == 60
+    assert "together (all domains): 60 images" in capsys.readouterr().out
+
+
+def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_stands(placed, tmp_path):
+    root, domains = placed
+    for before, after in (("art", "zebra"), ("photo", "photo"), ("sketch", "sketch")):
+        shutil.copytree(root / "data" / before, tmp_path / "data" / after)
+    words = ["--model", best(placed), "--data-dir", tmp_path / "data", "--output", tmp_path / "scores"]
+    evaluate(*words)
+    assert roles_in(tmp_path / "scores") == {"photo": "held out", "sketch": "train", "zebra": "train"}
+    assert metrics_in(tmp_path / "scores")["counted_domains"] == ["photo"]
+    rows = rows_of(tmp_path / "scores" / "predictions.csv")
+    for position, name in ((0, "zebra"), (2, "sketch")):
+        outside = split_domain(20, position, trial_seed=3).outside
+        expected = {os.path.basename(domains[position].file(index)) for index in outside}
+        own = [row for row in rows if (row["domain"], row["split"]) == (name, "out")]
+        assert {os.path.basename(row["file"]) for row in own} == expected
+    Image.new("RGB", (40, 40)).save(next((tmp_path / "data" / "sketch").rglob("*.png")))
+    evaluate(*words, "--force")
+    assert roles_in(tmp_path / "scores")["sketch"] == "train, changed"
+    assert metrics_in(tmp_path / "scores")["counted_domains"] == ["photo"]
+    assert metrics_in(tmp_path / "scores")["domains"]["sketch"]["out_accuracy"] is None
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfi
         checkpoints.save(5, state)
         monkeypatch.undo()
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
-    said = "has format 1, written by timm_moe_dg 0.1.0, and this version reads format 2 alone; use the version that .*"
+    said = "has format 1, written by timm_moe_dg 0.1.0, and this version reads format 3 alone; use the version that .*"
     with pytest.raises(SystemExit, match=rf"^finetune.py: FormatError: \w+='.*{file}': {said}$"):
         tool.main(["--resume", str(unfinished)])
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before

@@ -52,7 +52,8 @@ def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[s
     """Returns curves by name, one value per record: losses, accuracies of all domains, scores of the data's roles."""
     curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
     curves["training-domain validation"] = [validation_accuracy(record) for record in records]
-    curves["test domain (in)"] = [reported_accuracy(record) for record in records]
+    if not records[0].roles:  # their curves follow; a mean over them would have no meaning
+        curves["test domain (in)"] = [reported_accuracy(record) for record in records]
     curves |= {f"{name}{OUT}": [record.out_acc[index] for record in records] for index, name in enumerate(domains)}
     for role in records[0].roles:
         for score in ("accuracy", "worst_accuracy"):

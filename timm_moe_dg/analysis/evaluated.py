@@ -27,6 +27,7 @@ class Evaluated:
     test_domains: Sequence[int]  # positions of the domains that the network was not trained on; empty if unknown
     counted: Sequence[int]  # positions of the domains that overall scores and the confusion matrix cover
     engine: str = "torch"  # what computed the predictions, see `export.engines`
+    known_roles: Sequence[str] = ()  # each domain's part in training, where a run recorded it
 
     @property
     def domains(self) -> Sequence[Domain]:
@@ -61,6 +62,8 @@ class Evaluated:
     @property
     def domain_roles(self) -> list[str]:
         """Each domain's part in training, see `domain_roles.describe_role`; "" if the test domains are unknown."""
+        if self.known_roles:
+            return list(self.known_roles)
         if not self.test_domains:
             return [""] * len(self.domains)
         return [describe_role(domain, index in self.test_domains) for index, domain in enumerate(self.domains)]
@@ -79,7 +82,7 @@ class Evaluated:
             return "all domains"
         names = ", ".join(self.domains[index].name for index in self.counted)
         if sorted(self.counted) == sorted(unseen_domains(self.domains, self.test_domains)):
-            return f"held out: {names}"
+            return f"{'not trained on' if 'new' in self.domain_roles else 'held out'}: {names}"
         return names
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..protocols.assessment import Scores
+from ..protocols.headline import counted
 from ..storage.atomic import json_text, write_csv
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection
@@ -45,7 +46,7 @@ def metrics(evaluated: Evaluated, settings: Mapping[str, object]) -> dict[str, o
         "overall": assessment.overall._asdict(),
         "average_accuracy": assessment.average,
         "test_average_accuracy": assessment.test_average,
-        "worst_domain": evaluated.domains[assessment.worst].name,
+        "worst_domains": [evaluated.domains[index].name for index in assessment.worst],
         **({"roles": evaluated.roles} if evaluated.roles else {}),
     }
 
@@ -108,9 +109,11 @@ def score_table(evaluated: Evaluated) -> str:
         f"together ({evaluated.counted_name}): {_sentence(assessment.overall)}",
     ]
     if len(evaluated.counted) > 1:
-        worst, name = assessment.domains[assessment.worst], evaluated.domains[assessment.worst].name
+        worst = [assessment.domains[index] for index in assessment.worst]
+        names = ", ".join(evaluated.domains[index].name for index in assessment.worst)
         lines.append(f"average of {len(evaluated.counted)} domains {assessment.average:.4f}")
-        lines.append(f"worst domain {name} {worst.accuracy:.4f} ({worst.images} images)")
+        images = counted(sum(scores.images for scores in worst), worst[0].accuracy)
+        lines.append(f"worst domain {names} {worst[0].accuracy:.4f}{images}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import (
-    Domain,
-    EvaluationImages,
-    drop_unreadable,
-    evaluation_loader,
-    evaluation_transform,
-    get_benchmark,
-)
+from ..data import Domain, EvaluationImages, evaluation_loader, evaluation_transform, get_benchmark
 from ..data.bands import Pixels, Transform
+from ..data.fingerprint import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from ..layers.router import Router
 from ..networks.build import Network, data_config, in_chans_of
 from ..networks.trained import load_trained, takes_metadata
@@ -40,8 +34,6 @@ class RunView:
     transform: Transform  # maps an image to the network's input
     device: str
     batch_size: int  # images per forward pass
-    skip_unreadable: bool  # whether images that cannot be decoded are left out
-    read: dict[str | None, Sequence[Domain]] = field(default_factory=dict)  # domains by their folder
 
     @property
     def name(self) -> str:
@@ -59,12 +51,13 @@ class RunView:
         return in_chans_of(self.model)
 
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
-        """Reads the run's data, from the folder that the run was trained on if none is given."""
+        """Reads the run's data, from its own folder if none is given. Other data are a `DataError`."""
         folder = data_dir or self.args.get("data_dir")
-        if folder not in self.read:
-            domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
-            self.read[folder] = drop_unreadable(domains)[0] if self.skip_unreadable else domains
-        return self.read[folder]
+        domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
+        digests = self.args.get("domain_digests")
+        if digests and (reason := difference(digests, fingerprint(domains), FILES)):
+            raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; give that")
+        return domains
 
     def batches(self, images: Iterable[tuple[Pixels, Tensor | None]]) -> Iterator[Batch]:
         """Yields inputs of the network for images with their metadata, in order."""
@@ -90,8 +83,8 @@ class RunView:
         return torch.stack([self.transform(image) for image in images]).to(self.device)
 
 
-def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unreadable: bool | None = None) -> RunView:
-    """Opens a folder of finetune.py that holds a selected network. By default images are skipped as the run did."""
+def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView:
+    """Opens a folder of finetune.py that holds a selected network."""
     check_run(folder)
     if not (folder / "best" / "model.safetensors").is_file():
         remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
@@ -102,8 +95,7 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unrea
     config = data_config(model, args.get("img_size"))
     size = config["input_size"][1:]
     transform = evaluation_transform(size, config["mean"], config["std"])
-    skip = bool(args.get("skip_unreadable")) if skip_unreadable is None else skip_unreadable
-    return RunView(folder, args, model, size, transform, device, batch_size, skip)
+    return RunView(folder, args, model, size, transform, device, batch_size)
 
 
 def redraw_routers(model: nn.Module, seed: int = 0) -> None:

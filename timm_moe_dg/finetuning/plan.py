@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
@@ -26,12 +25,13 @@ from ..data import (
     training_domains,
 )
 from ..data.bands import RGB
-from ..data.splits import NO_DOMAIN, domain_positions
+from ..data.fingerprint import fingerprint, short, with_readable
+from ..data.splits import domain_positions
 from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
-from ..protocols.run_identity import stamp
+from ..protocols.run_identity import sha256, stamp, weights_file
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
@@ -80,8 +80,7 @@ class RunPlan:
 
         Settings of the launcher, such as the number of processes, belong to it.
         """
-        data = [(domain.name, domain.classes, np.asarray(domain.targets).tolist()) for domain in self.domains]
-        identity = {**self.record_args, "hparams": self.hparams, "data": seed_hash(data), **launched}
+        identity = {**self.record_args, "hparams": self.hparams, **launched}
         # Plain types, so that torch.load(weights_only=True) reads it from a checkpoint
         return json.loads(json.dumps(identity))
 
@@ -102,8 +101,10 @@ def make_plan(options: RunOptions) -> RunPlan:
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
     domains = benchmark.read(options.data_dir, options.metadata_columns or (), options.in_chans)
+    digests = fingerprint(domains)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
+        digests = with_readable(digests, domains)
     filled = fill_in(options, benchmark, hparams, domains)
     names = [domain.name for domain in domains]
     training = training_domains(names, filled.test_domains, evaluation_only(domains))
@@ -115,13 +116,21 @@ def make_plan(options: RunOptions) -> RunPlan:
         split_by_photograph=filled.split_by_photograph,
     )
     if filled.epochs is not None:
-        smallest = min(len(splits[position].inside) for position in training)
-        filled = replace(filled, steps=max(1, round(filled.epochs * smallest / filled.batch_size)))
-    args = {**vars(filled), **stamp()}
-    folder = open_folder(filled, args)
+        per_epoch = steps_per_epoch(splits, training, filled.batch_size)
+        filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
+    weights = weights_file(vars(filled))
+    args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": weights and sha256(weights)}
+    folder = open_folder(filled, {**args, "domain_digests": digests})
     facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
+    sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
+    record_args["split_sizes"] = sizes
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def steps_per_epoch(splits: Sequence[Split], training: Sequence[int], batch_size: int) -> float:
+    """Returns the steps of an epoch: one pass over the smallest training domain, of which each step takes a batch."""
+    return min(len(splits[position].inside) for position in training) / batch_size
 
 
 def open_folder(options: FilledOptions, args: Arguments) -> RunFolder:
@@ -143,15 +152,16 @@ def describe(plan: RunPlan) -> str:
         role = describe_role(domain, position not in training)
         lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
-    per_epoch = len(plan.splits[smallest].inside) / options.batch_size
+    per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
     return "\n".join(
         [
             *lines,
             *_describe_bands(plan),
-            f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
+            f"held out: {', '.join(plan.names[position] for position in options.test_domains)}",
             f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
-            f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are one pass "
-            f"over {plan.names[smallest]}, the smallest training domain, so {options.steps / per_epoch:.1f} in all",
+            f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
+            f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
+            f"{options.steps / per_epoch:.1f} epochs in all",
             f"output: {plan.folder.path}",
         ]
     )
@@ -173,11 +183,14 @@ def make_splits(
     trial_seed: int,
     holdout_fraction: float,
     split_by_photograph: bool,
+    positions: Sequence[int] | None = None,
 ) -> list[Split]:
     """Splits every domain; see `split_domains` and `data.splits.split_by_photograph`."""
     if split_by_photograph:
         return by_photograph(domains, training)
-    return split_domains(domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction)
+    return split_domains(
+        domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction, positions=positions
+    )
 
 
 def _way_of_splitting(options: RunOptions, domain: Domain) -> str:

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from ..cli.ending import duration
 from ..errors import ArgumentError, MissingDependencyError
+from ..protocols.headline import summary, worst_groups
 from ..protocols.options import Arguments, RunOptions
 from ..protocols.records import Record, RoleScores
-from ..protocols.selection import reported_accuracy, validation_accuracy
 
 LINE_EVERY = 60.0  # seconds
 TRACKERS = ("tensorboard", "wandb")
@@ -127,14 +127,8 @@ def role_line(role: str, scores: RoleScores) -> str:
     numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
     return (
         f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
-        f"({scores['worst_group']}), F1-macro {scores['f1_macro']:.4f}; images: {numbers}"
+        f"({', '.join(worst_groups(scores))}), F1-macro {scores['f1_macro']:.4f}; images: {numbers}"
     )
-
-
-def summary(record: Record) -> str:
-    """Formats the accuracies on validation and test domains in one line."""
-    validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}"
-    return f"{validation}, test domain (in acc) {reported_accuracy(record):.4f}" if record.test_domains else validation
 
 
 def wanted_trackers(options: RunOptions) -> list[str]:

@@ -1,7 +1,6 @@
 """A run in progress: its folder, the point where it starts or resumes, evaluations, checkpoints and its end."""
 
 import logging
-import os
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from ..algorithms import Minibatches, StepContext
 from ..data import StepSampler
 from ..errors import ArgumentError
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
+from ..protocols.headline import summary
 from ..protocols.options import Arguments
 from ..protocols.records import RoleScores
 from ..protocols.run_identity import check_unchanged
@@ -29,11 +29,12 @@ from ..storage.ownership import owned
 from ..storage.run_folder import summary_row
 from .assembly import Model
 from .loaders import build_loaders, step_sampler
-from .plan import RunPlan, run_names
-from .progress import StepMeter, domain_table, start_trackers, summary
+from .plan import RunPlan, run_names, steps_per_epoch
+from .progress import StepMeter, domain_table, start_trackers
 from .resume import can_be_extended
 from .stopping import Interruption, check_weights
 
+_COMMAND = "accelerate launch tools/finetune.py --resume"
 _logger = logging.getLogger(__name__)
 
 
@@ -156,10 +157,9 @@ class FineTuning:
         losses, step_time = self.meter.take()
         losses = send_to_device(losses, accelerator.device)  # those of a checkpoint are on the CPU
         average = self.model.averaging.during() if self.model.averaging else None
-        steps_per_epoch = min(filter(None, (len(split.inside) for split in plan.splits))) / plan.hparams["batch_size"]
         record = Record(
             step=step,
-            epoch=step / steps_per_epoch,
+            epoch=step / steps_per_epoch(plan.splits, plan.training, plan.options.batch_size),
             losses={name: accelerator.reduce(value, "mean").item() for name, value in losses.items()},
             step_time=step_time,
             mem_gb=0.0 if accelerator.device.type == "cpu" else torch.accelerator.max_memory_allocated() / 2**30,
@@ -200,9 +200,7 @@ class FineTuning:
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
-        launched = self.accelerator.num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        program = "accelerate launch" if launched else "python"
-        command = f"{program} tools/finetune.py --resume {shlex.quote(str(folder.path))}"
+        command = f"{_COMMAND} {shlex.quote(str(folder.path))}"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:

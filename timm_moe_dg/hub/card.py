@@ -16,8 +16,9 @@ from ..data import BENCHMARKS
 from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
 from ..protocols import Record
+from ..protocols.headline import counted, headlines, images, worst_groups
 from .folder import read_config, write_config
-from .measured import RANDOM, domain_facts, domain_results, headline, losses_in_effect, splits_in_words
+from .measured import RANDOM, domain_facts, domain_results, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
@@ -125,6 +126,7 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
         keep_trailing_newline=True,
     )
     environment.filters |= {"markdown": escape.markdown, "code": escape.code, "url": quote}
+    environment.filters |= {"counted": counted, "images": images, "worst_groups": worst_groups}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
     # Only starting points that facts.yaml lists have a citation.
     source = facts["dense_sources"].get(origin.base_model or "")
@@ -144,7 +146,7 @@ def _run_facts(record: Record) -> dict[str, object]:
         "args": record.args,
         "hparams": record.hparams,
         "results": domain_results(record),
-        "headline": headline(record),
+        "headlines": headlines(record),
         "losses": losses_in_effect(record),
         "splits": splits_in_words(record),
         "random_split": any(fact.split == RANDOM for fact in domain_facts(record)),

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..data.readers.places import POOLED
-from ..protocols import Record, reported_accuracy, validation_accuracy
+from ..protocols import Record
 from ..protocols.options import DEFAULTS
 from ..results.runs import domain_names
 
@@ -16,13 +16,15 @@ _LOSSES = {
 
 
 class DomainResult(NamedTuple):
-    """Accuracy of the published weights on the two splits of a domain, NaN for an empty split."""
+    """Accuracy of the published weights on the two splits of a domain, NaN for an empty split, and their images."""
 
     domain: str
     role: str  # in words
     trained: bool
     inside: float
     outside: float
+    images_inside: int | None = None  # None if not recorded
+    images_outside: int | None = None
 
 
 class DomainFact(NamedTuple):
@@ -44,8 +46,9 @@ def domain_results(record: Record) -> list[DomainResult]:
     trained = [position not in record.test_domains for position in range(len(facts))]
     groups = {fact.group for fact, used in zip(facts, trained, strict=True) if used}
     roles = ["training" if used else _test_role(fact, groups) for fact, used in zip(facts, trained, strict=True)]
-    rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, strict=True)
-    return [DomainResult(*row) for row in rows]
+    sizes = [(record.images([position]), record.images([position], out=True)) for position in range(len(facts))]
+    rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, sizes, strict=True)
+    return [DomainResult(*row, *images) for *row, images in rows]
 
 
 def _test_role(fact: DomainFact, trained: set[str]) -> str:
@@ -56,31 +59,6 @@ def _test_role(fact: DomainFact, trained: set[str]) -> str:
     if POOLED in trained:  # one training domain with the images of all groups, so no group is unseen for certain
         return words
     return f"{words}, group {'trained on' if fact.group in trained else 'not trained on'}"
-
-
-class Headline(NamedTuple):
-    """The reported number of a run, a share, with its description in words."""
-
-    meaning: str
-    value: float
-
-
-def headline(record: Record) -> Headline:
-    """Returns the accuracy over the data's own out-of-distribution test images, or else over held-out domains.
-
-    Without any of these, this is the accuracy of training-domain validation.
-    """
-    if "ood" in record.roles:
-        return Headline("the accuracy over all out-of-distribution test images", record.roles["ood"]["accuracy"])
-    if "id" in record.roles:
-        meaning = "the accuracy over all in-distribution test images (the data has no others)"
-        return Headline(meaning, record.roles["id"]["accuracy"])
-    if not record.test_domains:
-        meaning = "the mean accuracy over the out-splits of the training domains (no domain was held out)"
-        return Headline(meaning, validation_accuracy(record))
-    several = len(record.test_domains) > 1
-    meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
-    return Headline(meaning, reported_accuracy(record))
 
 
 def losses_in_effect(record: Record) -> list[str]:

@@ -1,6 +1,15 @@
 """Metrics: pure functions of predictions, targets and groups."""
 
-from .accuracy import GroupAccuracy, WorstGroup, accuracy, confusion_matrix, f1_macro, group_accuracy, worst_group
+from .accuracy import (
+    GroupAccuracy,
+    WorstGroup,
+    accuracy,
+    confusion_matrix,
+    f1_macro,
+    group_accuracy,
+    wilson_interval,
+    worst_group,
+)
 from .calibration import CalibrationBins, calibration_bins, expected_calibration_error
 
 __all__ = [
@@ -13,5 +22,6 @@ __all__ = [
     "expected_calibration_error",
     "f1_macro",
     "group_accuracy",
+    "wilson_interval",
     "worst_group",
 ]

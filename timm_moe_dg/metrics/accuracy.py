@@ -3,6 +3,7 @@
 Axes: N samples, G groups, C classes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -71,6 +72,23 @@ def worst_group(
         return WorstGroup(float("nan"), -1, 0)
     index = int(by_group.accuracy.masked_fill(~eligible, torch.inf).argmin())
     return WorstGroup(by_group.accuracy[index].item(), index, int(by_group.num_samples[index]))
+
+
+def wilson_interval(share: float, number: int) -> tuple[float, float]:
+    """Computes the 95% interval of a proportion by Wilson's score method (1927), which holds for few samples too.
+
+    >>> wilson_interval(1.0, 3)
+    (0.438..., 1.0)
+
+    Args:
+        share: The share of correct samples.
+        number: Number of samples, at least 1.
+    """
+    z = 1.959964  # of the standard normal distribution, at 97.5%
+    center = share + z**2 / (2 * number)
+    margin = z * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    low, high = ((center + side * margin) / (1 + z**2 / number) for side in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:

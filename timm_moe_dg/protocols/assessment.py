@@ -31,7 +31,7 @@ class Assessment(NamedTuple):
     overall: Scores  # of all images of the counted domains
     average: float  # mean accuracy over the counted domains that have images
     test_average: float  # mean accuracy over the test domains that have images; NaN without any
-    worst: int  # position of the counted domain with the lowest accuracy, the first of equals
+    worst: tuple[int, ...]  # positions of the counted domains with the lowest accuracy, of which several may be equal
 
 
 def restrict(splits: Sequence[Split], part: str) -> list[Split]:
@@ -63,7 +63,7 @@ def assess(
         overall=_scores(outputs, torch.isin(domain, torch.tensor(positions))),
         average=_mean(accuracies[positions]),
         test_average=_mean(accuracies[list(test_domains)]),
-        worst=positions[int(np.nanargmin(accuracies[positions]))],
+        worst=tuple(position for position in positions if accuracies[position] == np.nanmin(accuracies[positions])),
     )
 
 

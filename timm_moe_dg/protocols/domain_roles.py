@@ -1,16 +1,19 @@
-"""Scores of benchmarks that set some domains apart for "id" and "ood" evaluation: overall, worst group, F1.
+"""Roles of domains for a network, and scores of benchmarks that set "id" and "ood" domains apart.
 
 Test scores are over in-splits. Validation scores are over out-splits: "id_val" of the training domains, and "ood_val"
 of domains under shift. WILDS selects by "ood_val" on FMoW and iWildCam.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from ..data import UNGROUPED, Domain
+from ..data import BENCHMARKS, UNGROUPED, Domain
+from ..data.fingerprint import Fingerprint, same_images
 from ..metrics import accuracy, f1_macro, group_accuracy, worst_group
 from .evaluation import Outputs, Predictions
+from .options import Arguments
 from .records import SCORED_ROLES, VALIDATION_ROLES, RoleScores
 
 
@@ -19,6 +22,48 @@ def describe_role(domain: Domain, tested: bool) -> str:
     if domain.role != "train":
         return f"test ({domain.role})"
     return "held out" if tested else "train"
+
+
+class Recognized(NamedTuple):
+    """What a run knows of a domain."""
+
+    position: int | None  # in the run's data; None for a new domain
+    trained: bool  # whether the run trained on it
+    changed: bool = False  # whether it has a name of the run's data, and other images
+
+    def role(self, domain: Domain) -> str:
+        """Describes the domain as `describe_role` does. Domains that the run did not have are "new"."""
+        if self.position is None:
+            return "new"
+        return describe_role(domain, not self.trained) + (", changed" if self.changed else "")
+
+
+def recognize(run: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> list[Recognized] | None:
+    """Finds the domains of a run among others, by their names and images; None if the run recorded no names.
+
+    A renamed domain is found by its images. A domain that has a name of the run's and other images is taken for the
+    run's domain, since it may hold images that were trained on.
+
+    Args:
+        run: Arguments of the run.
+        domains: Domains of any benchmark.
+        digests: Their fingerprint; not needed if the run recorded none.
+    """
+    recorded = run.get("domain_digests") or ()
+    benchmark = BENCHMARKS.get(run.get("dataset", ""))
+    names = [table["name"] for table in recorded] or list(benchmark.domains if benchmark else ())
+    if not names or not isinstance(run.get("test_domains"), list):
+        return None
+    trained = [position for position in range(len(names)) if position not in run["test_domains"]]
+    known = []
+    for index, domain in enumerate(domains):
+        named = [names.index(domain.name)] if domain.name in names else []
+        same = [position for position, table in enumerate(recorded) if same_images(table, digests[index])]
+        # Of several domains with the same images, that of the name, and then one that was trained on
+        candidates = [*(set(named) & set(same)), *(set(trained) & set(same)), *same, *named]
+        position = candidates[0] if candidates else None
+        known.append(Recognized(position, position in trained, bool(recorded and candidates and not same)))
+    return known
 
 
 def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ well. DomainBed's own rows, which lack out-losses, can be read too.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import UnionType
@@ -23,7 +23,7 @@ SCORED_ROLES = ("id", "ood")
 OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
-Kind = type | UnionType | list[type]  # a list stands for lists of values of its type
+Kind = type | UnionType | list[Any]  # a list stands for lists of values of its type
 _SCORE = re.compile(r"(env\d+)_(in_acc|out_acc|out_loss)")
 _NUMBER: tuple[Kind, str] = (int | float, "a number")
 _TABLE: tuple[Kind, str] = (dict, "a JSON object")
@@ -43,6 +43,7 @@ _ARGS: Mapping[str, tuple[Kind, str]] = {
 _OPTIONAL_ARGS: Mapping[str, tuple[Kind, str]] = {
     **dict.fromkeys(("model", "averaging"), _NAME),
     "domains": ([str], "a list of names"),
+    "split_sizes": ([[int]], "a list of pairs of whole numbers"),
 }
 _ROLE_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
 
@@ -64,7 +65,7 @@ class Record:
 
     Attributes:
         step: Number of the step before the evaluation, from 0.
-        epoch: `step` in passes over the smallest in-split of all domains, as DomainBed counts.
+        epoch: `step` in passes over the smallest training domain. DomainBed's rows count test domains as well.
         losses: Mean of each loss since the last record.
         step_time: Mean seconds per step since the last record, loading included.
         mem_gb: Peak memory of the accelerator in GiB; 0 on CPU.
@@ -100,6 +101,11 @@ class Record:
         """Positions of the domains that were trained on."""
         return tuple(domain for domain in range(len(self.in_acc)) if domain not in self.args["test_envs"])
 
+    def images(self, domains: Iterable[int], *, out: bool = False) -> int | None:
+        """Number of images in the in-splits or out-splits of domains; None in DomainBed's rows, which lack it."""
+        sizes = self.args.get("split_sizes")
+        return None if sizes is None else sum(sizes[domain][int(out)] for domain in domains)
+
     @property
     def scores(self) -> dict[str, float]:
         """The numbers of every domain by DomainBed's keys, such as env0_in_acc."""
@@ -133,6 +139,9 @@ class Record:
             _check(scores, {}, _ROLE_SCORES)
         _check(row, dict.fromkeys(row, _NUMBER))
         columns = _pop_scores(row)
+        sizes = args.get("split_sizes")
+        if sizes is not None and [len(pair) for pair in sizes] != [2] * len(columns["in_acc"]):
+            raise RecordError("args['split_sizes']: must have two numbers for each domain; the row is damaged")
         return cls(**fields, **columns, losses=row, roles=roles, averaged=averaged)
 
 

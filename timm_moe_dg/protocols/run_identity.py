@@ -1,5 +1,6 @@
 """Identity of a run: its format and versions, its recorded arguments, and their comparison with others."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,13 @@ import torch
 from .. import __version__
 from ..cli.arguments import read_yaml
 from ..data import Benchmark
+from ..data.fingerprint import difference
 from ..errors import ArgumentError, FormatError
 from .options import (
     DEFAULTS,
     FILLED_IN,
     IDENTITY,
+    MEASURED,
     NO_EFFECT_ON_RESULTS,
     ONCE,
     Arguments,
@@ -22,7 +25,9 @@ from .options import (
     options_with,
 )
 
-FORMAT = 2  # of args.yaml, records and checkpoints; raised when their content changes
+# Options that follow from the data set and the hyper-parameter seed unless they are given
+_OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes"))
+FORMAT = 3  # of args.yaml, records and checkpoints; raised when their content changes
 
 
 def stamp() -> dict[str, object]:
@@ -55,18 +60,23 @@ def read_repeatable(path: str, argument: str) -> Arguments:
     table = read_arguments(Path(path), argument)
     filled_in = table.get("filled_in")
     # Values that were filled in are left out, because another seed or data set fills in others
-    left_out = [*options_with(ONCE), *(filled_in if isinstance(filled_in, list) else ())]
+    left_out = [*options_with(ONCE | MEASURED), *(filled_in if isinstance(filled_in, list) else ())]
     return {name: value for name, value in table.items() if name not in left_out}
 
 
 def settings(args: Arguments) -> dict[str, object]:
-    """Returns the arguments that are the same for all seeds and held-out domains, with tables flattened."""
-    left_out = {*NO_EFFECT_ON_RESULTS, *options_with(IDENTITY)}
+    """Returns the arguments that are the same for all seeds and held-out domains, with tables flattened.
+
+    Options that follow from the data set and the seeds are among them if their user gave them.
+    """
+    given = _OPEN - {*args["filled_in"]} if "filled_in" in args else frozenset()
+    left_out = {*NO_EFFECT_ON_RESULTS, *options_with(IDENTITY)} - given
     flat: dict[str, object] = {}
     for name, value in canonical_names(args).items():
         if name not in left_out:
             flat |= value if isinstance(value, Mapping) else {name: value}
-    return flat
+    # These win over --hparams
+    return flat | {name: args[name] for name in sorted(given & args.keys())}
 
 
 def with_defaults(args: Arguments) -> dict[str, object]:
@@ -80,10 +90,7 @@ def changed_options(args: Arguments) -> dict[str, object]:
     return {
         name: value
         for name, value in canonical_names(args).items()
-        if name in DEFAULTS
-        and name not in left_out
-        # No test domains are not the same as those that are filled in
-        and (canonical_json(value) != canonical_json(DEFAULTS[name]) or (name == "test_domains" and value == []))
+        if name in DEFAULTS and name not in left_out and canonical_json(value) != canonical_json(DEFAULTS[name])
     }
 
 
@@ -129,5 +136,27 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     for name in sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS):
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
         if old != new:
-            remedy = f"the run to resume was started with {old!r}; use that, or start another run with --experiment"
-            raise ArgumentError.of(name, new, remedy)
+            source, reason = name, f"the run to resume was started with {old!r}; use that"
+            if name == "data":
+                tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
+                source, reason = "data_dir", f"the run to resume was started on other data: {difference(*tables)}"
+            elif name == "weights_sha256":
+                source = "initial_checkpoint" if now.get("initial_checkpoint") else "model"
+                reason = "the run to resume was started from other weights under this name; restore them"
+            raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
+
+
+def weights_file(args: Arguments) -> Path | None:
+    """Returns the local file of the weights that a run starts from; None if it starts from no such file."""
+    model = str(args.get("model"))
+    folder = Path(model.removeprefix("local-dir:"))
+    published = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    saved = published if args.get("pretrained") and model.startswith("local-dir:") else []
+    files = [Path(args["initial_checkpoint"])] if args.get("initial_checkpoint") else saved
+    return next((file for file in files if file.is_file()), None)
+
+
+def sha256(file: Path) -> str:
+    """Returns the SHA-256 of a file, hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

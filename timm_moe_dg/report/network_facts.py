@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
-from ..data import Domain, EvaluationImages, Split
+from ..data import Domain, EvaluationImages, Split, drop_unreadable, split_domains
 from ..errors import DataError
-from ..finetuning.plan import make_splits
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
 from ..networks.trained import class_positions, takes_metadata
 from ..protocols.assessment import Assessment, assess
+from ..protocols.domain_roles import unseen_domains
 from ..protocols.evaluation import collect_outputs
 from ..protocols.options import Arguments
 from .pictures import Picture, thumbnail
@@ -54,10 +54,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFacts(Evaluated):
-    """Predictions on the in-splits of held-out domains, and on the out-splits of the others.
-
-    The held-out domains are the counted ones, or all domains if none was held out.
-    """
+    """Predictions on the in-splits of held-out domains, which are the counted ones, and on the others' out-splits."""
 
     total: int  # number of such images; `images` has fewer if their number was limited
     first_experts: Mapping[str, Tensor]  # mixture layer -> (N, E) number of tokens of each image by first expert
@@ -65,8 +62,11 @@ class NetworkFacts(Evaluated):
     @cached_property
     def assessment(self) -> Assessment:
         """The scores."""
-        # Unlike `Evaluated.assessment`, over all domains: a training domain may be the worst.
-        return assess(self.outputs, len(self.domains), self.test_domains)
+        # The worst domain is one of those that are new to the network, as far as they have images
+        with_images = set((self.outputs.group // 2).tolist())
+        choices = (unseen_domains(self.domains, self.test_domains), self.test_domains, range(len(self.domains)))
+        present = ([position for position in choice if position in with_images] for choice in choices)
+        return assess(self.outputs, len(self.domains), self.test_domains, next(filter(None, present)))
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
         """The most frequent confusions: class of the image, predicted class, number of images."""
@@ -77,8 +77,7 @@ class NetworkFacts(Evaluated):
 
     def calibration(self) -> dict[str, CalibrationBins]:
         """Confidence bins of held-out and of training domains. A kind without images is left out."""
-        correct = self.outputs.predicted == self.outputs.target
-        held_out = torch.isin(self.outputs.group // 2, torch.tensor(list(self.test_domains), dtype=torch.long))
+        correct, held_out = self.outputs.predicted == self.outputs.target, self.is_counted
         # Training domains have their out-splits here, so both kinds consist of images that training never used.
         kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
@@ -88,8 +87,8 @@ class NetworkFacts(Evaluated):
         }
 
     def worst_mistakes(self) -> list[Mistake]:
-        """The wrong predictions with the highest confidence in the worst domain."""
-        in_worst = self.outputs.group // 2 == self.assessment.worst
+        """The wrong predictions with the highest confidence in the worst domain, or in all of equal accuracy."""
+        in_worst = torch.isin(self.outputs.group // 2, torch.tensor(self.assessment.worst))
         wrong = (in_worst & (self.outputs.predicted != self.outputs.target)).nonzero().flatten()
         order = self.outputs.confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]
         return [self._mistake(index) for index in wrong[order].tolist()]
@@ -103,7 +102,8 @@ class NetworkFacts(Evaluated):
 
     def _mistake(self, index: int) -> Mistake:
         target, predicted = (self.classes[int(t[index])] for t in (self.outputs.target, self.outputs.predicted))
-        image = self.domains[self.assessment.worst].image(int(self.images.positions[index]))
+        domain = self.domains[int(self.outputs.group[index]) // 2]
+        image = domain.image(int(self.images.positions[index]))
         picture = thumbnail(image.convert("RGB"), f"{target}, predicted as {predicted}")
         return Mistake(picture, target, predicted, self.outputs.confidence[index].item())
 
@@ -129,6 +129,8 @@ class _FirstExperts(nn.Module):
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
     domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
+    if view.args.get("skip_unreadable"):
+        domains, _ = drop_unreadable(domains, settings.workers)
     splits = _untrained_splits(view.args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:
@@ -140,21 +142,13 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     with record_routing(view.model):
         outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)
     counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
-    counted = test_domains or range(len(domains))
-    return NetworkFacts(view.name, images, outputs, test_domains, counted, total=total, first_experts=counts)
+    return NetworkFacts(view.name, images, outputs, test_domains, test_domains, total=total, first_experts=counts)
 
 
 def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
     """The in-splits of held-out domains, which are reported, and the out-splits of training domains."""
-    photographs = args.get("split_by_photograph", False)
-    training = [index for index in range(len(domains)) if index not in test_domains]
-    splits = make_splits(
-        domains,
-        training if photographs else [],  # the other way of splitting would need images for validation in all of them
-        trial_seed=args["trial_seed"],
-        holdout_fraction=args.get("holdout_fraction", 0.2),
-        split_by_photograph=photographs,
-    )
+    options = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
+    splits = split_domains(domains, [], **options)
     return [
         Split(split.inside, split.outside[:0]) if index in test_domains else Split(split.inside[:0], split.outside)
         for index, split in enumerate(splits)

@@ -10,6 +10,7 @@ from ..analysis.curves import plot_learning_curves
 from ..analysis.run_view import open_run
 from ..analysis.score_plots import plot_confusion, plot_reliability
 from ..errors import ArgumentError
+from ..protocols.headline import counted, images, worst_groups
 from ..storage.atomic import write_text
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
@@ -68,13 +69,11 @@ def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, obj
 
 
 def _score_sections(network: NetworkFacts) -> dict[str, object]:
-    names = ", ".join(network.domains[index].name for index in network.test_domains) or "all domains"
+    names = ", ".join(network.domains[index].name for index in network.test_domains)
     title = f"{network.model}\n{names}"
     confusion = partial(plot_confusion, network.confusion, network.classes, title=title)
     return {
-        "confusion": inlined(
-            confusion, f"Confusion matrix of {'the held-out' if network.test_domains else 'all'} domains"
-        ),
+        "confusion": inlined(confusion, "Confusion matrix of the held-out domains"),
         "calibration": inlined(partial(plot_reliability, network.calibration()), "Accuracy against confidence"),
         "mistakes": attempt(network.worst_mistakes),
         "use": network.expert_use(),
@@ -90,7 +89,7 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "counted": counted, "images": images, "worst_groups": worst_groups}
     environment.tests["missing"] = lambda value: isinstance(value, Missing)
     return environment.get_template(template).render(values)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ArgumentError, RecordError
-from ..hub.measured import Headline, headline
 from ..hub.origin import training_command, without_local_paths
+from ..protocols.headline import FEW, Headline, headlines
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
@@ -66,12 +66,15 @@ class RunFacts:
         """The choices of all rules that need one run only, training-domain validation first."""
         selected = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._has_scores(rule)]
         return [
-            Choice(TITLES[rule], record, validation_accuracy(record), headline(record)) for rule, record in selected
+            Choice(TITLES[rule], record, validation_accuracy(record), headlines(record)[0]) for rule, record in selected
         ]
 
+    @property
+    def validated(self) -> int | None:
+        """Number of validation images of the training domains; None if not recorded."""
+        return self.records[0].images(self.records[0].training_domains, out=True)
+
     def _has_scores(self, rule: str) -> bool:
-        if rule == "oracle":
-            return bool(self.run.test_domains)
         return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
 
     @property
@@ -129,6 +132,8 @@ def cautions(facts: RunFacts) -> list[str]:
             f"Selection is at chance: {100 * facts.selected.validation:.1f}% on the validation images of the training "
             f"domains, and guessing gives {100 / facts.run.args['num_classes']:.1f}%. The selected step means little."
         )
+    if facts.validated is not None and facts.validated < FEW:
+        sentences.append(f"Selection rests on {facts.validated} validation images of the training domains.")
     if not (facts.run.folder / BEST["training_domain_validation"] / "model.safetensors").is_file():
         sentences.append("The selected network (best/) is not in the folder. Sections that need it are left out.")
     sentences.append(

@@ -1,6 +1,5 @@
 """Checkpoints that a run resumes from, each a file written by `torch.save` with its SHA-256 beside it."""
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..protocols.options import Arguments
-from ..protocols.run_identity import check_format, stamp
+from ..protocols.run_identity import check_format, sha256, stamp
 from .atomic import explained, synchronize, write_text
 
 RETAINED = 2  # if the newest is damaged, there is the one before
@@ -85,7 +84,7 @@ class Checkpoints:
             try:
                 _write({**stamp(), "state": state}, fresh)
                 # The digest goes first: alone it does no harm, whereas a checkpoint without one counts as damaged
-                write_text(_digest_file(path), f"{_sha256(fresh)}\n")
+                write_text(_digest_file(path), f"{sha256(fresh)}\n")
                 fresh.replace(path)
             finally:
                 fresh.unlink(missing_ok=True)
@@ -122,7 +121,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint. If it is missing or not as it was written, a `CheckpointError` is raised."""
     try:
         # torch.load itself does not notice a flipped bit in a tensor
-        if _sha256(path) != _digest_file(path).read_text().strip():
+        if sha256(path) != _digest_file(path).read_text().strip():
             raise ValueError(f"its SHA-256 is not that in {_digest_file(path).name}")
         stamped = torch.load(path, map_location="cpu", weights_only=True)
         state = stamped["state"]
@@ -159,8 +158,3 @@ def _reason(error: Exception) -> str:
 
 def _digest_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,116 @@
+"""Fingerprints: the same wherever the data lies, and another after each change, which is named."""
+
+import shutil
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pytest
+
+from tests.data.readers.files import write_csv
+from tests.data.readers.test_hub_data import write as write_hub
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.fingerprint import difference, fingerprint, same_images, short, with_readable
+from timm_moe_dg.data.readers.digits import CLASSES, DigitsDomain
+
+
+def folder(root):
+    """Two domains of two classes; nobody decodes the files."""
+    for domain in ("art", "photo"):
+        for label in ("cat", "dog"):
+            (root / domain / label).mkdir(parents=True)
+            for number in range(3):
+                (root / domain / label / f"{number}.png").write_bytes(bytes(10 + number))
+    return root
+
+
+def of_folder(root):
+    return fingerprint(get_benchmark("folder").read(root))
+
+
+def test_a_moved_folder_has_the_same_fingerprint_and_a_renamed_domain_the_same_images(tmp_path, monkeypatch):
+    before = of_folder(folder(tmp_path / "data"))
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(tmp_path / "data", tmp_path / "elsewhere" / "images")
+    monkeypatch.chdir(tmp_path)
+    for place in (moved, "elsewhere/images"):
+        assert of_folder(place) == before
+    assert short(of_folder(moved)) == short(before)
+    (moved / "photo").rename(moved / "zebra")
+    renamed = of_folder(moved)
+    assert difference(before, renamed) == "the domains are art, zebra and were art, photo"
+    assert same_images(before[1], renamed[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda cat: (cat / "0.png").rename(cat / "7.png"), "the names of images"),
+        (lambda cat: (cat / "0.png").write_bytes(bytes(99)), "the sizes or pixels of images"),
+        (lambda cat: (cat / "new.png").touch(), "the number of images (7, and it was 6)"),
+        (lambda cat: (cat / "0.png").unlink(), "the number of images (5, and it was 6)"),
+        (lambda cat: (cat / "2.png").rename(cat.parent / "dog" / "20.png"), "the names of images"),
+    ],
+)
+def test_every_change_of_files_is_named(tmp_path, change, words):
+    before = of_folder(folder(tmp_path))
+    change(tmp_path / "photo" / "cat")
+    after = of_folder(tmp_path)
+    assert short(after) != short(before)
+    assert difference(before, after) == f"domain 'photo' differs in {words}"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "part"), [("lon", 8.5, "metadata"), ("label", "cat", "labels"), ("split", "id_val", "split")]
+)
+def test_every_change_of_a_table_is_named(tmp_path, column, value, part):
+    rows = [
+        {"path": f"{split}-{label}.png", "label": label, "lon": 1.5, "lat": 2, "split": split, "group": "all"}
+        for split in ("train", "id_val", "id_test")
+        for label in ("cat", "dog")
+    ]
+    for row in rows:
+        (tmp_path / row["path"]).touch()
+
+    def read():
+        write_csv(tmp_path / "metadata.csv", rows)
+        return fingerprint(get_benchmark("place_folder").read(tmp_path))
+
+    before = read()
+    rows[1][column] = value
+    assert [name for name in before[0] if before[0][name] != read()[0][name]] == [part]
+
+
+def digits(*images, targets=(0, 1)):
+    return [DigitsDomain("a", CLASSES, list(targets), [np.array(image, dtype=np.uint8) for image in images])]
+
+
+def test_images_in_memory_count_by_their_pixels():
+    before = fingerprint(digits([[1, 2]], [[3, 4]]))
+    assert difference(before, fingerprint(digits([[1, 2]], [[3, 4]]))) is None
+    assert "pixels" in difference(before, fingerprint(digits([[1, 2]], [[3, 5]])))
+    assert "labels" in difference(before, fingerprint(digits([[1, 2]], [[3, 4]], targets=(0, 2))))
+    assert short(fingerprint(get_benchmark("geo_digits").read(None))) == short(
+        fingerprint(get_benchmark("geo_digits").read(None))
+    )
+
+
+def test_images_that_cannot_be_read_count_where_they_were_left_out(tmp_path):
+    domains = get_benchmark("folder").read(folder(tmp_path))
+    whole = fingerprint(domains)
+    assert with_readable(whole, domains) == whole
+    tables = [
+        with_readable(whole, [replace(domains[0].without([position])), domains[1]])[0]["readable"]
+        for position in range(2)
+    ]
+    assert tables[0] != tables[1]
+
+
+def test_rows_of_the_hub_count_by_names_and_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    first, again, other = (
+        fingerprint(get_benchmark(write_hub(tmp_path / name, **columns)).read(None))
+        for name, columns in {"a": {}, "b": {}, "c": {"splits": ("train", "test")}}.items()
+    )
+    assert first == again
+    assert difference(first, other) == "domain 'art' differs in the number of images (12, and it was 6)"

@@ -1,0 +1,114 @@
+"""Fingerprints of data, by which a run recognizes the images that it was trained on.
+
+Files count by their names below their domain's folder and by their sizes, and images in memory by their pixels. The
+place of the data folder has no influence, and neither have the times of files.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .domains import Domain, file_names
+from .readers.hub_data import HubDomain
+
+Fingerprint: TypeAlias = Sequence[Mapping[str, Any]]  # a table for each domain: its name, its size and digests
+
+DIGITS = 12  # hexadecimal ones of a digest
+UNKNOWN = -1  # size of a file that is not known
+# entry of a domain's table -> its name in messages
+PARTS: Mapping[str, str] = {
+    "images": "the number of images",
+    "names": "the names of images",
+    "contents": "the sizes or pixels of images",
+    "labels": "the labels",
+    "metadata": "the metadata",
+    "split": "the official split",
+    "readable": "the images that can be read",
+}
+FILES = tuple(part for part in PARTS if part != "readable")  # known without reading all images
+
+
+def fingerprint(domains: Sequence[Domain]) -> list[dict[str, Any]]:
+    """Computes the fingerprint of a benchmark's domains."""
+    tables = []
+    for domain in domains:
+        names, contents = _images(domain)
+        split = domain.split and digest(domain.split.inside.astype(np.int64), domain.split.outside.astype(np.int64))
+        labels = digest(json.dumps(domain.classes).encode(), np.asarray(domain.targets, np.int64))
+        metadata = None if domain.metadata is None else digest(np.asarray(domain.metadata))
+        parts = {"names": names, "contents": contents, "labels": labels, "metadata": metadata, "split": split}
+        tables.append({"name": domain.name, "images": len(domain), **parts})
+    return tables
+
+
+def with_readable(tables: Fingerprint, domains: Sequence[Domain]) -> list[dict[str, Any]]:
+    """Completes a fingerprint by the names that are left in domains from which unreadable images were removed."""
+    pairs = zip(tables, domains, strict=True)
+    return [{**table, **({"readable": _images(d)[0]} if len(d) < table["images"] else {})} for table, d in pairs]
+
+
+def short(tables: Fingerprint) -> str:
+    """Returns one digest of a whole fingerprint."""
+    return digest(json.dumps(list(tables), sort_keys=True).encode())
+
+
+def same_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two domains hold the same images, whatever their names, labels and metadata are."""
+    return all(first.get(part) == second.get(part) for part in ("images", "names", "contents", "readable"))
+
+
+def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tuple(PARTS)) -> str | None:
+    """Describes the first difference between two fingerprints; None if some parts of all domains are the same."""
+    names, old_names = ([table["name"] for table in tables] for tables in (now, before))
+    if names != old_names:
+        return f"the domains are {', '.join(names)} and were {', '.join(old_names)}"
+    for old, new in zip(before, now, strict=True):
+        for part in parts:
+            if old.get(part) != new.get(part):
+                counts = f" ({new[part]}, and it was {old[part]})" if part == "images" else ""
+                return f"domain {new['name']!r} differs in {PARTS[part]}{counts}"
+    return None
+
+
+def digest(*parts: np.ndarray | bytes) -> str:
+    """Returns the first digits of the SHA-256 of arrays, with their types and shapes, and of bytes."""
+    sha = hashlib.sha256()
+    for part in parts:
+        array = np.frombuffer(part, np.uint8) if isinstance(part, bytes) and part else np.asarray(part)
+        sha.update(f"{array.dtype.str}{array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).data)
+    return sha.hexdigest()[:DIGITS]
+
+
+def _images(domain: Domain) -> tuple[str, str | None]:
+    """Digests of the images' names, and of their sizes or pixels; None for images that are neither files nor arrays."""
+    images = domain.images
+    if isinstance(domain, HubDomain):
+        return _files(*domain.stored())
+    if len(images) and isinstance(images[0], str | bytes):
+        paths = images if isinstance(images, np.ndarray) and images.dtype.kind == "S" else file_names(images)
+        return _files(paths, np.full(len(paths), UNKNOWN))
+    names = digest("\n".join(domain.file(index) for index in range(len(images))).encode())
+    arrays = all(isinstance(image, np.ndarray) for image in images)
+    return names, digest(b"".join(image.tobytes() for image in images)) if arrays else None
+
+
+def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
+    """Digests of paths below the folder that all of them share, and of sizes, which are looked up where unknown."""
+    letters = paths[:, None].view(np.uint8)
+    shared = (letters == letters[0]).all(axis=0)
+    start = bytes(letters[0, : len(shared) if shared.all() else shared.argmin()]).rfind(os.sep.encode()) + 1
+    unknown = np.flatnonzero(sizes == UNKNOWN)
+    sizes[unknown] = np.fromiter(map(_size, paths[unknown].tolist()), np.int64, len(unknown))
+    return digest(letters[:, start:]), digest(sizes)
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # the image is refused when it is read
+        return UNKNOWN

@@ -1,0 +1,75 @@
+"""The numbers that a run reports, in words, with the images behind them."""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import NamedTuple
+
+from ..data import UNGROUPED
+from ..metrics import wilson_interval
+from .records import Record, RoleScores
+from .selection import reported_accuracy, validation_accuracy
+
+FEW = 100  # images; with fewer, an accuracy is given with its interval
+
+
+class Headline(NamedTuple):
+    """A reported number, a share, with its description in words."""
+
+    meaning: str
+    value: float
+    images: int | None  # None if not recorded
+    of_one_set: bool = True  # False for a mean over domains
+
+    @property
+    def counted(self) -> str:
+        """The number of images, see `counted`."""
+        return counted(self.images, self.value if self.of_one_set else None)
+
+
+def headlines(record: Record) -> list[Headline]:
+    """Returns the accuracies over the data's own test images, out-of-distribution first, or over held-out domains."""
+    roles = {"ood": "out-of-distribution", "id": "in-distribution"}
+    own = [
+        Headline(
+            f"the accuracy over all {words} test images", record.roles[role]["accuracy"], images(record.roles[role])
+        )
+        for role, words in roles.items()
+        if role in record.roles
+    ]
+    if own:
+        return own
+    several = len(record.test_domains) > 1
+    meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
+    return [Headline(meaning, reported_accuracy(record), record.images(record.test_domains), not several)]
+
+
+def summary(record: Record) -> str:
+    """Formats the accuracy on validation images and the reported ones in one line."""
+    validated = record.images(record.training_domains, out=True)
+    validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}{counted(validated)}"
+    return "; ".join(
+        [validation, *(f"{headline.meaning} {headline.value:.4f}{headline.counted}" for headline in headlines(record))]
+    )
+
+
+def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:
+    """Number of images of a role, or of some of its groups; None if not recorded."""
+    numbers = scores.get("num_samples")
+    return None if numbers is None else sum(numbers.get(group, 0) for group in (numbers if groups is None else groups))
+
+
+def worst_groups(scores: RoleScores) -> list[str]:
+    """Names of all groups with the lowest accuracy."""
+    lowest, named = scores.get("worst_accuracy"), scores.get("worst_group")
+    by_group = scores.get("group_accuracy", {})
+    return [group for group in by_group if by_group[group] == lowest and group != UNGROUPED] or [named or "-"]
+
+
+def counted(number: int | None, share: float | None = None) -> str:
+    """Formats the number of images behind an accuracy, and its 95% interval if they are few; "" if unknown or 0."""
+    if not number:
+        return ""
+    if number >= FEW or share is None or isnan(share):
+        return f" ({number} image{'s' * (number != 1)})"
+    low, high = (100 * bound for bound in wilson_interval(share, number))
+    return f" ({number} image{'s' * (number != 1)}, 95% interval {low:.0f} to {high:.0f}%)"
