@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from timm_moe_dg.data import Domain, Split, drop_unreadable
+from timm_moe_dg.data import Domain, Split, check_readable, drop_unreadable
 from timm_moe_dg.errors import DataError, ImageReadError
 
 
@@ -39,3 +39,12 @@ def test_many_are_counted_and_few_named(caplog):
 def test_a_domain_of_which_nothing_is_left_is_an_error():
     with pytest.raises(DataError, match="domain='torn': none of its 2 images can be read; image=-1"):
         drop_unreadable([Toy("whole", ("a",), [0], [1]), Toy("torn", ("a",), [0, 0], [-1, -2])])
+
+
+def test_a_check_counts_all_and_names_the_first(caplog):
+    whole = Toy("whole", ("a",), [0], [1])
+    with caplog.at_level(logging.INFO, "timm_moe_dg"):
+        check_readable([whole])
+    assert "all images can be read" in caplog.text
+    with pytest.raises(DataError, match=r"images: 7 of 9 cannot be read: image=-1; .*; image=-5; and 2 more"):
+        check_readable([whole, Toy("torn", ("a",), [0] * 8, [-1, -2, -3, -4, -5, -6, -7, 8])], workers=3)

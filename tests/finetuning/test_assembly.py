@@ -1,14 +1,16 @@
 """The task loss in closed form, and sizes and colors that the network is built for."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.assembly import build_task_loss, class_weights, set_expert_mode
+from timm_moe_dg.finetuning.assembly import build_task_loss, class_weights, prepare_network, set_expert_mode
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.protocols.options import RunOptions
 
@@ -59,18 +61,45 @@ class Experts(nn.Module):
         self.mode = mode
 
 
-@pytest.mark.parametrize(
-    ("asked", "routes", "mode"),
-    [("routed", True, "routed"), ("shared", True, "shared"), ("routed", False, "shared")],
-)
-def test_without_metadata_the_shared_expert_answers_and_is_saved_so(asked, routes, mode):
-    network = Experts()
-    set_expert_mode(network, RunOptions(expert_mode=asked), routes)
-    assert network.mode == mode
+def test_the_expert_mode_is_the_one_that_is_asked_for():
+    for mode in ("routed", "shared"):
+        network = Experts()
+        set_expert_mode(network, RunOptions(expert_mode=mode))
+        assert network.mode == mode
+    with pytest.raises(ArgumentError, match="expert_mode='shared': toy has no metadata-routed experts"):
+        set_expert_mode(nn.Linear(1, 1), RunOptions(model="toy", expert_mode="shared"))
+    set_expert_mode(nn.Linear(1, 1), RunOptions())
 
 
-def test_a_mode_that_there_is_not_is_refused_and_other_models_need_none():
-    for network, routes in ((nn.Linear(1, 1), True), (Experts(), False)):
-        with pytest.raises(ArgumentError, match="expert_mode='shared': toy has no metadata-routed experts"):
-            set_expert_mode(network, RunOptions(model="toy", expert_mode="shared"), routes)
-    set_expert_mode(nn.Linear(1, 1), RunOptions(), False)
+SMALL = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "patch_size=8"]
+MOGE = ["--model", "moge_tiny", *SMALL, "moe_layers=(1,)"]
+
+
+def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
+    shared = "--dataset place_folder, or --expert-mode shared to train the shared expert alone"
+    message = "model='moge_tiny': reads places, and no training image of {} has one; use " + shared
+    with pytest.raises(ArgumentError, match=message.format("rotated_digits")):
+        prepare_network(plan_of(tmp_path, *MOGE))
+    with pytest.raises(ArgumentError, match=r"use --dataset place_folder$"):
+        prepare_network(plan_of(tmp_path, "--model", "erm_le_tiny_patch16", *SMALL))
+    assert prepare_network(plan_of(tmp_path, *MOGE, "--expert-mode", "shared")).expert_mode == "shared"
+    plan = plan_of(tmp_path, *MOGE, "metadata_drop=0.0", "--dataset", "geo_digits")
+    assert prepare_network(plan).expert_mode == "routed"
+    unknown = [replace(domain, metadata=np.full_like(domain.metadata, np.nan)) for domain in plan.domains]
+    with pytest.raises(ArgumentError, match=message.format("geo_digits")):
+        prepare_network(replace(plan, domains=unknown))
+
+
+def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):
+    data = ["--dataset", "geo_digits"]
+    for words in (
+        [*MOGE, "metadata_drop=0.0"],
+        [*MOGE, "metadata_encoder=sincos"],
+        [*MOGE, "--expert-mode", "shared"],
+        ["--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)"],
+    ):
+        prepare_network(plan_of(tmp_path, *words, *data))
+    assert "metadata_drop" not in caplog.text
+    prepare_network(plan_of(tmp_path, *MOGE, *data))
+    assert "moge_tiny starts from random weights with metadata_drop=0.5" in caplog.text
+    assert "add --model-kwargs metadata_drop=0.0, or --pretrained" in caplog.text

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from math import nan
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -24,6 +25,7 @@ from tests.hub.published import (
     write_run,
 )
 from tests.hub_repository import card_mistakes
+from timm_moe_dg.data.readers import read_image
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
 from timm_moe_dg.hub.card import card_data
 from timm_moe_dg.hub.origin import origin_of_run
@@ -153,6 +155,17 @@ def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch
     torch.manual_seed(0)
     exec(snippet, {})
     assert capsys.readouterr().out.strip() in CLASSES
+
+
+def test_the_snippet_reads_images_of_16_bits_as_the_tools_do(tmp_path, monkeypatch):
+    (snippet,) = re.findall(r"```python\n(.*?)```", card_of_run(tmp_path).text, re.DOTALL)
+    values = np.random.default_rng(0).integers(0, 2**16, (40, 30)).astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    snippet = snippet.replace(f"hf-hub:{REPOSITORY}", f"local-dir:{tmp_path / 'folder'}")
+    exec(snippet.replace("image.jpg", "image.png"), names)
+    torch.testing.assert_close(names["images"][0], names["transform"](read_image(str(tmp_path / "image.png"))))
 
 
 @pytest.mark.parametrize(("mode", "call"), [("routed", "model(images, metadata)"), ("shared", "model(images)")])

@@ -1,6 +1,8 @@
 """tools/export.py: what it writes can be used with nothing but the file and preprocessing.json."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +15,11 @@ from sklearn.datasets import load_sample_images
 
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
+from timm_moe_dg.data import evaluation_transform
+from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.networks.build import data_config
 
+ROOT = Path(__file__).parents[2]
 CLASSES = ("ash", "beech", "oak")
 FILES = ["model.onnx", "model.pt2", "model.torchscript.pt", "preprocessing.json"]
 QUICK = ["--threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
@@ -110,6 +116,29 @@ def test_preprocessing_names_inputs_and_classes(exported):
     assert recipe["classes"] == list(CLASSES)
     assert recipe["input_size"] == [3, 32, 32]
     assert list(recipe["inputs"]) == (["images", "metadata"] if hasattr(model, "metadata_encoder") else ["images"])
+
+
+def test_the_recipe_of_the_page_reads_images_of_16_bits_as_the_tools_do(exported, tmp_path, monkeypatch, capsys):
+    folder, model, _ = exported
+    values = np.random.default_rng(0).integers(0, 2**16, (40, 30)).astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / "photograph.png")
+    (tmp_path / "exported").symlink_to(folder)
+    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    assert json.loads((folder / "preprocessing.json").read_text())["read"].startswith(
+        "RGB of 8 bits: the upper 8 of 16"
+    )
+    if hasattr(model, "metadata_encoder"):
+        page = page.replace('{"images": pixels}', '{"images": pixels, "metadata": np.full((1, 2), np.nan, np.float32)}')
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(page.replace("photograph.jpg", "photograph.png"), names)
+    config = data_config(model, None)
+    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    expected = view(read_image(str(tmp_path / "photograph.png")))
+    np.testing.assert_allclose(names["pixels"][0], expected.numpy(), atol=0.02)  # Pillow and torch resize
+    with torch.no_grad():
+        logits = model(expected[None])
+    assert capsys.readouterr().out.strip() == CLASSES[logits.argmax()]
 
 
 def test_report_has_a_row_for_the_model_and_each_program(exported):

@@ -11,9 +11,11 @@ import time
 
 import pytest
 import yaml
+from PIL import Image
 
 from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step
+from timm_moe_dg.data.splits import split_domain
 from timm_moe_dg.protocols import read_records
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
@@ -149,6 +151,22 @@ def test_a_dry_run_checks_says_and_writes_nothing(tmp_path, capsys):
     assert "held out: +80%\n" in out
     assert out.endswith("dry run: nothing was trained\n")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_opens_every_image_unless_told_not_to(tmp_path, capsys):
+    for domain in "ab":
+        (tmp_path / domain / "x").mkdir(parents=True)
+        for number in range(40):
+            Image.effect_noise((8, 8), 50).save(tmp_path / domain / "x" / f"{number:02}.png")
+    split = split_domain(40, 1, trial_seed=0)
+    for position in (split.inside[-1], split.outside[-1]):  # the first of each part are read in any case
+        (tmp_path / "b" / "x" / f"{position:02}.png").write_bytes(b"cut")
+    words = ["--dataset", "folder", "--data-dir", str(tmp_path), "--model", "gmoe_tiny_patch16", *SIZE, "--dry-run"]
+    words += ["--img-size", "16", "-j", "0", "--test-domains", "b"]
+    with pytest.raises(SystemExit, match=r"DataError: images: 2 of 80 cannot be read: image='.*b/x/.*--skip-unr"):
+        load_tool("finetune").main(words)
+    load_tool("finetune").main([*words, "--no-check-images"])
+    assert capsys.readouterr().out.endswith("dry run: nothing was trained\n")
 
 
 def test_a_run_that_gets_no_better_ends_early_and_is_finished(tmp_path, capsys):

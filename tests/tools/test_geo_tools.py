@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -14,12 +13,8 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
-from timm_moe_dg.cli.arguments import from_parsed
-from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.digits import geo_digits
-from timm_moe_dg.finetuning.assembly import prepare_network
 from timm_moe_dg.protocols import read_records
-from timm_moe_dg.protocols.options import RunOptions
 
 pytestmark = pytest.mark.slow  # every test has a run
 
@@ -133,14 +128,6 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
     assert record.losses["supcon_loss"] == 0.0  # nothing is routed, so there are no discovered domains
     configs = [json.loads((folder / "best" / "config.json").read_text()) for folder in (run, tmp_path / "se")]
     assert [config["expert_mode"] for config in configs] == ["routed", "shared"]
-
-
-@pytest.mark.parametrize(("data", "mode"), [("rotated_digits", "shared"), ("geo_digits", "routed")])
-def test_without_metadata_only_the_shared_expert_is_trained(data: str, mode: str) -> None:
-    args = load_tool("finetune").build_parser().parse_args([*MOGE, "--img-size", "32", "--num-classes", "10"])
-    options = from_parsed(RunOptions, vars(args))
-    plan = SimpleNamespace(options=options, hparams={}, domains=get_benchmark(data).read(None))
-    assert prepare_network(plan).expert_mode == mode
 
 
 @pytest.mark.parametrize(
