@@ -31,7 +31,7 @@ FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|
 # Beginning of a command that is no tool's -> the file that runs it, or why no test does
 OTHERS = {
     "pip install -e .[dev]": ".ci/run",
-    "pip install .[train]": ".ci/run",
+    "pip install -e .[train]": ".ci/run",
     "pip install .": ".ci/run",
     "python -m pytest": ".ci/run",
     "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
@@ -187,10 +187,12 @@ def test_the_readme_lists_every_registered_model_with_its_size():
 
 
 def test_ci_runs_the_readme_s_commands():
-    starts = re.findall(r"readme_command '(.*?)'", (ROOT / ".ci" / "run").read_text())
-    assert len(starts) == 2
+    text = (ROOT / ".ci" / "run").read_text()
+    starts = re.findall(r"\$\(readme_command '(.*?)'\)", text)
+    assert len(starts) == text.count("$(readme_command") == 2
     for start in starts:
-        assert [line for line in README.read_text().splitlines() if line.startswith(start)], start
+        first = next(line for line in README.read_text().splitlines() if start in line)  # as grep -m1 -F finds it
+        assert first.startswith(f"{start} && "), start
 
 
 def test_the_readme_s_table_has_every_tool():

@@ -2,10 +2,12 @@
 
     python tools/collect_results.py output/digits
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
+    python tools/collect_results.py output/digits --format csv
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
-The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Missing runs are listed
-below their table. Runs without a `done` file are left out.
+The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Runs without a `done`
+file are left out. Missing runs are listed below their table, for those domains that any run of the table holds out. The
+formats csv and json have an entry for each cell, with its number of seeds, and list missing runs on stderr.
 """
 
 import argparse
@@ -16,13 +18,16 @@ from pathlib import Path
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.errors import RecordError
+from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
-from timm_moe_dg.results.rendering import RENDERERS, render
+from timm_moe_dg.results.rendering import RENDERERS, data_rows, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS
-from timm_moe_dg.results.tables import NEEDED, make_tables, why_no_table
+from timm_moe_dg.results.tables import NEEDED, Table, make_tables, why_no_table
+from timm_moe_dg.storage.atomic import json_text, write_rows
+
+DATA_FORMATS = ("csv", "json")  # for other programs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,7 +37,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("folders", nargs="+", metavar="DIR", help="folders with runs, searched at any depth")
     rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
-    add("--format", choices=RENDERERS, default="text", help="format of the tables (default: %(default)s)")
+    add(
+        "--format",
+        choices=[*RENDERERS, *DATA_FORMATS],
+        default="text",
+        help="format of the tables (default: %(default)s)",
+    )
     whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)
@@ -49,10 +59,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def write_data(tables: Sequence[Table], format_: str) -> None:
+    """Prints the tables' cells for other programs."""
+    rows = data_rows(tables)
+    if format_ == "json":
+        print(json_text(rows, indent=1), end="")
+    else:
+        write_rows(sys.stdout, [rows[0], *(row.values() for row in rows)])
+    for table in tables:
+        for phrase in table.missing:
+            print(f"missing in {table.title}: {phrase}", file=sys.stderr)
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
     args = parse_words(build_parser(), argv)
+    if args.compare and args.format in DATA_FORMATS:
+        raise ArgumentError.of("format", args.format, f"--compare has {', '.join(RENDERERS)}; choose one of them")
     runs, unfinished = find_runs(args.folders)
     if not runs:
         raise RecordError(
@@ -64,6 +88,9 @@ def main(argv: Sequence[str]) -> None:
     print(f"{len(runs)} finished runs", file=sys.stderr)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
+    for run in runs:
+        if not run.test_domains:
+            print(f"holds out no domain, left out: {run.folder}", file=sys.stderr)
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep.py --status")
     for reason in reasons:
@@ -75,7 +102,10 @@ def main(argv: Sequence[str]) -> None:
         printed = tables
         if args.relative_to:
             printed = [with_improvements(table, args.relative_to) for table in tables if table.runs]
-        print("\n\n".join(render(table, args.format) for table in printed))
+        if args.format in DATA_FORMATS:
+            write_data(printed, args.format)
+        else:
+            print("\n\n".join(render(table, args.format) for table in printed))
     for folder in unfinished:
         print(f"not finished, left out: {folder}", file=sys.stderr)
     if args.ablation:

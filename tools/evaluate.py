@@ -2,7 +2,7 @@
 
 A run of finetune.py, on its own data and splits:
 
-    python tools/evaluate.py --model local-dir:output/RUN/best
+    python tools/evaluate.py --model output/RUN
 
 Any other checkpoint, with the domains that it was not trained on:
 
@@ -220,6 +220,7 @@ def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, 
     if folder:
         settings = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", *MODEL_OPTIONS)
         write_files(evaluated, folder, {name: vars(args)[name] for name in settings}, args.projection)
+        print(f"written to {args.output}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if features:
         save_features(evaluated, features)
 

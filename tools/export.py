@@ -1,6 +1,6 @@
 """Exports a model to ONNX, torch.export and TorchScript programs, after comparing each with the model.
 
-    python tools/export.py --model local-dir:output/RUN/best --output exported
+    python tools/export.py --model output/RUN --output exported
     python tools/export.py --model hf-hub:ORGANIZATION/NAME --formats onnx --images photographs/ --output exported
 
 The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which describes an image's

@@ -2,19 +2,20 @@
 
 On a laptop, offline, in minutes, on real handwritten digits as six rotations:
 
-    accelerate launch tools/finetune.py --dataset rotated_digits --model gmoe_tiny_patch16
+    python tools/finetune.py --dataset rotated_digits --model gmoe_tiny_patch16
 
 On the same digits placed on the globe, where labels change their meaning from continent to continent:
 
-    accelerate launch tools/finetune.py --dataset geo_digits --model moge_tiny --model-kwargs patch_size=8 depth=4 \
+    python tools/finetune.py --dataset geo_digits --model moge_tiny --model-kwargs patch_size=8 depth=4 \
         embed_dim=96 'moe_layers=(2,3)' router_noise=0.0 metadata_drop=0.0
 
 On a folder DATA/DOMAIN/CLASS/IMAGE, from published weights, with the second and third domain held out:
 
-    accelerate launch tools/finetune.py --dataset folder --data-dir DATA --model gmoe_small_patch16 --pretrained \
+    python tools/finetune.py --dataset folder --data-dir DATA --model gmoe_small_patch16 --pretrained \
         --test-domains 1 2
 
-Two processes on CPU (`--cpu --num_processes 2` would start one, and is refused):
+`accelerate launch` starts several processes, two on CPU as follows (`--cpu --num_processes 2` would start one, and is
+refused):
 
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tools/finetune.py ...
 
@@ -27,13 +28,13 @@ test-domain validation looks at.
 
 A run that was ended by a signal or a power failure resumes from its newest checkpoint:
 
-    accelerate launch tools/finetune.py --resume output/NAME
+    python tools/finetune.py --resume output/NAME
 
 On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second
 Ctrl-C ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the
 start. Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
 
-    accelerate launch tools/finetune.py --resume output/NAME --steps 1000
+    python tools/finetune.py --resume output/NAME --steps 1000
 """
 
 import logging
@@ -46,7 +47,7 @@ from accelerate.utils import send_to_device, set_seed
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.data import seed_hash
+from timm_moe_dg.data import check_readable, seed_hash
 from timm_moe_dg.finetuning import (
     DivergenceCheck,
     FineTuning,
@@ -148,8 +149,11 @@ def try_out(plan: RunPlan, accelerator: Accelerator) -> None:
     find_resume_point(plan, accelerator)
     set_seed(plan.options.seed)
     model = build_model(plan, accelerator)
+    options = plan.options
+    if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
+        check_readable(plan.domains, options.workers)
     rehearse(plan, model.data_config, model.with_metadata)
-    logger.info("the data can be read and the model built; dry run: nothing was trained")
+    logger.info("the run can start; dry run: nothing was trained")
 
 
 def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:

@@ -1,6 +1,6 @@
 """Predicts the classes of image files and writes them to a csv file.
 
-    python tools/predict.py --model local-dir:output/RUN/best photographs/
+    python tools/predict.py --model output/RUN photographs/
     python tools/predict.py --model hf-hub:ORGANIZATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
 
 The columns are path, class, probability and, with `--top-k`, class_2, probability_2 and so on. Rows are in the order of
@@ -148,6 +148,7 @@ def main(argv: Sequence[str]) -> None:
         rows = predict(args)
         with (folder / path.name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             write(rows, args, file)
+    print(f"written: {path} ({len(rows)} images)")
 
 
 if __name__ == "__main__":

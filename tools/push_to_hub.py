@@ -27,7 +27,7 @@ from huggingface_hub.utils import validate_repo_id
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import key_value, positive_int, seed_number
+from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
     Origin,
@@ -49,9 +49,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
-    add("run", nargs="?", metavar="RUN", help="output folder of a finished run, whose best/ is published")
+    add(
+        "run",
+        nargs="?",
+        type=run_folder,
+        metavar="RUN",
+        help="output folder of a finished run, whose best/ is published",
+    )
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
-    add("--model", metavar="NAME", help=source)
+    add("--model", type=model_source, metavar="NAME", help=source)
     add("--initial-checkpoint", metavar="FILE", help="weights of --model with classifier; dense weights are upcycled")
     add("--upcycled", metavar="NAME", help="registered model to publish with the weights of its dense source")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: that of the model)")
@@ -75,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuses contradictory arguments before anything is loaded."""
     if sum(value is not None for value in (args.run, args.model, args.upcycled)) != 1:
-        raise ArgumentError.of("run", args.run, "give exactly one of RUN, --model and --upcycled")
+        raise ArgumentError.of("run", args.run and str(args.run), "give exactly one of RUN, --model and --upcycled")
     if args.initial_checkpoint and not args.model:
         raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "needs --model NAME")
     if args.create_pr and args.revision:
@@ -91,7 +97,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 def fill(folder: Path, args: argparse.Namespace) -> Origin:
     """Writes weights, configuration and records, and returns the origin of the weights."""
     if args.run:
-        return fill_from_run(folder, Path(args.run))
+        return fill_from_run(folder, args.run)
     torch.manual_seed(args.seed)
     options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
     name, weights = args.upcycled or args.model, args.initial_checkpoint
@@ -107,7 +113,7 @@ def prepare(args: argparse.Namespace) -> Path:
     target = Path(args.output, "hub", args.repo_id.replace("/", "--"))
     with replaced(target) as folder:
         origin = fill(folder, args)
-        network = load_folder(Path(args.run, "best") if args.run else folder)
+        network = load_folder(args.run / "best" if args.run else folder)
         write_card(folder, network, args.repo_id, origin, CARDS, args.license)
     return target
 

@@ -11,12 +11,11 @@ test. A section that cannot be made gives the reason and a remedy. Pictures need
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_loader_options, tool_parser
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import output_file, positive_int, usable_device
+from timm_moe_dg.cli.values import output_file, positive_int, run_folder, usable_device
 from timm_moe_dg.report import ReportSettings, report
 
 FILE = "report.html"
@@ -27,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = tool_parser("report.py", __doc__)
     add = parser.add_argument
     folder = "output folder of finetune.py, or a folder with such folders"
-    add("folder", type=Path, metavar="RUN_OR_SWEEP", help=folder)
+    add("folder", type=run_folder, metavar="RUN_OR_SWEEP", help=folder)
     add("--output", type=output_file, metavar="FILE", help=f"file of the page (default: {FILE} in that folder)")
     group = parser.add_argument_group("the network of a run")
     add = group.add_argument

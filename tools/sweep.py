@@ -41,7 +41,7 @@ from typing import Any
 
 from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import key_value, positive_int
+from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint
 from timm_moe_dg.errors import ArgumentError
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     recipe = "file of finetune.py options for every run; its data set, algorithm and model are defaults of the plan"
     add("--recipe", metavar="YAML", help=recipe)
-    add("--datasets", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or rotated_digits)")
+    add("--datasets", type=entry, nargs="+", metavar="NAME", help="required, unless the recipe names one")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
     add("--algorithms", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or ERM)")
     add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
@@ -81,8 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     held_out += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (default: %(default)s)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
     add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=held_out)
-    only = "positions of the domains to hold out, or to train on for single_source (default: all)"
-    add("--domains", type=int, nargs="+", metavar="I", help=only)
+    only = "domains to hold out, or to train on for single_source, by name or by position (default: all)"
+    add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=only)
     add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: %(default)s)")
     seeds = "draws of hyper-parameters, 0 for their defaults (default: %(default)s)"
     add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
@@ -121,10 +121,12 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
     recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
-        "dataset": recipe.pop("dataset", "rotated_digits"),
+        "dataset": recipe.pop("dataset", None),
         "algorithm": recipe.pop("algorithm", "ERM"),
         "model": {"model": model, "label": Path(args.recipe).stem} if args.recipe else model,
     }
+    if not (args.datasets or defaults["dataset"]):
+        raise ArgumentError.of("datasets", None, "give --datasets NAME, such as rotated_digits")
     axes = {
         f"{axis}s": [Choice.of(axis, value) for value in vars(args)[f"{axis}s"] or [defaults[axis]]]
         for axis in defaults

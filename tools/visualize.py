@@ -29,7 +29,7 @@ from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_r
 from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, usable_device
+from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder, usable_device
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
 
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (groups, _) in COMMANDS.items():
         add = commands.add_parser(name).add_argument
-        add("run", type=Path, metavar="RUN", help="output folder of finetune.py")
+        add("run", type=run_folder, metavar="RUN", help="output folder of finetune.py")
         for add_options in groups:
             add_options(add)
     return parser
@@ -54,6 +54,8 @@ def add_network_options(add: Add) -> None:
     """Adds the options of the data's place and of the network."""
     add("--data-dir", metavar="DIR", help="folder of the data (default: the one that the run was trained on)")
     add("--device", type=usable_device, default="cpu", help="device of the model (default: %(default)s)")
+    skipped = "leave out and count images that cannot be decoded (default: as the run did)"
+    add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     images = "images at a time (default: %(default)s)"
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=images)
 
@@ -73,7 +75,7 @@ def add_block_option(add: Add) -> None:
 
 def add_attention_options(add: Add) -> None:
     """Adds the options of `attention` alone."""
-    add("--twin", type=Path, metavar="RUN", help="run of the dense model, drawn above the other")
+    add("--twin", type=run_folder, metavar="RUN", help="run of the dense model, drawn above the other")
     mass = "show the fewest patches that hold this share of a head's attention, 0 to 1 (default: all patches)"
     add("--mass", type=fraction_to_1, metavar="Q", help=mass)
 
@@ -174,7 +176,7 @@ def everything(options: argparse.Namespace) -> None:
 
 def open_view(options: argparse.Namespace) -> RunView:
     """Opens the run."""
-    view = open_run(options.run, options.device, options.batch_size)
+    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable)
     if vars(options).get("untrained_router"):
         redraw_routers(view.model)
     return view

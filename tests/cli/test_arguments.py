@@ -3,10 +3,12 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import add_options, available_cpus, declared, from_parsed, option, parse_arguments
 from timm_moe_dg.cli.values import (
     fraction,
@@ -14,10 +16,13 @@ from timm_moe_dg.cli.values import (
     int_from_2,
     json_object,
     key_value,
+    model_source,
     non_negative,
     non_negative_int,
     output_file,
+    position_or_name,
     positive_int,
+    run_folder,
     seed_number,
     usable_device,
 )
@@ -29,7 +34,7 @@ def parser():
     parser = argparse.ArgumentParser(prog="tool.py")
     parser.add_argument("-c", "--config")
     parser.add_argument("-b", "--batch-size", type=positive_int, default=32)
-    parser.add_argument("--test-domains", "--test-envs", type=int, nargs="+", default=[0])
+    parser.add_argument("--test-domains", "--test-envs", type=position_or_name, nargs="+", default=[0])
     parser.add_argument("--pretrained", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--hparams", type=json_object, default={})
     parser.add_argument("--model-kwargs", type=key_value, nargs="*", default=[])
@@ -51,7 +56,7 @@ def test_either_spelling(parser, words):
 def test_underscores_in_values_stay(parser):
     args = parse_arguments(parser, ["--data_dir=my_data/a_b", "--test_envs", "1", "2"])
     assert args.data_dir == "my_data/a_b"
-    assert args.test_domains == [1, 2]
+    assert args.test_domains == ["1", "2"]
 
 
 def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
@@ -64,7 +69,7 @@ def test_file_gives_defaults_and_the_command_line_wins(parser, tmp_path):
         model_kwargs={"moe_layers": [8, 10], "router": "linear"},
         data_dir=None,
     )
-    args = parse_arguments(parser, ["-c", path, "--test-domains", "3"])
+    args = parse_arguments(parser, ["-c", path, "--test-domains", "@3"])
     assert (args.batch_size, args.pretrained, args.test_domains, args.data_dir) == (8, True, [3], None)
     assert args.hparams == {"lr": 0.001}
     assert dict(args.model_kwargs) == {"moe_layers": [8, 10], "router": "linear"}
@@ -108,7 +113,7 @@ def test_missing_file(parser, tmp_path):
     [
         ({"amp_dtype": "float8"}, "argument --amp-dtype: invalid choice: 'float8'"),
         ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number above zero"),
-        ({"test_domains": [0, "art"]}, "argument --test-domains/--test-envs: invalid int value: 'art'"),
+        ({"model_kwargs": ["a"]}, "argument --model-kwargs: 'a' is not of the form KEY=VALUE"),
         ({"pretrained": "maybe"}, "argument --pretrained/--no-pretrained: ignored explicit argument 'maybe'"),
     ],
 )
@@ -183,6 +188,39 @@ def test_bad_values(read, texts):
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError, match="is not"):
             read(text)
+
+
+@pytest.mark.parametrize("form", ["{run}", "{run}/best", "{run}/best/", "local-dir:{run}", "local-dir:{run}/best"])
+def test_every_tool_takes_a_run_in_every_form(form, tmp_path):
+    (tmp_path / "resnet50" / "best").mkdir(parents=True)
+    (tmp_path / "resnet50" / "best" / "config.json").write_text("{}")
+    run = tmp_path / "resnet50"
+    text = form.format(run=run)
+    for tool, further in (("evaluate", []), ("predict", ["image.png"]), ("export", [])):
+        args = parse_arguments(load_tool(tool).build_parser(), ["--model", text, *further])
+        assert args.model == f"local-dir:{run}/best"
+    for tool, words in (("report", []), ("push_to_hub", ["--repo-id", "a/b"])):
+        args = load_tool(tool).build_parser().parse_args([text, *words])
+        assert vars(args)["folder" if tool == "report" else "run"] == run
+    args = load_tool("visualize").build_parser().parse_args(["attention", text, "--twin", text])
+    assert (args.run, args.twin) == (run, run)
+
+
+def test_what_is_no_run_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("resnet50/best", "best", "plain", "sweep/best/run/best"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("resnet50/best", "plain", "sweep/best/run/best"):
+        (tmp_path / name / "config.json").write_text("{}")
+    assert model_source("resnet50") == "resnet50"  # a timm model, though a run is called so
+    assert model_source("./resnet50") == "local-dir:resnet50/best"
+    assert model_source("plain") == "local-dir:plain"  # a saved network that belongs to no run
+    for text in ("hf-hub:owner/name", "nothing", "local-dir:nothing"):
+        assert model_source(text) == text
+    assert run_folder("resnet50") == Path("resnet50")
+    assert run_folder("best") == Path("best")  # a folder of runs that happens to be called so
+    assert run_folder("sweep/best") == Path("sweep/best")
+    assert run_folder("nothing") == Path("nothing")
 
 
 def test_good_values(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.copies import CLASSES, small, write_domains
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.errors import DataError
+from timm_moe_dg.errors import ArgumentError, DataError
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -74,3 +74,9 @@ def test_another_number_of_images_is_a_warning_with_both_numbers(tmp_path, caplo
 def test_no_folder(name, data_dir):
     with pytest.raises(DataError, match=rf"data_dir=.*{get_benchmark(name).aliases[0]}/DOMAIN/CLASS/IMAGE"):
         get_benchmark(name).read(data_dir)
+
+
+@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits", "geo_digits", "sprites", "hub:owner/name"])
+def test_a_folder_that_would_be_ignored_is_refused(tmp_path, name):
+    with pytest.raises(ArgumentError, match=rf"data_dir='{tmp_path}': {name} reads no folder; .* --dataset folder"):
+        get_benchmark(name).read(tmp_path)

@@ -213,7 +213,7 @@ WORDS = [
     ("finetune", "--model-kwargs", f"depth=__import__('os').mkdir({CANARY!r})"),
     ("finetune", "--model", f"$(touch {CANARY})"),
     ("finetune", "--experiment", f"`touch {CANARY}`", "--model", "none"),
-    ("sweep", "--models", f"{{'model': {COMMAND}}}", "--dry-run"),
+    ("sweep", "--datasets", "rotated_digits", "--models", f"{{'model': {COMMAND}}}", "--dry-run"),
     ("sweep", "--datasets", f"x; touch {CANARY}", "--dry-run"),
     ("export", "--model", f"local-dir:;touch {CANARY}"),
     ("predict", "--model", "none", f"| touch {CANARY}"),

@@ -52,7 +52,11 @@ ROWS = [
     ("sweep", "--recipe {file} --dry-run", r"recipe='.*': cannot be read as YAML"),
     ("sweep", "--datasets folder --data-dir {data} --output {file}", r"output='.*': is a file; give the folder of all"),
     ("sweep", "--datasets folder --data-dir {data} --output {file} --status", r"output='.*': is a file"),
-    ("sweep", "--models {{1,2}} --dry-run", r"models=\{1, 2\}: is neither a name nor a table"),
+    (
+        "sweep",
+        "--datasets rotated_digits --models {{1,2}} --dry-run",
+        r"models=\{1, 2\}: is neither a name nor a table",
+    ),
     ("push_to_hub", "--upcycled gmoe_tiny_patch16 --repo-id a/b --seed 99999999999", r"--seed: '99999999999' is not a"),
 ]
 

@@ -7,18 +7,21 @@ from datetime import timedelta
 from multiprocessing import get_context
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from accelerate.utils import DistributedType
 from torch import distributed
 
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MoeDgError
+from timm_moe_dg.finetuning import launch
 from timm_moe_dg.finetuning.launch import (
     check_distribution,
     check_plugins,
     check_precision,
     check_world_size,
     lost_process_explained,
+    threads_given,
 )
 from timm_moe_dg.protocols.options import RunOptions
 
@@ -54,6 +57,33 @@ def test_as_asked(environment, processes):
 def test_not_as_asked(environment, processes):
     with pytest.raises(ArgumentError, match=r"num_processes=.*ACCELERATE_USE_CPU=true"):
         check_world_size(environment, processes)
+
+
+def test_threads_that_the_user_set_are_told_from_the_launcher_s(monkeypatch):
+    given, launched = {"OMP_NUM_THREADS": "1"}, {**ACCELERATE, "OMP_NUM_THREADS": "1"}
+    assert threads_given(given)
+    assert not threads_given({})
+    for parent, expected in (({}, False), (given, True)):
+        launcher = SimpleNamespace(environ=lambda parent=parent: parent)
+        monkeypatch.setattr(psutil, "Process", lambda launcher=launcher: SimpleNamespace(parent=lambda: launcher))
+        assert threads_given(launched) == expected
+        assert threads_given({**launched, "OMP_NUM_THREADS": "3"})  # --num_cpu_threads_per_process 3
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parent=lambda: None))  # it has ended
+    assert not threads_given(launched)
+
+
+@pytest.mark.parametrize(("given", "threads"), [({"OMP_NUM_THREADS": "3"}, None), ({}, 5)])
+def test_threads_are_the_user_s_or_a_share_of_the_cores(monkeypatch, given, threads):
+    for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    counts = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(launch, "available_cpus", lambda: 5)
+    for wanted in (None, 2):
+        launch.join_processes(RunOptions(cpu_threads=wanted))
+    assert counts == [*([threads] if threads else []), 2]
 
 
 def test_half_precision_that_would_silently_be_full():

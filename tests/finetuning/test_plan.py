@@ -5,7 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
+from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, ProtocolError
@@ -27,9 +29,10 @@ def plan_of(tmp_path, *words):
         (["photo"], [1]),
         (["photo", "art"], [1, 0]),
         ([3, 0], [3, 0]),
-        ([2019], [2]),  # no position, but a name
-        ([1], [1]),  # a position, though a name as well
-        ([1, "art"], [3, 0]),  # names, all of them
+        (["3", "0", "photo"], [3, 0, 1]),
+        (["2019"], [2]),  # no position, but a name
+        ([1], [1]),
+        (["none"], []),
     ],
 )
 def test_domains_are_found_by_name_and_by_position(given, positions):
@@ -40,15 +43,52 @@ def test_domains_are_found_by_name_and_by_position(given, positions):
     ("given", "complaint"),
     [
         (
-            ["sketch"],
+            ["photo", "sketch"],
             r"test_domains=\['sketch'\]: no domain is called sketch; choose from: 0 art, 1 photo, 2 2019, 3 1",
         ),
-        ([0, "photo"], r"test_domains=\[0, 'photo'\]: give names or positions, not both, out of: 0 art"),
+        (
+            ["1"],
+            r"test_domains=\['1'\]: is a position and the name of another domain; give @1 for 'photo', or @3 for '1'",
+        ),
     ],
 )
-def test_unknown_names_and_mixtures_are_refused_with_the_list(given, complaint):
+def test_unknown_names_and_names_that_are_positions_are_refused(given, complaint):
     with pytest.raises(ProtocolError, match=complaint):
         domain_positions(given, NAMES)
+
+
+@pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)
+def test_a_text_means_its_domain_or_is_refused(names):
+    for text in ["0", "1", "2", "3", "01", "03", "none", "b"]:
+        meanings = {position for position, name in enumerate(names) if text == name or text == str(position)}
+        meanings |= {position for position, name in enumerate(names) if name.isdecimal() and text == str(int(name))}
+        if len(meanings) == 1 and text != "none":
+            assert domain_positions([text], names) == list(meanings)
+        elif len(meanings) > 1 or text in names:
+            with pytest.raises(ProtocolError, match=rf"test_domains=\['{text}'\]: .* give @\d for"):
+                domain_positions([text], names)
+
+
+def test_positions_of_a_run_are_repeated_as_positions(tmp_path):
+    for name in "123":
+        for image in ("a/0.png", "a/1.png", "a/2.png", "a/3.png", "a/4.png"):
+            (tmp_path / name / image).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (2, 2)).save(tmp_path / name / image)
+    data = ["--dataset", "folder", "--data-dir", str(tmp_path), "--experiment", "a"]
+    assert [plan_of(tmp_path, *data, "--test-domains", word).options.test_domains for word in ("3", "@1")] == [[2], [1]]
+    for domains in ([2], [1], []):
+        words = option_words("test_domains", domains)
+        assert plan_of(tmp_path, *data, *words).options.test_domains == domains
+    with pytest.raises(ProtocolError, match="give @1 for '2', or @0 for '1'"):
+        plan_of(tmp_path, *data, "--test-domains", "1")
+
+
+def test_a_run_may_hold_out_nothing(tmp_path):
+    plan = plan_of(tmp_path, "--test-domains", "none")
+    assert (plan.options.test_domains, plan.training) == ([], [0, 1, 2, 3, 4, 5])
+    assert "\nheld out: none\n" in describe(plan)
+    with pytest.raises(ProtocolError, match=r"test_domains=\[\]: the data set reserves \[5, 6, 7, 8, 9, 10\]"):
+        plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "none")
 
 
 def test_a_name_gives_the_same_run_as_its_position(tmp_path):

@@ -40,6 +40,9 @@ def test_table_has_a_row_for_each_domain_and_marks_the_test_domain():
     assert "step 300" in table
     assert "task_loss 0.2500" in table
     assert "(mean of out acc) 0.5000; the accuracy on the held-out in-split 0.8000" in table
+    record = make_record()
+    table = domain_table(replace(record, args={**record.args, "test_envs": []}), ["art", "cartoon", "photo"])
+    assert table.endswith("training-domain validation (mean of out acc) 0.5000")
 
 
 def logged(folder):

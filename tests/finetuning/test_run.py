@@ -21,12 +21,12 @@ from timm_moe_dg.protocols import domain_accuracies, predict, read_records
 from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.checkpoint import Checkpoints
 
-IMAGES = {"art": 10, "photo": 20, "sketch": 30}  # the smallest domain is held out
+IMAGES = {"art": 10, "photo": 20, "sketch": 30}
 CLASSES = ("cat", "dog", "owl")
 SIZE = ["--model-kwargs", "patch_size=8", "embed_dim=8", "depth=1", "num_heads=1", "drop_rate=0.5"]
 MODEL = ["--model", "deit_tiny_patch16_224", "--img-size", "16", *SIZE]
 STEPS = ["--steps", "5", "--eval-freq", "2", "--batch-size", "2", "--lr", "0.1", "--sched", "cosine"]
-RUN = [*MODEL, *STEPS, "--test-domains", "art", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
+RUN = [*MODEL, *STEPS, "--test-domains", "photo", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, r
         if step:  # the folder appears with the first evaluation
             expected += [("checkpoint", step)] if step in (2, 3, 4) else []
         if step in (0, 2, 4):
-            loss = fmean(records[step].out_loss[1:])  # of the training domains
+            loss = fmean(records[step].out_loss[position] for position in (0, 2))  # the training domains
             expected += [("record", step, False), ("judge", step, pytest.approx(loss))]
             assert loss != pytest.approx(fmean(records[step].out_loss))
     assert recorder.events == [*expected, ("record", 4, True), ("finish",)]
@@ -241,7 +241,7 @@ def weights_of(value):
 @pytest.mark.parametrize(
     ("change", "step", "message"),
     [
-        (nan_loss, 1, "DivergenceError: loss=nan: not finite at step 1, on a batch of photo, sketch;"),
+        (nan_loss, 1, "DivergenceError: loss=nan: not finite at step 1, on a batch of art, sketch;"),
         (nan_loss, 2, "DivergenceError: loss=nan: not finite at step 2,"),
         (weights_of(math.nan), 2, "DivergenceError: loss=nan: not finite at step 2,"),
         (weights_of(1e25), 2, r"DivergenceError: weights=1.0e\+25: too large after step 2"),

@@ -27,6 +27,11 @@ def test_the_command_gives_every_option_of_the_run_back():
     assert {name: again[name] for name in expected} == expected
 
 
+def test_the_command_of_a_run_without_test_domains_says_so():
+    args = {"dataset": "rotated_digits", "test_envs": [], "filled_in": ["lr"], "lr": 0.1}
+    assert training_command(args).endswith(" --test-domains none")
+
+
 def test_only_absolute_paths_are_shortened():
     args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
     assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}

@@ -58,6 +58,15 @@ def test_domains_of_interest(protocol, expected):
     assert held_out(sweep(protocols=[protocol], trial_seeds=(0,), domains=[2])) == expected
 
 
+def test_domains_of_interest_have_names_which_are_positions_in_each_data_set():
+    plan = sweep(["rotated_digits"], trial_seeds=(0,), domains=["rot_30", "rot_0"])
+    assert held_out(plan) == [[0], [2]]
+    regions = sweep(["geo_digits"], ["per_region"], trial_seeds=(0,), domains=["train Asia"])
+    assert held_out(regions) == held_out(sweep(["geo_digits"], ["per_region"], trial_seeds=(0,), domains=[1]))
+    with pytest.raises(ProtocolError, match=r"domains=\['art'\]: no domain is called art; choose from: 0 rot_0"):
+        plan_runs(sweep(["rotated_digits"], domains=["art"]))
+
+
 def test_every_combination_has_a_run_and_a_name_of_its_own():
     plan = sweep(
         ["rotated_digits", "colored_digits"], models=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5)
@@ -124,7 +133,7 @@ def test_mistakes_are_named(tmp_path):
             [two], ["leave_one_domain_out_cv"]
         ),
         r"protocols='loo': choose from leave_one_domain_out, .*official": sweep(protocols=["loo"]),
-        r"domains=\[0, 6\]: there are domains 0 to 5": sweep(domains=[0, 6]),
+        r"domains=\[0, 6\]: name domains out of: 0 rot_0, 1 rot_15": sweep(domains=[0, 6]),
         r"label='a': names two entries of the plan": sweep(models=["a", {"model": "a", "lr": 1}]),
         r"dataset='PASC': choose from ": sweep(["PASC"]),
     }

@@ -21,6 +21,7 @@ from timm_moe_dg.protocols import (
     validation_accuracy,
     whole_accuracy,
 )
+from timm_moe_dg.protocols.selection import transfer_accuracy
 
 
 def invented(step, out_acc, in_acc=(0.0, 0.0, 0.0), test=(0,), hparams_seed=0):
@@ -77,6 +78,16 @@ def test_oracle_compares_last_steps_only():
 
 def test_reported_accuracy_averages_several_test_domains():
     assert reported_accuracy(invented(0, (0, 0, 0), in_acc=(0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
+    # A group may have validation images alone
+    assert reported_accuracy(invented(0, (0, 0, 0), in_acc=(nan, 0.9, 0.6), test=(0, 2))) == 0.6
+
+
+def test_a_run_without_test_domains_is_selected_by_validation_and_by_no_oracle():
+    records = [invented(step, (value,) * 3, test=()) for step, value in [(0, 0.5), (300, 0.7), (600, 0.6)]]
+    assert training_domain_validation(records) is records[1]
+    assert all(isnan(value(records[0])) for value in (reported_accuracy, whole_accuracy, transfer_accuracy))
+    with pytest.raises(RecordError, match="holds out no domain to look at; select by training_domain_validation"):
+        oracle(records)
 
 
 @pytest.mark.parametrize("name", SELECTION_RULES)

@@ -9,12 +9,14 @@ from tests.report.helpers import made_run, paint
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
 from timm_moe_dg.data.readers.folders import read_folder
+from timm_moe_dg.data.splits import split_by_photograph
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.trained import class_positions
 from timm_moe_dg.report.network_facts import MISTAKES, ReportSettings, evaluate_network
 
 DOMAINS, CLASSES = ("a", "b", "c"), ("x", "y", "z")
+SETTINGS = ReportSettings()
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,24 @@ def test_limited_images_are_the_same_ones_each_time(tmp_path):
     first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
     assert (len(first.outputs.target), first.total) == (6, 10 + 2 + 2)
+
+
+def test_of_a_run_without_test_domains_every_out_split_counts(tmp_path):
+    data = paint(tmp_path / "data", DOMAINS, CLASSES, images=4)
+    network = evaluate_network(open_run(made_run(tmp_path / "run", data, DOMAINS, CLASSES, test_domains=[])), SETTINGS)
+    assert [scores.images for scores in network.assessment.domains] == [2, 2, 2]
+    assert int(network.confusion.sum()) == 6
+    assert list(network.calibration()) == ["training domains (out-splits)"]
+
+
+def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_trained_on(tmp_path):
+    data = paint(tmp_path / "data", DOMAINS, CLASSES, images=30)
+    run = made_run(tmp_path / "run", data, DOMAINS, CLASSES, split_by_photograph=True)
+    network = evaluate_network(open_run(run), SETTINGS)
+    domains = read_folder(data)
+    for domain, splits in enumerate(split_by_photograph(domains, [1, 2])):
+        evaluated = network.images.positions[network.images.groups // 2 == domain].tolist()
+        assert evaluated == sorted(splits.outside if domain else splits.inside)
 
 
 def test_no_image_at_all_is_an_error_that_says_so(tmp_path):

@@ -60,6 +60,23 @@ def test_missing_runs_are_named_with_domains_and_seeds(tmp_path):
     assert "Missing runs:" in render(validation, "markdown")
 
 
+def test_only_domains_that_some_run_holds_out_were_planned():
+    runs = [run_of((0,), folder="a"), run_of((0,), trial_seed=1, folder="b"), run_of((2,), folder="c")]
+    runs += [run_of((0, 2), trial_seed=seed, folder=f"d{seed}") for seed in (0, 1)]
+    missing = {table.title: table.missing for table in make_tables(runs)}
+    assert [phrase for phrases in missing.values() for phrase in phrases] == [
+        "ERM, vit: test domains [2], trial seeds [1], hparams seed 0"
+    ] * 3
+    assert [table.trained_on for table in make_tables(runs, ["single_source"])] == ["domain 1"]
+
+
+def test_runs_without_test_domains_are_in_no_table():
+    runs = [run_of([0]), run_of([1]), run_of([2])]
+    final = run_of([], folder="final", model="other")
+    assert make_tables([*runs, final]) == make_tables(runs)
+    assert make_tables([final]) == []
+
+
 def test_single_source_reports_out_splits():
     runs = []
     for seed in range(2):

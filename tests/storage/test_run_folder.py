@@ -81,6 +81,15 @@ def test_networks_of_every_rule_where_there_is_validation_under_shift(tmp_path):
     }
 
 
+def test_a_run_without_test_domains_has_no_oracle(tmp_path):
+    folder = RunFolder(tmp_path / "a", SETTINGS)
+    for step in (0, 300):
+        folder.add(make_record(step=step, args={**ARGS, "test_envs": []}), saving(f"step {step}"))
+    assert sorted(path.name for path in folder.path.iterdir() if path.is_dir()) == ["best"]
+    with (folder.path / "summary.csv").open() as file:
+        assert [row["test_acc"] for row in csv.DictReader(file)] == ["nan", "nan"]
+
+
 def test_summary_has_one_row_an_evaluation(tmp_path):
     folder = RunFolder(tmp_path / "a", SETTINGS)
     for record in [at(0, 0.5, 0.0, 0.1), at(300, 0.7, 0.0, 0.7)]:

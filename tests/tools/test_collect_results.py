@@ -1,5 +1,7 @@
 """tools/collect_results.py on folders of invented runs, and on what a sweep of real ones leaves."""
 
+import csv
+import json
 import re
 
 import pytest
@@ -19,6 +21,10 @@ def folder(tmp_path_factory):
     write_sweep(root, dataset="colored_digits", model="a", skip=[((0,), 0, 0), ((0,), 0, 1)])
     write_sweep(root, dataset="colored_digits", model="b")
     return root
+
+
+def csv_rows(text):
+    return list(csv.DictReader(text.splitlines()))
 
 
 def shown(capsys, *words):
@@ -45,6 +51,34 @@ def test_formats_and_rules_can_be_chosen(folder, capsys, format_):
     assert out.count("test-domain validation (oracle)") == 1
     row, tabular = re.search(r"\| ERM +\| a +\|", out), r"\begin{tabular}" in out
     assert (row is not None, tabular) == (format_ == "markdown", format_ == "latex")
+
+
+@pytest.mark.parametrize("read", [csv_rows, json.loads], ids=["csv", "json"])
+def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, read):
+    format_ = "json" if read is json.loads else "csv"
+    load_tool("collect_results").main([str(folder), "--rules", "oracle", "--format", format_])
+    streams = capsys.readouterr()
+    (table,) = make_tables(find_runs([folder])[0], ["oracle"])
+    rows = iter(read(streams.out))
+    for key, cells in table.rows.items():
+        for column, cell in zip(table.columns, cells, strict=True):
+            row = next(rows)
+            assert [row[name] for name in ("dataset", "rule", "model")] == ["colored_digits", "oracle", key.model]
+            assert row["column"] == column
+            assert float(row["mean"]) == pytest.approx(100 * cell.mean, abs=1e-5)
+            assert float(row["standard_error"]) == pytest.approx(100 * cell.error, abs=1e-5)
+            assert (int(row["seeds"]), int(row["expected_seeds"])) == (len(cell.values), 3)
+    assert not list(rows)
+    assert "missing in colored_digits, selection by test-domain validation (oracle): ERM, a" in streams.err
+    with pytest.raises(SystemExit, match=rf"ArgumentError: format='{format_}': --compare has text, markdown, latex"):
+        shown(capsys, folder, "--compare", "a", "b", "--format", format_)
+
+
+def test_a_cell_without_a_value_has_none(tmp_path, capsys):
+    write_run(tmp_path / "a", invented_records([1]))
+    words = [tmp_path, "--rules", "oracle", "--format"]
+    assert [row["mean"] is None for row in json.loads(shown(capsys, *words, "json"))] == [True, False, True, True]
+    assert [row["mean"] == "" for row in csv_rows(shown(capsys, *words, "csv"))] == [True, False, True, True]
 
 
 def test_whole_domain_is_another_number(folder, capsys):

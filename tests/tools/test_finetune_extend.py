@@ -122,8 +122,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert "step-000002" in last
     words = shlex.split(last.partition("go on with: ")[2])
-    assert words == ["accelerate", "launch", "tools/finetune.py", "--resume", str(tmp_path / "my run")]
-    load_tool("finetune").main(words[3:])
+    assert words == ["python", "tools/finetune.py", "--resume", str(tmp_path / "my run")]
+    load_tool("finetune").main(words[2:])
     assert json.loads((tmp_path / "my run" / "results.jsonl").read_text().splitlines()[-1])["step"] == 5
 
 
@@ -140,7 +140,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
-    assert "go on with: accelerate launch tools/finetune.py --resume" in text
+    assert "go on with: python tools/finetune.py --resume" in text
     assert "Traceback" not in text
 
 

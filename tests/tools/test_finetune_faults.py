@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow  # whole runs
 
 SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2", "patch_size=8"]
 RUN = ["--model", "gmoe_tiny_patch16", *SIZE, "--eval-freq", "2", "-b", "2", "--cpu-threads", "1", "--workers", "0"]
+SWEEP = ["--datasets", "rotated_digits", "--trial-seeds", "0", "--domains", "0"]
 TRAIN = [*RUN, "--lr", "0.001", "--steps", "5"]
 
 
@@ -83,7 +84,7 @@ def test_a_damaged_args_yaml_is_named_by_file_and_field(run, content, said, user
     words = {
         "finetune": ["--resume", run],
         "evaluate": ["--model", f"local-dir:{run / 'best'}"],
-        "sweep": ["--status", "--output", run.parent, "--trial-seeds", "0", "--domains", "0"],
+        "sweep": ["--status", *SWEEP, "--output", run.parent],
     }
     if user == "sweep":
         name = planned_name(run.parent)
@@ -95,7 +96,7 @@ def test_a_damaged_args_yaml_is_named_by_file_and_field(run, content, said, user
 def planned_name(output):
     """What a sweep would call its only run."""
     sweep = load_tool("sweep")
-    args = sweep.build_parser().parse_args(["--output", str(output), "--trial-seeds", "0", "--domains", "0"])
+    args = sweep.build_parser().parse_args([*SWEEP, "--output", str(output)])
     (planned,) = sweep.plan_runs(sweep.read_sweep(args))
     return planned.name
 

@@ -78,6 +78,11 @@ def test_rows_are_those_of_the_logits_in_the_order_of_the_paths(moge, images, tm
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
+def test_the_tool_names_the_file_that_it_wrote(moge, images, tmp_path, capsys):
+    predict("--model", moge, images / "a.png", images / "ink.png", "--output", tmp_path / "out.csv")
+    assert capsys.readouterr().out == f"written: {tmp_path / 'out.csv'} (2 images)\n"
+
+
 def test_files_patterns_and_folders_keep_their_order_and_no_file_comes_twice(moge, images, capsys):
     predict("--model", moge, images / "print.jpg", images / "**" / "*.png", images)
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))

@@ -29,7 +29,7 @@ def build_parser():
     parser.add_argument("--in-chans", type=int, default=3)
     parser.add_argument("--img-size", type=int)
     parser.add_argument("--aux-coef", type=float, default=0.01)
-    parser.add_argument("--test-domains", type=int, nargs="+")
+    parser.add_argument("--test-domains", type=lambda text: int(text.removeprefix("@")), nargs="+")
     parser.add_argument("--model-kwargs", nargs="*", default=[], type=lambda text: tuple(text.split("=", 1)))
     return parser
 
@@ -115,7 +115,7 @@ def test_dry_run_is_a_script_of_what_is_left(sweep):
     commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
     assert [words[words.index("--experiment") + 1] for words in commands] == [RUNS[0], RUNS[2]]
     assert all(words[0] == sys.executable and words[-2:] == ["--resume", "auto"] for words in commands)
-    assert "--test-domains 0 --trial-seed 0" in out
+    assert "--test-domains @0 --trial-seed 0" in out
     assert not (sweep.folder / RUNS[0]).exists()
 
 
@@ -165,6 +165,7 @@ def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):
         (["--options", "modle=1"], [], "2"),
         (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\[3\]"),
         (["--datasets", "PASC"], [], "sweep.py: ArgumentError: dataset='PASC'"),
+        (["--domains", "art"], [], r"sweep.py: ProtocolError: domains=\['art'\]: no domain is called art"),
         (["-c", "missing.yaml"], [], "sweep.py: ArgumentError: config='missing.yaml': cannot be read"),
     ],
 )
@@ -172,6 +173,18 @@ def test_a_mistake_ends_the_sweep_before_it_starts(sweep, words, passed, complai
     status, _ = sweep(*words, passed=passed)
     assert re.match(complaint, str(status))
     assert not sweep.folder.exists()
+
+
+def test_a_sweep_asks_for_its_data_set(tmp_path):
+    with pytest.raises(SystemExit, match=r"^sweep.py: ArgumentError: datasets=None: give --datasets NAME, such as"):
+        load_tool("sweep").main(["--output", str(tmp_path / "runs"), "--dry-run"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_domain_to_hold_out_has_a_name(sweep):
+    _, named = sweep("--dry-run", "--domains", "+80%")
+    assert named == sweep("--dry-run", "--domains", "1")[1].replace("domains [1]", "domains ['+80%']")
+    assert RUNS[1] in named
 
 
 def test_a_plan_file_gives_models_their_own_options(sweep, tmp_path):

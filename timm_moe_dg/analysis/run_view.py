@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Domain, EvaluationImages, evaluation_loader, evaluation_transform, get_benchmark
+from ..data import (
+    Domain,
+    EvaluationImages,
+    drop_unreadable,
+    evaluation_loader,
+    evaluation_transform,
+    get_benchmark,
+)
 from ..data.bands import Pixels, Transform
 from ..data.fingerprint import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
@@ -34,6 +41,8 @@ class RunView:
     transform: Transform  # maps an image to the network's input
     device: str
     batch_size: int  # images per forward pass
+    skip_unreadable: bool  # whether images that cannot be decoded are left out
+    read: dict[str | None, Sequence[Domain]] = field(default_factory=dict)  # domains by their folder
 
     @property
     def name(self) -> str:
@@ -53,11 +62,14 @@ class RunView:
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
         """Reads the run's data, from its own folder if none is given. Other data are a `DataError`."""
         folder = data_dir or self.args.get("data_dir")
-        domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
-        digests = self.args.get("domain_digests")
-        if digests and (reason := difference(digests, fingerprint(domains), FILES)):
-            raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; give that")
-        return domains
+        if folder not in self.read:
+            domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
+            digests = self.args.get("domain_digests")
+            if digests and (reason := difference(digests, fingerprint(domains), FILES)):
+                remedy = "give the folder of these"
+                raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
+            self.read[folder] = drop_unreadable(domains)[0] if self.skip_unreadable else domains
+        return self.read[folder]
 
     def batches(self, images: Iterable[tuple[Pixels, Tensor | None]]) -> Iterator[Batch]:
         """Yields inputs of the network for images with their metadata, in order."""
@@ -83,8 +95,8 @@ class RunView:
         return torch.stack([self.transform(image) for image in images]).to(self.device)
 
 
-def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView:
-    """Opens a folder of finetune.py that holds a selected network."""
+def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unreadable: bool | None = None) -> RunView:
+    """Opens a folder of finetune.py that holds a selected network. By default images are skipped as the run did."""
     check_run(folder)
     if not (folder / "best" / "model.safetensors").is_file():
         remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
@@ -95,7 +107,8 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64) -> RunView
     config = data_config(model, args.get("img_size"))
     size = config["input_size"][1:]
     transform = evaluation_transform(size, config["mean"], config["std"])
-    return RunView(folder, args, model, size, transform, device, batch_size)
+    skip = bool(args.get("skip_unreadable")) if skip_unreadable is None else skip_unreadable
+    return RunView(folder, args, model, size, transform, device, batch_size, skip)
 
 
 def redraw_routers(model: nn.Module, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from ..errors import ArgumentError
-from .values import WHOLE_NUMBERS, key_value, kilometers, non_negative_int, positive_int
+from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,6 +95,9 @@ def option_words(name: str, value: object) -> list[str]:
         return []
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
+    if option in ("--test-domains", "--test-envs") and isinstance(value, list):
+        # A number alone could be taken for a domain's name, and no word at all is an error (see `domain_positions`)
+        return [option, *(f"@{item}" if isinstance(item, int) else str(item) for item in value or ["none"])]
     if option == "--hparams":  # DomainBed's form
         return [option, json.dumps(value)]
     if isinstance(value, Mapping):
@@ -192,8 +195,10 @@ def available_cpus() -> int:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name a network and its weights; `load_trained` takes their values."""
     add = parser.add_argument_group("model").add_argument
-    source = "local-dir:output/RUN/best, hf-hub:ORGANIZATION/NAME, or any timm model with one of the next two options"
-    add("--model", required=True, metavar="NAME", help=source)
+    source = (
+        "output/RUN, hf-hub:ORGANIZATION/NAME, local-dir:FOLDER, or any timm model with one of the next two options"
+    )
+    add("--model", type=model_source, required=True, metavar="NAME", help=source)
     add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
     add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")

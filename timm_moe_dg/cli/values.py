@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import timm
 import torch
 
+LOCAL = "local-dir:"  # timm's source of models in a folder
 MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 
 def position_or_name(text: str) -> int | str:
-    """Reads a whole number as a position, and anything else as a name."""
-    return int(text) if text.isdecimal() else text
+    """Reads @I as the position I. Any other text is a domain's name, or a position that is no name."""
+    return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else text
 
 
 def key_value(text: str) -> tuple[str, object]:
@@ -82,6 +84,23 @@ fraction_to_1 = _number("a number above 0, at most 1", lambda value: 0 < value <
 def kilometers_or_auto(text: str) -> float | str:
     """Reads a distance, or the word auto."""
     return text if text == "auto" else kilometers(text)
+
+
+def model_source(text: str) -> str:
+    """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network of a run."""
+    folder = Path(text.removeprefix(LOCAL))
+    for place in (folder / "best", folder):
+        # A timm model stays one, even if there is a folder of that name
+        if (place / "config.json").is_file() and not timm.is_model(text):
+            return f"{LOCAL}{place}"
+    return text
+
+
+def run_folder(text: str) -> Path:
+    """Reads the folder of a run, or of several, from RUN, RUN/best or local-dir:RUN/best."""
+    folder = Path(model_source(text).removeprefix(LOCAL))
+    is_best = folder.name == "best" and (folder / "config.json").is_file()
+    return folder.parent if is_best else Path(text.removeprefix(LOCAL))
 
 
 def output_file(text: str) -> Path:

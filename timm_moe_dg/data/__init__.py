@@ -10,7 +10,7 @@ from .loaders import (
     evaluation_loader,
     training_loader,
 )
-from .readable import drop_unreadable
+from .readable import check_readable, drop_unreadable
 from .readers import FolderDomain, Places, PlacesDomain, SpritesDomain, read_folder
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
@@ -30,6 +30,7 @@ __all__ = [
     "SpritesDomain",
     "StepSampler",
     "TrainingDraws",
+    "check_readable",
     "drop_unreadable",
     "evaluation_loader",
     "evaluation_only",

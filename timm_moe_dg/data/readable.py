@@ -1,9 +1,11 @@
-"""Removal of images that cannot be decoded, before domains are split."""
+"""Search for images that cannot be decoded, before domains are split."""
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+
+from tqdm import tqdm
 
 from ..errors import DataError, ImageReadError
 from .domains import Domain
@@ -21,33 +23,51 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
     Raises:
         DataError: No image of a domain can be read.
     """
-    _LOGGER.info("reading all %d images once, to find those that cannot be decoded", sum(map(len, domains)))
     readable: list[Domain] = []
-    messages: list[str] = []
-    for domain in domains:
-        # Threads suffice, because Pillow's decoders release the interpreter's lock.
-        with ThreadPoolExecutor(max(1, workers)) as pool:
-            errors = list(pool.map(partial(_read_error, domain), range(len(domain))))
-        unreadable = {position: error for position, error in enumerate(errors) if error}
-        if len(unreadable) == len(domain):
-            raise DataError(f"domain={domain.name!r}: none of its {len(domain)} images can be read; {errors[0]}")
+    errors = _read_errors(domains, workers)
+    for domain, unreadable in zip(domains, errors, strict=True):
+        if unreadable and len(unreadable) == len(domain):
+            raise DataError(f"domain={domain.name!r}: none of its {len(domain)} images can be read; {unreadable[0]}")
         readable.append(domain.without(unreadable) if unreadable else domain)
-        messages += unreadable.values()
-    _log(messages)
+    messages = [message for unreadable in errors for message in unreadable.values()]
+    if messages:
+        _LOGGER.warning("%d unreadable images left out: %s", len(messages), _first(messages))
     return readable, messages
+
+
+def check_readable(domains: Sequence[Domain], workers: int = 1) -> None:
+    """Decodes every image once. A `DataError` tells the number of those that fail, and names the first."""
+    messages = [message for unreadable in _read_errors(domains, workers) for message in unreadable.values()]
+    if messages:
+        total = sum(map(len, domains))
+        raise DataError(f"images: {len(messages)} of {total} cannot be read: {_first(messages)}")
+
+
+def _read_errors(domains: Sequence[Domain], workers: int) -> list[dict[int, str]]:
+    """Decodes every image once. Returns for each domain the positions of those that fail, with messages."""
+    total = sum(map(len, domains))
+    _LOGGER.info("reading all %d images once, to find those that cannot be decoded", total)
+    found: list[dict[int, str]] = [{} for _ in domains]
+    # Threads suffice, because Pillow's decoders release the interpreter's lock.
+    with ThreadPoolExecutor(max(1, workers)) as pool, tqdm(total=total, unit="image", disable=None) as bar:
+        for domain, unreadable in zip(domains, found, strict=True):
+            for position, error in enumerate(pool.map(partial(_read_error, domain), range(len(domain)))):
+                if error:
+                    unreadable[position] = error
+                bar.update()
+    if not any(found):
+        _LOGGER.info("all images can be read")
+    return found
 
 
 def _read_error(domain: Domain, position: int) -> str | None:
     try:
-        domain.image(position)
+        domain.pixels(position)
     except ImageReadError as error:
         return str(error)
     return None
 
 
-def _log(messages: Sequence[str]) -> None:
-    if not messages:
-        _LOGGER.info("all images can be read")
-        return
+def _first(messages: Sequence[str]) -> str:
     more = f"; and {len(messages) - MAX_NAMED} more" if len(messages) > MAX_NAMED else ""
-    _LOGGER.warning("%d unreadable images left out: %s%s", len(messages), "; ".join(messages[:MAX_NAMED]), more)
+    return "; ".join(messages[:MAX_NAMED]) + more

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import ProtocolError
 from .domains import Domain, Split
 
+NO_DOMAIN = "none"  # in place of test domains
 HELD_OUT_PHOTOGRAPHS = 0.2  # share of the photographs to validate on, and again to test on
 
 Part = Literal["train", "validation", "test"]
@@ -98,21 +99,34 @@ def evaluation_only(domains: Sequence[Domain]) -> list[int]:
 
 
 def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
-    """Returns the positions of domains, given as names or positions. The caller checks that positions exist."""
-    positions = [value for value in given if isinstance(value, int)]
-    # A whole number is a position, unless it is only a name
-    if len(positions) == len(given) and set(positions) <= set(range(len(names))):
-        return positions
-    words = list(map(str, given))
-    if set(words) <= set(names):
-        return [names.index(word) for word in words]
-    if len(positions) == len(given):
-        return positions  # `training_domains` refuses them
+    """Returns the positions of domains, given as positions (numbers), or as texts that are names or positions.
+
+    The text "none" alone gives no position. The caller checks that positions exist.
+
+    Raises:
+        ProtocolError: A text is unknown, or is one domain's name and another's position.
+    """
+    if list(given) == [NO_DOMAIN]:
+        if NO_DOMAIN in names:
+            remedy = f"means no domain, and is the name of one; give @{names.index(NO_DOMAIN)} for it, or rename it"
+            raise ProtocolError.of(argument, [NO_DOMAIN], remedy)
+        return []
+    return [value if isinstance(value, int) else _domain_position(value, names, argument) for value in given]
+
+
+def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
+    number = int(text) if text.isdecimal() and str(int(text)) == text else None
+    # 1 could mean a folder 01 too
+    alike = [text] if text in names else [name for name in names if name.isdecimal() and int(name) == number]
+    if number is not None and number < len(names) and alike and names[number] not in alike:
+        choices = f"@{number} for {names[number]!r}, or @{names.index(alike[0])} for {alike[0]!r}"
+        raise ProtocolError.of(argument, [text], f"is a position and the name of another domain; give {choices}")
+    if alike:
+        return names.index(alike[0])
+    if number is not None:
+        return number
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
-    if positions:
-        raise ProtocolError.of(argument, list(given), f"give names or positions, not both, out of: {listing}")
-    unknown = ", ".join(word for word in words if word not in names)
-    raise ProtocolError.of(argument, list(given), f"no domain is called {unknown}; choose from: {listing}")
+    raise ProtocolError.of(argument, [text], f"no domain is called {text}; choose from: {listing}")
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
@@ -120,11 +134,11 @@ def training_domains(names: Sequence[str], test_domains: Sequence[int], test_onl
 
     Raises:
         ProtocolError: A position does not exist or comes twice, a `test_only` domain is missing, or nothing is left to
-            train on or to test on.
+            train on.
     """
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     unknown = [position for position in test_domains if not 0 <= position < len(names)]
-    if unknown or not test_domains or len(set(test_domains)) < len(test_domains):
+    if unknown or len(set(test_domains)) < len(test_domains):
         raise ProtocolError.of("test_domains", list(test_domains), f"name different domains out of: {listing}")
     missing = [position for position in test_only if position not in test_domains]
     if missing:

@@ -196,7 +196,8 @@ def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
 def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
     """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
-    inputs = {"images": f"float32 (batch, {channels}, {height}, {width})" + (", RGB" if channels == 3 else "")}
+    is_rgb = channels == 3
+    inputs = {"images": f"float32 (batch, {channels}, {height}, {width})" + (", RGB" if is_rgb else "")}
     encoder = metadata_encoder(model)
     if isinstance(encoder, LocationIdEmbedding):
         inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
@@ -210,7 +211,8 @@ def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) 
         "interpolation": config["interpolation"],
         "crop_mode": config["crop_mode"],
         "crop_pct": config["crop_pct"],
-        "scale": "pixels from 0..255 to 0..1, then (x - mean) / std",
+        "read": "RGB of 8 bits: the upper 8 of 16, without transparency, not turned by EXIF" if is_rgb else "all bands",
+        "scale": f"{'0..255' if is_rgb else 'integers from 0..maximum of their type'} to 0..1, then (x - mean) / std",
         "mean": list(config["mean"]),
         "std": list(config["std"]),
         "output": f"logits, float32 (batch, {len(classes)})",

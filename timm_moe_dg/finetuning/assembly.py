@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
+from ..data import Domain, Split
 from ..data.band_domains import band_statistics
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
+from ..layers.encoders.location import LocationEncoder
 from ..losses import force_tokens
 from ..networks.build import (
     DataConfig,
@@ -116,10 +118,10 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **options.model_kwargs,
         },
     )
-    routes = takes_metadata(network, plan.domains, options.metadata_columns)
+    check_metadata(network, plan)
     if options.freeze:
         FREEZABLE[options.freeze](network)
-    set_expert_mode(network, options, routes)
+    set_expert_mode(network, options)
     force_tokens(network, options.cka_tokens if options.cka_coef else 0)
     if options.grad_checkpointing:
         checkpoint_activations(network)
@@ -172,13 +174,41 @@ def class_weights(plan: RunPlan) -> Tensor:
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
-def set_expert_mode(network: Network, options: RunOptions, routes: bool) -> None:
-    """Sets the expert mode of a MoGE model. Without metadata it is "shared", and the model is saved with it."""
-    has_modes = hasattr(network, "set_expert_mode")
-    if options.expert_mode != "routed" and not (has_modes and routes):
+def check_metadata(network: Network, plan: RunPlan) -> None:
+    """Refuses a network whose experts or location encoder no training image would reach, and warns of a weak router."""
+    options = plan.options
+    takes = takes_metadata(network, plan.domains, options.metadata_columns)
+    if options.expert_mode != "routed" or not hasattr(network, "metadata_encoder"):
+        return
+    if not (takes and any(_any_known(plan.domains[domain], plan.splits[domain]) for domain in plan.training)):
+        shared = ", or --expert-mode shared to train the shared expert alone" if _has_modes(network) else ""
+        remedy = f"reads places, and no training image of {options.dataset} has one; use --dataset place_folder{shared}"
+        raise ArgumentError.of("model", options.model, remedy)
+    drops = any(isinstance(module, LocationEncoder) and module.drop.p for module in network.modules())
+    from_scratch = not (options.pretrained or options.initial_checkpoint or ":" in options.model)
+    if _has_modes(network) and drops and from_scratch and "metadata_drop" not in options.model_kwargs:
+        _logger.warning(
+            f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
+            "(docs/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
+        )
+
+
+def _any_known(domain: Domain, split: Split) -> bool:
+    """Whether any training image has metadata: numbers that are not NaN, or an id that is not negative."""
+    metadata = np.asarray(domain.metadata)[split.inside]
+    return bool((~np.isnan(metadata) if metadata.dtype.kind == "f" else metadata >= 0).any())
+
+
+def _has_modes(network: Network) -> bool:
+    return hasattr(network, "set_expert_mode")
+
+
+def set_expert_mode(network: Network, options: RunOptions) -> None:
+    """Sets the expert mode of a MoGE model, which is saved with it."""
+    if _has_modes(network):
+        network.set_expert_mode(options.expert_mode)
+    elif options.expert_mode != "routed":
         raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")
-    if has_modes:
-        network.set_expert_mode(options.expert_mode if routes else "shared")
 
 
 def optimization(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
+import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
@@ -42,7 +43,7 @@ def join_processes(options: RunOptions) -> Accelerator:
     check_world_size(os.environ, accelerator.num_processes)
     check_precision(accelerator.mixed_precision, accelerator.device.type)
     check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
-    if accelerator.device.type == "cpu":
+    if accelerator.device.type == "cpu" and (options.cpu_threads or not threads_given(os.environ)):
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(options.cpu_threads or max(1, share))
     _logger.info(
@@ -88,6 +89,19 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
             num_processes,
             f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)",
         )
+
+
+def threads_given(environment: Mapping[str, str]) -> bool:
+    """Whether the user has set OMP_NUM_THREADS, which torch follows."""
+    if not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & environment.keys():
+        return "OMP_NUM_THREADS" in environment
+    # The launchers set it to 1 if it is not there, so that the launcher's own environment has to be asked
+    try:
+        return (
+            "OMP_NUM_THREADS" in psutil.Process().parent().environ() or environment.get("OMP_NUM_THREADS", "1") != "1"
+        )
+    except (psutil.Error, AttributeError):  # the launcher has ended, or belongs to another user
+        return False
 
 
 def check_precision(mixed_precision: str, device: str) -> None:

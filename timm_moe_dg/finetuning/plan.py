@@ -26,7 +26,7 @@ from ..data import (
 )
 from ..data.bands import RGB
 from ..data.fingerprint import fingerprint, short, with_readable
-from ..data.splits import domain_positions
+from ..data.splits import NO_DOMAIN, domain_positions
 from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError
 from ..protocols.domain_roles import describe_role
@@ -157,7 +157,7 @@ def describe(plan: RunPlan) -> str:
         [
             *lines,
             *_describe_bands(plan),
-            f"held out: {', '.join(plan.names[position] for position in options.test_domains)}",
+            f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
             f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
             f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
             f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "

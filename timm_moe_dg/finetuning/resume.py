@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cli.arguments import from_parsed, parse_arguments
+from ..data.splits import NO_DOMAIN
 from ..errors import ArgumentError
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
 from ..protocols.run_identity import canonical_json, read_arguments, read_repeatable, with_defaults
@@ -67,6 +68,9 @@ def nothing_to_do(options: RunOptions) -> str | None:
         # A kill after `done` was written leaves them
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
     given = {name: value for name, value in vars(options).items() if value is not None and name not in _UNREPORTED}
+    if "test_domains" in given:  # recorded as positions
+        domains = [domain for domain in given["test_domains"] if domain != NO_DOMAIN]
+        given["test_domains"] = [int(domain) if str(domain).isdecimal() else domain for domain in domains]
     ignored = [
         f"{name}={given[name]!r}" for name in given if canonical_json(given[name]) != canonical_json(recorded[name])
     ]

@@ -1,6 +1,7 @@
 """A run in progress: its folder, the point where it starts or resumes, evaluations, checkpoints and its end."""
 
 import logging
+import os
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +35,6 @@ from .progress import StepMeter, domain_table, start_trackers
 from .resume import can_be_extended
 from .stopping import Interruption, check_weights
 
-_COMMAND = "accelerate launch tools/finetune.py --resume"
 _logger = logging.getLogger(__name__)
 
 
@@ -200,7 +200,9 @@ class FineTuning:
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
-        command = f"{_COMMAND} {shlex.quote(str(folder.path))}"
+        launched = self.accelerator.num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
+        program = "accelerate launch" if launched else "python"
+        command = f"{program} tools/finetune.py --resume {shlex.quote(str(folder.path))}"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:

@@ -11,6 +11,7 @@ from typing import cast
 from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
+from ..data.readers.images import is_hidden
 from ..errors import ArgumentError, CheckpointError
 from ..networks import build
 from ..networks.build import CONFIG, Config, DataConfig, save_network
@@ -34,8 +35,8 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
         remedy = f"is not a finished run, {', '.join(missing)} missing; give an output folder of tools/finetune.py"
         raise ArgumentError.of("run", str(run), remedy)
     origin = origin_of_run(read_records(run / "results.jsonl"))
-    pages = (*sorted(run.glob("*.png")), *run.glob("report.html"))
-    figures = sorted((run / FIGURES).glob("*.png"))
+    pages = (*_pictures(run), *run.glob("report.html"))
+    figures = _pictures(run / FIGURES)
     _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), pages, figures)
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *pages):
         shutil.copyfile(path, folder / path.name)
@@ -46,6 +47,10 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
     lines = [json.dumps({**row, "args": without_local_paths(row["args"])}, sort_keys=True) for row in rows]
     (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return origin
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.png") if not is_hidden(path.name))
 
 
 def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:

@@ -116,7 +116,8 @@ def build_network(
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
-    start = initial_checkpoint or ("published weights" if pretrained else "random initialization")
+    published = "its saved weights" if name.startswith("local-dir:") else "published weights"
+    start = initial_checkpoint or (published if pretrained else "random initialization")
     count = sum(parameter.numel() for parameter in network.parameters())
     classifier = "new" if resized or not loads else "same"
     _logger.info(f"{name}: {count:,} parameters from {start}, {classifier} classifier")

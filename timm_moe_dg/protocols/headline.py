@@ -27,7 +27,10 @@ class Headline(NamedTuple):
 
 
 def headlines(record: Record) -> list[Headline]:
-    """Returns the accuracies over the data's own test images, out-of-distribution first, or over held-out domains."""
+    """Returns the accuracies over the data's own test images, out-of-distribution first, or over held-out domains.
+
+    Without any of these, it is the accuracy of training-domain validation.
+    """
     roles = {"ood": "out-of-distribution", "id": "in-distribution"}
     own = [
         Headline(
@@ -38,6 +41,10 @@ def headlines(record: Record) -> list[Headline]:
     ]
     if own:
         return own
+    if not record.test_domains:
+        meaning = "the mean accuracy over the out-splits of the training domains (no domain was held out)"
+        validated = record.images(record.training_domains, out=True)
+        return [Headline(meaning, validation_accuracy(record), validated, of_one_set=False)]
     several = len(record.test_domains) > 1
     meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
     return [Headline(meaning, reported_accuracy(record), record.images(record.test_domains), not several)]
@@ -47,9 +54,8 @@ def summary(record: Record) -> str:
     """Formats the accuracy on validation images and the reported ones in one line."""
     validated = record.images(record.training_domains, out=True)
     validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}{counted(validated)}"
-    return "; ".join(
-        [validation, *(f"{headline.meaning} {headline.value:.4f}{headline.counted}" for headline in headlines(record))]
-    )
+    reported = headlines(record) if record.test_domains else []
+    return "; ".join([validation, *(f"{line.meaning} {line.value:.4f}{line.counted}" for line in reported)])
 
 
 def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:

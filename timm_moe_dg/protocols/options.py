@@ -59,7 +59,8 @@ class DataOptions:
         help="folder of the images, for data sets that do not come with a package")
     test_domains: Sequence[int | str] | None = option(None, "--test-envs", role=IDENTITY | DATA,
         type=position_or_name, nargs="+", metavar="DOMAIN",  # `make_plan` turns names into positions
-        help="domains to hold out, by name or by position (default: the test domains of the data itself, or 0)")
+        help="domains to hold out: names, positions, @I for the position I where I could be a name, or none to train "
+        "on all domains (default: the test domains of the data itself, or 0)")
     trial_seed: int = option(0, role=IDENTITY | DATA, type=int,
         help="repetition, which determines the splits (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
@@ -185,7 +186,7 @@ class TrainingOptions:
         help="channels-last memory format, in which ResNets are faster (default: off)")
     compile: bool = option(False, help="compile the model by torch.compile (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="threads of a process on CPU (default: an equal share of the cores)")
+        help="threads of a process on CPU (default: OMP_NUM_THREADS, or else an equal share of the cores)")
     process_timeout: float = option(10.0, role=NO_EFFECT, type=positive, metavar="MINUTES",
         help="end the run if a process waits longer for another one; give more than the longest evaluation, "
         "checkpoint or reading of images takes on one process alone (default: %(default)s)")
@@ -203,7 +204,10 @@ class OutputOptions:
         help="folder of all runs (default: %(default)s)")
     experiment: str | None = option(None, role=NO_EFFECT, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
-    dry_run: bool = option(False, role=ONCE, help="read the data, build the model, describe the run, and stop")
+    dry_run: bool = option(False, role=ONCE,
+        help="read the data with every image, build the model, describe the run, and stop")
+    check_images: bool = option(True, role=ONCE,
+        help="open every image in a dry run, to find and count damaged ones (default: on)")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="folder of a run to resume; auto: --experiment's run, or the newest unfinished one")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,

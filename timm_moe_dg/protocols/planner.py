@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..data import evaluation_only, get_benchmark
+from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProtocolError
 from .options import Arguments
 
@@ -81,7 +82,7 @@ class Sweep:
     protocols: Sequence[str]  # in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`; runs of several are planned once
     trial_seeds: Sequence[int] = (0, 1, 2)
     hparams_seeds: Sequence[int] = (0,)
-    domains: Sequence[int] | None = None  # the only ones to hold out, or to train on for single_source; None for all
+    domains: Sequence[int | str] | None = None  # the only ones to hold out, or to train on for single_source
     options: Arguments = field(default_factory=dict)
 
 
@@ -97,6 +98,8 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
     """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early."""
     for axis in (sweep.datasets, sweep.algorithms, sweep.models):
         _check_labels(axis)
+    for dataset in sweep.datasets:
+        get_benchmark(dataset.value).check_data_dir(_data_dir(sweep, dataset))
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
     axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
     runs = []
@@ -129,11 +132,11 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
             domain_sets += _all_but_one_region(sweep, dataset)
         elif protocol in PROTOCOLS:
             hold_out, _, fewest = PROTOCOLS[protocol]
-            number = number_of_domains(sweep, dataset)
-            if number < fewest:
-                remedy = f"{dataset.label} has {number} domains; it takes {fewest}"
+            names = domain_names(sweep, dataset)
+            if len(names) < fewest:
+                remedy = f"{dataset.label} has {len(names)} domains; it takes {fewest}"
                 raise ProtocolError.of("protocols", protocol, remedy)
-            domain_sets += _of_interest(hold_out(number), sweep.domains, protocol, number)
+            domain_sets += _of_interest(hold_out(len(names)), sweep.domains, protocol, names)
         else:
             names = ", ".join([*PROTOCOLS, OFFICIAL, PER_REGION])
             raise ProtocolError.of("protocols", protocol, f"choose from {names}")
@@ -147,22 +150,22 @@ def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
     if len(regions) < 2 or len(regions) == len(names):
         remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
         raise ProtocolError.of("protocols", PER_REGION, f"{remedy}, as geo_digits and FMoW_regions have")
-    sources = regions if sweep.domains is None else sweep.domains
+    sources = regions if sweep.domains is None else domain_positions(sweep.domains, names, "domains")
     if unknown := [position for position in sources if position not in regions]:
         raise ProtocolError.of("domains", unknown, f"the regions are {regions}")
     return [tuple(position for position in range(len(names)) if position != source) for source in sources]
 
 
-def number_of_domains(sweep: Sweep, dataset: Choice) -> int:
-    """Returns the number of domains, from the benchmark's row or from the data folder."""
+def domain_names(sweep: Sweep, dataset: Choice) -> Sequence[str]:
+    """Returns the names of the domains, from the benchmark's row or from the data folder."""
     benchmark = get_benchmark(dataset.value)
     if benchmark.domains:
-        return len(benchmark.domains)
+        return benchmark.domains
     names, has_test_domains = _read_domains(dataset.value, _data_dir(sweep, dataset))
     if has_test_domains:
         remedy = f"sets its test domains apart itself; use the protocol {OFFICIAL!r}"
         raise ProtocolError.of("dataset", dataset.value, remedy)
-    return len(names)
+    return names
 
 
 def _data_dir(sweep: Sweep, dataset: Choice) -> str | None:
@@ -201,21 +204,25 @@ def _formula(sweep: Sweep, dataset: Choice, protocol: str) -> str:
     if protocol == PER_REGION:
         return f"{protocol} {len(_all_but_one_region(sweep, dataset))}"
     hold_out, formula, _ = PROTOCOLS[protocol]
-    number = number_of_domains(sweep, dataset)
+    number = len(domain_names(sweep, dataset))
     counted = formula.format(n=number, m=number - 1)
     total = f" = {len(hold_out(number))}" if "+" in counted else ""
     only = "" if sweep.domains is None else f", of which those of domains {list(sweep.domains)}"
     return f"{protocol} {counted}{total}{only}"
 
 
-def _of_interest(sets: DomainSets, domains: Sequence[int] | None, protocol: str, number: int) -> DomainSets:
+def _of_interest(
+    sets: DomainSets, domains: Sequence[int | str] | None, protocol: str, names: Sequence[str]
+) -> DomainSets:
     """Selects the runs that hold out one of the domains, or that train on one of them for single_source."""
     if domains is None:
         return sets
-    if any(not 0 <= domain < number for domain in domains):
-        raise ProtocolError.of("domains", list(domains), f"there are domains 0 to {number - 1}")
+    positions = domain_positions(domains, names, "domains")
+    if any(not 0 <= position < len(names) for position in positions):
+        listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
+        raise ProtocolError.of("domains", list(domains), f"name domains out of: {listing}")
     trained_on = protocol == "single_source"
-    return [held_out for held_out in sets if any((domain in held_out) != trained_on for domain in domains)]
+    return [held_out for held_out in sets if any((position in held_out) != trained_on for position in positions)]
 
 
 def _merged(*tables: Arguments) -> Arguments:

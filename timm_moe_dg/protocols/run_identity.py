@@ -90,7 +90,10 @@ def changed_options(args: Arguments) -> dict[str, object]:
     return {
         name: value
         for name, value in canonical_names(args).items()
-        if name in DEFAULTS and name not in left_out and canonical_json(value) != canonical_json(DEFAULTS[name])
+        if name in DEFAULTS
+        and name not in left_out
+        # No test domains are not the same as those that are filled in
+        and (canonical_json(value) != canonical_json(DEFAULTS[name]) or (name == "test_domains" and value == []))
     }
 
 

@@ -34,8 +34,8 @@ def validation_accuracy(record: Record, validated: Collection[int] | None = None
 
 
 def reported_accuracy(record: Record) -> float:
-    """Returns the accuracy on the test domain's in-split, or the unweighted mean of several test domains."""
-    return fmean([record.in_acc[domain] for domain in record.test_domains])
+    """Returns the accuracy on the test domain's in-split, or the unweighted mean of several, those with images."""
+    return _mean([record.in_acc[domain] for domain in record.test_domains])
 
 
 def whole_accuracy(record: Record) -> float:
@@ -46,12 +46,18 @@ def whole_accuracy(record: Record) -> float:
     """
     share = record.args.get("holdout_fraction", 0.2)  # DomainBed's default
     pairs = [(record.in_acc[domain], record.out_acc[domain]) for domain in record.test_domains]
-    return fmean(inside if isnan(outside) else (1 - share) * inside + share * outside for inside, outside in pairs)
+    return _mean([inside if isnan(outside) else (1 - share) * inside + share * outside for inside, outside in pairs])
 
 
 def transfer_accuracy(record: Record) -> float:
     """Returns the mean accuracy on the test domains' out-splits, the measure of single-source generalization."""
-    return fmean([record.out_acc[domain] for domain in record.test_domains])
+    return _mean([record.out_acc[domain] for domain in record.test_domains])
+
+
+def _mean(accuracies: Sequence[float]) -> float:
+    """The mean without NaN, which empty splits have; NaN if nothing is left."""
+    present = [accuracy for accuracy in accuracies if not isnan(accuracy)]
+    return fmean(present) if present else nan
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:
@@ -96,8 +102,11 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
 def oracle(records: Sequence[Record]) -> Record:
     """Test-domain validation: of the last records of all runs, the one with the best test-domain out-split accuracy.
 
-    This is an upper bound rather than a protocol, because it looks at the test domain.
+    This is an upper bound rather than a protocol, because it looks at the test domain. A run without one is a
+    `RecordError`.
     """
+    if not all(record.test_domains for record in records):
+        raise RecordError("records: a run holds out no domain to look at; select by training_domain_validation")
     # Of several records of a run, the dictionary keeps the last
     last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
     return _best(list(last.values()), transfer_accuracy)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
-from ..data import Domain, EvaluationImages, Split, drop_unreadable, split_domains
+from ..data import Domain, EvaluationImages, Split
 from ..errors import DataError
+from ..finetuning.plan import make_splits
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
 from ..networks.trained import class_positions, takes_metadata
@@ -54,7 +55,10 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFacts(Evaluated):
-    """Predictions on the in-splits of held-out domains, which are the counted ones, and on the others' out-splits."""
+    """Predictions on the in-splits of held-out domains, and on the out-splits of the others.
+
+    The held-out domains are the counted ones, or all domains if none was held out.
+    """
 
     total: int  # number of such images; `images` has fewer if their number was limited
     first_experts: Mapping[str, Tensor]  # mixture layer -> (N, E) number of tokens of each image by first expert
@@ -77,7 +81,8 @@ class NetworkFacts(Evaluated):
 
     def calibration(self) -> dict[str, CalibrationBins]:
         """Confidence bins of held-out and of training domains. A kind without images is left out."""
-        correct, held_out = self.outputs.predicted == self.outputs.target, self.is_counted
+        correct = self.outputs.predicted == self.outputs.target
+        held_out = torch.isin(self.outputs.group // 2, torch.tensor(list(self.test_domains), dtype=torch.long))
         # Training domains have their out-splits here, so both kinds consist of images that training never used.
         kinds = {"tested domains": held_out, "training domains (out-splits)": ~held_out}
         return {
@@ -129,8 +134,6 @@ class _FirstExperts(nn.Module):
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
     domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
-    if view.args.get("skip_unreadable"):
-        domains, _ = drop_unreadable(domains, settings.workers)
     splits = _untrained_splits(view.args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:
@@ -142,13 +145,21 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     with record_routing(view.model):
         outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)
     counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
-    return NetworkFacts(view.name, images, outputs, test_domains, test_domains, total=total, first_experts=counts)
+    counted = test_domains or range(len(domains))
+    return NetworkFacts(view.name, images, outputs, test_domains, counted, total=total, first_experts=counts)
 
 
 def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
     """The in-splits of held-out domains, which are reported, and the out-splits of training domains."""
-    options = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
-    splits = split_domains(domains, [], **options)
+    photographs = args.get("split_by_photograph", False)
+    training = [index for index in range(len(domains)) if index not in test_domains]
+    splits = make_splits(
+        domains,
+        training if photographs else [],  # the other way of splitting would need images for validation in all of them
+        trial_seed=args["trial_seed"],
+        holdout_fraction=args.get("holdout_fraction", 0.2),
+        split_by_photograph=photographs,
+    )
     return [
         Split(split.inside, split.outside[:0]) if index in test_domains else Split(split.inside[:0], split.outside)
         for index, split in enumerate(splits)

@@ -69,11 +69,13 @@ def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, obj
 
 
 def _score_sections(network: NetworkFacts) -> dict[str, object]:
-    names = ", ".join(network.domains[index].name for index in network.test_domains)
+    names = ", ".join(network.domains[index].name for index in network.test_domains) or "all domains"
     title = f"{network.model}\n{names}"
     confusion = partial(plot_confusion, network.confusion, network.classes, title=title)
     return {
-        "confusion": inlined(confusion, "Confusion matrix of the held-out domains"),
+        "confusion": inlined(
+            confusion, f"Confusion matrix of {'the held-out' if network.test_domains else 'all'} domains"
+        ),
         "calibration": inlined(partial(plot_reliability, network.calibration()), "Accuracy against confidence"),
         "mistakes": attempt(network.worst_mistakes),
         "use": network.expert_use(),

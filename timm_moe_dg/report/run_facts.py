@@ -75,6 +75,8 @@ class RunFacts:
         return self.records[0].images(self.records[0].training_domains, out=True)
 
     def _has_scores(self, rule: str) -> bool:
+        if rule == "oracle":
+            return bool(self.run.test_domains)
         return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
 
     @property

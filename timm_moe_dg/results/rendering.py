@@ -34,6 +34,32 @@ def cell_text(cell: Cell, digits: int = 1) -> str:
     return f"{100 * cell.mean:.{digits}f}{error}{seeds}"
 
 
+def data_rows(tables: Sequence[Table]) -> list[dict[str, object]]:
+    """Returns one entry per cell, with percentages as numbers. A cell without a value has None."""
+    return [
+        {
+            "dataset": table.dataset,
+            "rule": table.rule,
+            "table": table.title,
+            "algorithm": row.algorithm,
+            "model": row.model,
+            "variant": row.variant,
+            "column": column,
+            "mean": _percentage(cell.mean),
+            "standard_error": _percentage(cell.error),
+            "seeds": len(cell.values),
+            "expected_seeds": cell.expected,
+        }
+        for table in tables
+        for row, cells in table.rows.items()
+        for column, cell in zip(table.columns, cells, strict=True)
+    ]
+
+
+def _percentage(share: float) -> float | None:
+    return None if isnan(share) else round(100 * share, 6)
+
+
 def text_grid(title: str, grid: Grid, missing: Sequence[str]) -> str:
     """Formats cells as aligned text. The first row is the header."""
     return "\n".join([title, "", _tabulate(grid, "simple", one_line), *_missing_runs(missing, "  ")])

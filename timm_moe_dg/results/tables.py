@@ -93,6 +93,8 @@ def make_tables(
         further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
+    # A final model, which was trained on all domains, has no test accuracy.
+    runs = [run for run in runs if run.test_domains]
     rows_by_dataset = {
         dataset: by_row([run for run in runs if run.dataset == dataset])
         for dataset in sorted({run.dataset for run in runs})
@@ -179,6 +181,8 @@ def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -
     names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
     tables = []
     for source, held_out in enumerate(single_source(len(names))):
+        if all(run.test_domains != held_out for run in _runs(rows)):
+            continue
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
         selected = {row: {source: _selected(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
         columns = [*single_source_columns(names, source), *further]
@@ -250,12 +254,17 @@ def _trial_seeds(rows: Rows) -> list[int]:
 
 
 def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
-    """Names the missing runs, one phrase per row, held-out domains and hyper-parameter seed."""
-    trial_seeds = _trial_seeds(rows)
+    """Names the missing runs, one phrase per row, held-out domains and hyper-parameter seed.
+
+    Domains that no run of the table holds out were not planned.
+    """
+    trial_seeds, begun = _trial_seeds(rows), {run.test_domains for run in _runs(rows)}
     phrases = []
     for row, runs in rows.items():
         finished = {(run.test_domains, run.seeds) for run in runs}
-        for held_out, hparams_seed in product(needed, sorted({run.seeds[1] for run in runs})):
+        for held_out, hparams_seed in product(
+            filter(begun.__contains__, needed), sorted({run.seeds[1] for run in runs})
+        ):
             if absent := [seed for seed in trial_seeds if (held_out, (seed, hparams_seed)) not in finished]:
                 phrases.append(
                     f"{row}: test domains {list(held_out)}, trial seeds {absent}, hparams seed {hparams_seed}"

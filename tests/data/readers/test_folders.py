@@ -40,6 +40,13 @@ def test_order_is_that_of_image_folder(root):
         assert len(domain) == 8
 
 
+def test_hidden_files_and_folders_are_skipped(root):
+    expected = [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)]
+    for name in (".cache/dog/0.png", "art/.thumbnails/0.png", "art/dog/._9.png", "art/dog/.ipynb_checkpoints/9.png"):
+        write_image(root / name)
+    assert [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)] == expected
+
+
 def test_a_class_may_be_empty_in_one_domain(root):
     for image in (root / "art" / "Cat").rglob("*.*"):
         image.unlink()

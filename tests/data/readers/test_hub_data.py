@@ -7,8 +7,10 @@ import sys
 import datasets
 import huggingface_hub
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError, MissingDependencyError
@@ -75,6 +77,28 @@ def test_labels_and_domains_of_other_types(tmp_path, kind):
     assert [domain.name for domain in domains] == ["art", "photo"]
     assert domains[1].classes == tuple(sorted(set(map(str, labels))))
     assert [domains[1].classes[target] for target in domains[1].targets] == list(map(str, labels[::2]))
+
+
+@pytest.mark.parametrize("label", [None, -1])
+def test_a_row_without_a_label_is_named_by_its_split(tmp_path, label):
+    name = write(tmp_path / "set", ("train", "test"))
+    path = tmp_path / "set" / "data" / "test-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    labels = pyarrow.array([label if k == 7 else 0 for k in range(ROWS)], pyarrow.int64())
+    parquet.write_table(table.set_column(table.schema.get_field_index("label"), "label", labels), path)
+    with pytest.raises(DataError, match=f"column 'label' is {label} in row 7 of split 'test'; every row needs a name"):
+        get_benchmark(name).read(None)
+
+
+def test_images_that_were_hidden_files_are_skipped(tmp_path):
+    name = write(tmp_path / "set")
+    path = str(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")
+    rows = datasets.Dataset.from_parquet(path).cast_column("image", datasets.Image(decode=False)).to_list()
+    for number in (2, 5):
+        rows[number]["image"]["path"] = f"art/._{number}.png"
+    datasets.Dataset.from_list(rows, features=datasets.Features(FEATURES)).to_parquet(path)
+    art, photo = get_benchmark(name).read(None)
+    assert (numbers(photo), numbers(art)) == ([0, 4, 6, 8, 10], [1, 3, 7, 9, 11])
 
 
 def test_rows_left_out(tmp_path):

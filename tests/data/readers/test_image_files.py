@@ -31,6 +31,16 @@ def test_order_and_extensions(folder):
     assert names == ["odd.data", "a/z.JPG", "a/../b.png", "a/c.jpeg"]
 
 
+def test_hidden_files_count_only_if_they_are_named(folder):
+    for name in ("._b.png", ".thumbnails/b.png", "a/._z.JPG"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    expected = [str(folder / name) for name in ("a/c.jpeg", "a/z.JPG", "b.png")]
+    assert find_images([str(folder)]) == expected
+    assert sorted(find_images([f"{folder}/*.png", f"{folder}/**/*.[jJ]*"])) == expected
+    assert find_images([f"{folder}/._b.png"]) == [f"{folder}/._b.png"]
+
+
 @pytest.mark.parametrize("source", ["absent", "absent/", "*.gif", "empty"])
 def test_a_source_without_images_is_named(folder, source):
     (folder / "empty").mkdir()
@@ -47,6 +57,9 @@ def test_metadata_by_path(folder):
     ids = read_metadata(table, paths, ids=True)
     assert ids.tolist() == [-1, 12, -1]
     assert ids.dtype == np.int64
+    table.write_text(f"path,lon,lat\nz.JPG,1,2\nc.jpeg,3,4\n{folder}/a/z.JPG,1,2\n")
+    with pytest.raises(DataError, match=r"lines 2 and 4 have the same path '.*z\.JPG'"):
+        read_metadata(table, paths)
     table.write_text("path,lon,lat\nz.JPG,200,0\n")
     with pytest.raises(DataError, match=r"column 'lon' is \['200'\] in lines 2"):
         read_metadata(table, paths)

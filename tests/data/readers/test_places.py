@@ -88,6 +88,15 @@ def test_a_table_with_nothing_to_train_validate_or_test_on(lacking):
     assert set(PARTS) == set(PART) - {"none"}
 
 
+def test_groups_are_taken_from_all_rows():
+    part = [*PART, "ood_val", "id_val", "id_val"]
+    with pytest.raises(DataError, match=r"split='id_val': 2 rows of groups without a train row \(d, e\); give these"):
+        domains_of(table(part, [*GROUP, "d", "d", "e"]))
+    domains = by_name(domains_of(table(part, [*GROUP, "d", "a", "b"])))
+    assert sum(map(len, domains.values())) == len(part) - part.count("none")
+    assert (rows(domains["ood d"], domains["ood d"].split.inside), rows(domains["ood d"], [0])) == ([], [9])
+
+
 def own_rows() -> list[dict[str, Any]]:
     parts = ["train", "train", "id_val", "id_test", "ood_test", "ood_val"]
     groups = ["north", "south", "north", "south", "east", "east"]
@@ -136,6 +145,13 @@ def test_missing_and_wrong_fields_are_named_by_line(
     rows = own_rows()
     rows[line - 2] |= changed
     with pytest.raises(DataError, match=message):
+        read_place_folder(write_own(tmp_path, rows))
+
+
+def test_an_image_with_two_rows_is_named_by_both_lines(tmp_path: Path) -> None:
+    rows = own_rows()
+    rows.append(rows[1] | {"path": "tiles/./0.png", "label": "city"})
+    with pytest.raises(DataError, match=r"metadata\.csv': lines 2 and 8 have the same path '.*0\.png'; remove one"):
         read_place_folder(write_own(tmp_path, rows))
 
 

@@ -1,5 +1,6 @@
 """Images of a run that are drawn: their choice, their batches for the network, and their pixels."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ from torch import Tensor
 from ...data import Domain, FolderDomain
 from ...data.bands import Pixels, as_picture
 from ...data.readers import find_images, read_pixels
-from ...errors import ArgumentError, DataError
+from ...errors import ArgumentError, DataError, ImageReadError
 from ..run_view import Batch, RunView
 from .map_plots import Photograph, Rows
 
+_logger = logging.getLogger(__name__)
 MAX_SIDE = 224  # pixels; larger photographs are reduced, so that files stay small
 
 
@@ -50,9 +52,16 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
     if hasattr(view.model, "metadata_encoder"):
         remedy = "the model routes by coordinates, which files do not have; leave out --images"
         raise ArgumentError.of("images", list(images), remedy)
-    chosen: list[ChosenImage | None] = [
-        ChosenImage(Path(path).name, read_pixels(path, view.in_chans), None) for path in find_images(images)
-    ]
+    chosen: list[ChosenImage | None] = []
+    for path in find_images(images):
+        try:
+            chosen.append(ChosenImage(Path(path).name, read_pixels(path, view.in_chans), None))
+        except ImageReadError as error:
+            if not view.skip_unreadable:
+                raise
+            _logger.warning(f"left out: {error}")
+    if not chosen:
+        raise ImageReadError(f"images={list(images)!r}: none can be decoded; repair or remove the files")
     width = min(columns, len(chosen))
     chosen += [None] * (-len(chosen) % width)
     return [("", chosen[start : start + width]) for start in range(0, len(chosen), width)]

@@ -44,6 +44,7 @@ class Benchmark:
         swad_hparams: Hyper-parameters that differ under stochastic weight averaging (SWAD).
         swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
+        takes_data_dir: Whether the images are in a folder that the user names.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Benchmark:
     swad_hparams: Hparams = field(default_factory=dict)
     swad_checkpoint_freq: int = 100
     takes_metadata_columns: bool = False
+    takes_data_dir: bool = True
 
     def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
@@ -79,9 +81,10 @@ class Benchmark:
             in_chans: Bands of the images. Numbers other than three need image files (see `data.bands`).
 
         Raises:
-            ArgumentError: The benchmark has no such columns, or no image files with other bands.
+            ArgumentError: The benchmark reads no folder, has no such columns, or no image files with other bands.
             DataError: There is no such folder, or its contents differ from the published ones.
         """
+        self.check_data_dir(data_dir)
         if metadata_columns and not self.takes_metadata_columns:
             remedy = f"{self.name} has no table of metadata columns; use --dataset place_folder, or leave it out"
             raise ArgumentError.of("metadata_columns", list(metadata_columns), remedy)
@@ -91,6 +94,12 @@ class Benchmark:
         self._compare_classes(domains)
         self._compare_images(domains)
         return with_bands(domains, in_chans, self.name)
+
+    def check_data_dir(self, data_dir: DataDir) -> None:
+        """Refuses a folder that `read` would ignore, by an `ArgumentError`."""
+        if data_dir is not None and not self.takes_data_dir:
+            remedy = f"{self.name} reads no folder; for images of your own give --dataset folder, or leave it out"
+            raise ArgumentError.of("data_dir", str(data_dir), remedy)
 
     def _folder(self, data_dir: DataDir) -> Path:
         if data_dir is None:

@@ -68,6 +68,7 @@ _handwritten = partial(
     image_size=digits.STORED_SIZE,
     source=_DIGITS,
     license="CC BY 4.0",
+    takes_data_dir=False,
 )
 
 DIGIT_ROWS = (
@@ -106,6 +107,7 @@ DIGIT_ROWS = (
         image_size=SPRITE_SIZE,
         source="drawn by this package",
         license="Apache-2.0",
+        takes_data_dir=False,
     ),
     *_domainbed(MNIST, "MNIST", "LeCun et al., Gradient-based learning, 1998; as DomainBed divides it", "CC BY-SA 3.0"),
     *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017; divided as DomainBed does MNIST", "MIT"),

@@ -47,4 +47,6 @@ def _hub_benchmark(name: str) -> Benchmark:
     if not path:
         raise ArgumentError.of("dataset", name, f"give {HUB}OWNER/NAME, such as {HUB}flwrlabs/pacs")
     source = f"the Hub's data set {path}"
-    return Benchmark(name=name, reader=lambda data_dir: read_hub(path), source=source, license="see its card")
+    return Benchmark(
+        name=name, reader=lambda data_dir: read_hub(path), source=source, license="see its card", takes_data_dir=False
+    )

@@ -24,15 +24,23 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
     """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up.
 
     Raises:
-        DataError: There is no such file, it has no rows, or it lacks a required column.
+        DataError: There is no such file, it has no rows, or it lacks a required column. Two columns have one name, or a
+            line has more fields than there are columns.
     """
     try:
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
-            header = reader.fieldnames or []
+            header = list(reader.fieldnames or [])
             columns: dict[str, list[str]] = {name: [] for name in header}
+            if doubled := [name for name in columns if name and header.count(name) > 1]:
+                raise DataError(f"{str(path)!r}: line 1 names the column {doubled[0]!r} twice; rename or remove one")
             for row in reader:
+                if None in row:  # fields beyond the last column
+                    raise DataError(
+                        f"{str(path)!r}: line {reader.line_num} has {len(header) + len(row[None])} fields for "
+                        f"{len(header)} columns; write numbers with a point, and texts that hold a comma in quotes"
+                    )
                 for name, fields in columns.items():
                     fields.append(row[name])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -71,6 +79,14 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
         found = f"column {name!r} is {fields} in {_lines(wrong_lines)}"
         raise DataError(f"{str(path)!r}: {found}; every row needs {expected}")
     return values
+
+
+def check_unique(path: Path, name: str, values: Sequence[str]) -> None:
+    """Refuses a column with one value in two rows, by a `DataError` that names their lines."""
+    first: dict[str, int] = {}
+    for line, value in enumerate(values, start=2):
+        if (earlier := first.setdefault(value, line)) != line:
+            raise DataError(f"{str(path)!r}: lines {earlier} and {line} have the same {name} {value!r}; remove one")
 
 
 def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:

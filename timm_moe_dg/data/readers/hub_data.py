@@ -8,16 +8,17 @@ by a single name works, including a local folder of parquet files.
 
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError, ImageReadError, MissingDependencyError
 from ..domains import Domain, file_names
-from .images import read_image
+from .images import is_hidden, read_image
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,14 +64,15 @@ def read_hub(path: str) -> list[HubDomain]:
         MissingDependencyError: `datasets` is not installed.
         DataError: There is no such data set or no network, or a column is missing or of the wrong kind.
     """
-    table = _load(path)
+    table, sizes = _load(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(missing)}; has {table.column_names}")
-    names, domains = _names_and_indices(path, table, "domain")
-    classes, targets = _names_and_indices(path, table, "label")
+    names, domains = _names_and_indices(path, table, sizes, "domain")
+    classes, targets = _names_and_indices(path, table, sizes, "label")
     images, roots = _undecoded(path, table), _roots(path)
-    members = {name: np.flatnonzero(domains == index) for index, name in enumerate(names)}
+    visible = _visible(table)
+    members = {name: np.flatnonzero(visible & (domains == index)) for index, name in enumerate(names)}
     return [
         HubDomain(name, classes, targets[rows], rows, table=images, roots=roots)
         for name, rows in sorted(members.items())
@@ -78,14 +80,15 @@ def read_hub(path: str) -> list[HubDomain]:
     ]
 
 
-def _load(path: str) -> "Dataset":
+def _load(path: str) -> "tuple[Dataset, dict[str, int]]":
+    """All splits one after the other, and the number of rows of each."""
     try:
         import datasets
     except ImportError as error:
         raise MissingDependencyError.of(f"dataset='{HUB}{path}'", "datasets", "hub-data") from error
     try:
         splits = datasets.load_dataset(path)
-        return datasets.concatenate_datasets(list(splits.values()))
+        return datasets.concatenate_datasets(list(splits.values())), splits.num_rows
     # The transport's errors have other classes in each major release of the client.
     except Exception as error:
         reason = " ".join(str(error).split())
@@ -96,16 +99,30 @@ def _load(path: str) -> "Dataset":
         ) from error
 
 
-def _names_and_indices(path: str, table: "Dataset", column: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _names_and_indices(
+    path: str, table: "Dataset", sizes: Mapping[str, int], column: str
+) -> tuple[tuple[str, ...], np.ndarray]:
     """A column's names in order (a ClassLabel's, otherwise the values that occur), and each row's index in them."""
-    values = table.data.column(column).to_pylist()
+    values: list[Any] = table.data.column(column).to_pylist()
     names = getattr(table.features[column], "names", None)
+    places = ((split, row) for split, size in sizes.items() for row in range(size))
+    for value, (split, row) in zip(values, places, strict=True):
+        # Rows without a label have None, or -1 in a ClassLabel
+        if not (isinstance(value, int) and 0 <= value < len(names) if names else isinstance(value, str | int)):
+            remedy = "every row needs a name or a number; drop such rows (datasets' filter) and give the copy's folder"
+            raise DataError(
+                f"dataset='{HUB}{path}': column {column!r} is {value!r} in row {row} of split {split!r}; {remedy}"
+            )
     if names:
         return tuple(names), np.array(values)
-    if any(not isinstance(value, str | int) for value in values):
-        raise DataError(f"dataset='{HUB}{path}': column {column!r} must hold names or numbers, one in every row")
     distinct = sorted(set(values))
     return tuple(map(str, distinct)), np.searchsorted(distinct, values)
+
+
+def _visible(table: "Dataset") -> np.ndarray:
+    """Bool, one per row: False for images that were hidden files, such as the ._x.png of macOS."""
+    parts = [chunk.field("path") for chunk in table.data.column("image").chunks]
+    return np.array([not is_hidden(name or "") for part in parts for name in part.to_pylist()], dtype=bool)
 
 
 def _roots(path: str) -> tuple[str, ...]:

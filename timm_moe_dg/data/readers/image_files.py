@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...errors import DataError, ImageReadError
 from ..bands import RGB, Transform
 from ..domains import file_names
-from .csv_tables import coordinates, numeric, parsed, read_csv
+from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv
 from .images import IMAGE_EXTENSIONS, images_below, read_pixels
 
 Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), optionally metadata
@@ -50,15 +50,16 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
         not in the table have NaN or -1.
 
     Raises:
-        DataError: A column is missing, or a field is empty or wrong. The message names the lines.
+        DataError: A column is missing, a field is empty or wrong, or an image has two rows. The message names the
+            lines.
     """
     fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
         values = np.array(parsed(table, fields, "location", int, "a whole number"), dtype=np.int64)
     else:
         values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
-    files = (os.path.abspath(os.path.join(table.parent, path.strip())) for path in fields["path"])
-    # Of two rows for one file, the later one counts.
+    files = [os.path.abspath(os.path.join(table.parent, path.strip())) for path in fields["path"]]
+    check_unique(table, "path", files)
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     return np.stack([metadata.get(os.path.abspath(path), unknown) for path in paths])

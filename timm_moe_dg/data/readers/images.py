@@ -20,25 +20,32 @@ _warned_bands: set[tuple[str, ...]] = set()
 def images_below(folder: str) -> list[tuple[str, list[str]]]:
     """Lists files with torchvision's image extensions, to any depth, in the order of its ImageFolder.
 
+    Hidden files and folders are skipped, such as the ._x.png that macOS writes beside x.png.
     Returns folders and the names of their images, both sorted. Links to files are followed. Links to folders are
     errors: they could form a circle, or lead to images that are listed elsewhere as well.
     """
     listing = []
     for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
+        folders[:] = [name for name in folders if not is_hidden(name)]  # os.walk enters those that remain
         for path in (os.path.join(parent, name) for name in folders):
             if os.path.islink(path):
                 raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
-        images = sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
+        images = sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS) and not is_hidden(name))
         if images:
             listing.append((parent, images))
     return sorted(listing)
 
 
+def is_hidden(path: str) -> bool:
+    """Whether a file or folder has a name that starts with a dot."""
+    return os.path.basename(path).startswith(".")
+
+
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
-    """Lists the names of a folder's folders, sorted, including links to folders. All must be UTF-8."""
+    """Lists the names of a folder's folders, sorted, with links and without hidden ones. All must be UTF-8."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
     except OSError as error:
         _raise_not_listed(error)
     for name in names:

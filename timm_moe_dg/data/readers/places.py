@@ -16,7 +16,7 @@ from PIL import Image
 
 from ...errors import DataError
 from ..domains import DataDir, Domain, Split, file_names, take
-from .csv_tables import below, choice, coordinates, numeric, parsed, read_csv
+from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
 from .images import read_picture
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -82,7 +82,8 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
     "out" part.
 
     Raises:
-        DataError: There is nothing to train on, to validate on, or to test on.
+        DataError: There is nothing to train on, to validate on, or to test on. A group has rows for validation of
+            training and none for training.
     """
     counts = {part: int((places.part == part).sum()) for part in PARTS}
     if not counts["train"] or not counts["id_val"] or not counts["id_test"] + counts["ood_test"]:
@@ -95,7 +96,15 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
             members = {POOLED: np.ones(len(places.part), dtype=bool)}
         else:
             names = training if role == "train" and training is not None else places.group
-            members = {name: names == name for name in sorted(set(names[places.part == inside]))}
+            untrained = (places.part == outside) & ~np.isin(names, names[places.part == inside])
+            if role == "train" and untrained.any():
+                groups = ", ".join(sorted(set(names[untrained])))
+                remedy = "give these groups train rows too, or make them ood_val"
+                raise DataError(
+                    f"split={outside!r}: {untrained.sum()} rows of groups without a train row ({groups}); {remedy}"
+                )
+            # Of a role in testing, a group may have validation rows alone
+            members = {name: names == name for name in sorted(set(names[np.isin(places.part, (inside, outside))]))}
         domains += [_domain(places, role, group, member, inside, outside) for group, member in members.items()]
     return domains
 
@@ -109,20 +118,21 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
     metadata.
 
     Raises:
-        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist. The
-            message names the lines.
+        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist or
+            has two rows. The message names the lines. See `domains_of` for groups.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
     table = Path(data_dir) / "metadata.csv"
     fields = read_csv(table, COLUMNS)
-    images = file_names(parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder"))
+    paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
+    check_unique(table, "path", paths)
     labels = parsed(table, fields, "label", str, "a label")
     classes = tuple(sorted(set(labels)))
     return domains_of(
         Places(
             classes=classes,
-            images=images,
+            images=file_names(paths),
             targets=np.searchsorted(classes, labels),
             metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
             part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
