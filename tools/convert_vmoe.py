@@ -22,7 +22,7 @@ import timm
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import positive_int
-from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options
+from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options, vmoe_preprocessing
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.hub.folder import fill_from_network
 from timm_moe_dg.networks.build import without_origin
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         warnings.filterwarnings("ignore", message="top_k=")
         model: Any = timm.create_model(**options)
     model.load_state_dict(weights)
-    model.pretrained_cfg = model.default_cfg = without_origin(model.pretrained_cfg)
+    model.pretrained_cfg = model.default_cfg = without_origin(model.pretrained_cfg) | vmoe_preprocessing(options)
     fill_from_network(args.output, model)
     print(f"{args.prefix}: {options['num_experts']} experts in blocks {options['moe_layers']} of {options['depth']}")
     print(f"model: timm.create_model('local-dir:{args.output}', pretrained=True)")

@@ -24,6 +24,8 @@ SWAD = {"swad_n_converge": 3, "swad_n_tolerance": 2, "swad_tolerance_ratio": 0.5
         ([9, 4, 2, 3, 4, 1, 5, 6], 0, 4, 10),
         # The run ends before the second one above: everything to its last step, evaluated or not
         ([9, 4, 2, 3, 4, 5], 1, 4, 11),
+        # Threshold 1.5 * mean(2, 2, 2) = 3: a loss at the threshold is in the valley
+        ([9, 2, 2, 2, 3, 3, 9], 0, 2, 12),
         # Equal losses do not fall below the first of them
         ([3, 3, 3, 3], 0, 0, 6),
         # Threshold 1.5 * mean(1, 5, 9) = 7.5: the third is above it when the start is found, the fourth is the second
@@ -118,6 +120,15 @@ def test_both_ways_of_swad_on_random_losses(tolerance):
         assert value(run("swad_released", losses, **numbers).final()) == pytest.approx(expected)
     assert converged > 40
     assert ended > 3
+
+
+@pytest.mark.parametrize("tolerance", [2, 4])
+@pytest.mark.parametrize("losses", [[3, 2, 2, 2, 3, 3, 9, 9, 2], [4, 3, 2, 2, 2, 4, 3], [2, 2, 2, 9, 3, 9, 3, 3]])
+def test_a_loss_at_the_threshold_is_in_the_valley_of_the_released_code_too(losses, tolerance):
+    segments = [fmean(weights(max(0, 2 * i - 1), 2 * i)) for i in range(len(losses))]
+    average = run("swad_released", losses, **{**SWAD, "swad_n_tolerance": tolerance})  # the threshold is 1.5 * 2
+    expected = released_average(losses, segments, 3, tolerance, 0.5)
+    assert value(average.final()) == pytest.approx(expected)
 
 
 def test_released_swad_counts_the_segment_of_convergence_twice():

@@ -65,6 +65,13 @@ def test_capacity_counts_as_the_released_code_does():
 def test_capacity_drops_as_a_queue_does(table, capacity, data):
     num_experts, rows = table
     priority = [data.draw(st.sampled_from([0.25, 0.5, 0.5, 1.0])) for _ in rows]  # ties too
+    if data.draw(st.booleans()):  # items that go nowhere, such as padding, take no place
+        padded = torch.cat([as_indices(rows), torch.full_like(as_indices(rows), num_experts)])
+        doubled = over_capacity(padded, torch.tensor(priority * 2), num_experts, capacity)
+        assert doubled.tolist() == [
+            *over_capacity(as_indices(rows), torch.tensor(priority), num_experts, capacity).tolist(),
+            *torch.zeros_like(as_indices(rows), dtype=torch.bool).tolist(),
+        ]
     indices = as_indices(rows)
     dropped = over_capacity(indices, torch.tensor(priority), num_experts, capacity)
     assert dropped.tolist() == (naive_drops(rows, priority, capacity) if rows else [])

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timm.layers import Mlp
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.layers.test_moe_mlp import images, make_layer
@@ -246,6 +248,55 @@ def test_torch_func_differentiates_through_the_loop():
 
     actual = torch.func.grad(loss_of)(dict(experts.named_parameters()))
     torch.testing.assert_close(tuple(actual.values()), expected)
+
+
+EVERY_WAY = pytest.mark.parametrize("options", [{}, {"act_layer": nn.ReLU}], ids=["simple", "other"])
+EVERY_SIZE = pytest.mark.parametrize("tokens", [13, 70], ids=["few rows", "many rows"])
+
+
+@EVERY_WAY
+@EVERY_SIZE
+def test_forward_mode_derivatives_are_those_of_the_loop(options, tokens):
+    experts = make_experts(torch.float64, **options)
+    x, indices, weights = (part.detach() for part in make_call(tokens, dtype=torch.float64))
+    direction = torch.ones_like(x)
+    expected = torch.autograd.functional.jvp(lambda x: experts.forward_loop(x, indices, weights), x, direction)[1]
+    with forward_ad.dual_level():
+        output = experts(forward_ad.make_dual(x, direction), indices, weights)
+        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, expected)
+
+
+def test_a_mixture_is_linearized():
+    experts = make_experts()
+    x, indices, weights = (part.detach() for part in make_call(3))
+    expected = torch.func.jvp(lambda x: experts(x, indices, weights), (x,), (torch.ones_like(x),))[1]
+    _, linear = torch.func.linearize(lambda x: experts(x, indices, weights), x)
+    torch.testing.assert_close(linear(torch.ones_like(x)), expected)
+
+
+@EVERY_WAY
+@EVERY_SIZE
+@pytest.mark.parametrize("drop", [0.0, 0.4])
+def test_batched_gradients_are_the_single_ones(options, tokens, drop):
+    experts = make_experts(torch.float64, hidden_drop=drop, **options)
+    x, indices, weights = make_call(tokens, dtype=torch.float64)
+    output, wanted = experts(x, indices, weights), (x, weights, *experts.parameters())
+    batch = torch.stack([torch.ones_like(output), torch.linspace(-1, 1, output.numel()).view_as(output)])
+    expected = [torch.autograd.grad(output, wanted, grad, retain_graph=True) for grad in batch]
+    expected = tuple(map(torch.stack, zip(*expected, strict=True)))
+    actual = torch.autograd.grad(output, wanted, batch, retain_graph=True, is_grads_batched=True)
+    torch.testing.assert_close(actual, expected)
+    actual = torch.vmap(lambda grad: torch.autograd.grad(output, wanted, grad, retain_graph=True))(batch)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_weights_of_another_class_take_the_loop():
+    experts = make_experts()
+    expected = experts(*make_call(70))
+    experts.fc1.weight = nn.Parameter(TwoTensor(experts.fc1.weight.detach(), experts.fc1.weight.detach()))
+    output = experts(*make_call(70))
+    assert dispatch_info(experts) == {"": "loop"}
+    torch.testing.assert_close(output.a, expected)
 
 
 # Precision and storage

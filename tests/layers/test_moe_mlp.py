@@ -11,6 +11,7 @@ from timm.models.metaformer import StarReLU
 from tests.references.naive_moe import naive_mixture
 from timm_moe_dg.errors import OptionError, RouterError
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
+from timm_moe_dg.losses import router_loss
 
 
 def make_layer(**kwargs) -> MoeMlp:
@@ -88,6 +89,24 @@ def test_capacity_drops_in_training_only():
     torch.testing.assert_close(output.reshape(-1, 8), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(layer.eval()(images()), output)
     torch.testing.assert_close(layer(images()[:1]), layer(images())[:1], rtol=1e-6, atol=1e-6)
+
+
+def test_padding_is_not_routed_and_takes_no_capacity():
+    layer = make_layer(num_experts=4, capacity_factor=0.5, router_noise=0.0)
+    alone = layer(images(1, 6))
+    expected = layer.routing
+    valid = torch.tensor([[True, False, True, True, False, True, True, False, False, True]])
+    padded = torch.full((1, 10, 8), 9.0).masked_scatter(valid.unsqueeze(2), images(1, 6))
+    layer.valid = valid
+    output = layer(padded)
+    torch.testing.assert_close(output[valid], alone[0])
+    assert output[~valid].eq(0).all()
+    assert torch.equal(layer.routing.routed, valid[0])
+    assert torch.equal(layer.routing.dropped[valid[0]], expected.dropped)
+    assert not layer.routing.dropped[~valid[0]].any()
+    torch.testing.assert_close(router_loss(layer.routing), router_loss(expected))
+    assert layer(padded)[~valid].ne(0).any()  # a mask is for one forward
+    assert layer.routing.routed is None
 
 
 def test_a_recorded_routing_is_neither_copied_nor_pickled():

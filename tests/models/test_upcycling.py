@@ -100,21 +100,37 @@ def test_copies_and_pickles_work_and_name_their_own_parameters(backbone, mixture
 
 def test_experts_take_their_blocks_learning_rate_and_their_biases_no_decay(backbone, mixtures):
     mixture = mixtures(backbone)
-    if not hasattr(mixture, "group_matcher"):
-        pytest.skip("the backbone has no layer decay")
     groups = param_groups_layer_decay(mixture, 0.05, mixture.no_weight_decay(), layer_decay=0.5)
     names = {id(parameter): name for name, parameter in mixture.named_parameters()}
     scale = {names[id(one)]: (group["lr_scale"], group["weight_decay"]) for group in groups for one in group["params"]}
     for name in mixture_layers(mixture):
         block = name.rpartition(".")[0]
         beside = {scale[one][0] for one in scale if one.startswith(block) and not one.startswith(name)}
-        assert {scale[one][0] for one in scale if one.startswith(f"{name}.")} == beside
+        assert {scale[one][0] for one in scale if one.startswith(f"{name}.")} <= beside
         assert scale[f"{name}.experts.fc2.weight"][1] == 0.05
         assert all(scale[one][1] == 0 for one in scale if one.startswith(name) and one.endswith(("fc2.bias", "codes")))
     groups = param_groups_weight_decay(mixture, 0.05, no_weight_decay_list=mixture.no_weight_decay())
     decayed = {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
     assert any("experts.fc1.weight" in name for name in decayed)
     assert not any("experts.fc1.bias" in name or "codes" in name for name in decayed)
+
+
+@pytest.mark.parametrize("name", ["poolformer_s12", "pit_ti_224", "csatv2"])
+def test_networks_without_layer_groups_keep_those_that_timm_counts(name):
+    scales = []
+    with torch.device("meta"):
+        networks = timm.create_model(name), timm_moe_dg.upcycle(timm.create_model(name), "every_two")
+    for network in networks:
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
+        groups = param_groups_layer_decay(network, layer_decay=0.5)
+        scales.append({names[id(one)]: group["lr_scale"] for group in groups for one in group["params"]})
+    dense, mixture = scales
+    assert {key: mixture[key] for key in dense.keys() & mixture.keys()} == {
+        key: dense[key] for key in dense.keys() & mixture.keys()
+    }
+    for key in mixture.keys() - dense.keys():  # experts and routers
+        block = key.partition(".mlp.")[0]
+        assert mixture[key] in {dense[other] for other in dense if other.startswith(f"{block}.mlp.")}
 
 
 @torch.no_grad()
@@ -126,10 +142,68 @@ def test_feature_maps_are_the_backbones(backbone):
         pytest.skip(f"nor does the dense network: {error}")
     mixture = timm.create_model("gmoe", backbone=backbone.name, **options)
     assert isinstance(mixture, FeatureGetterNet)
-    channels = mixture.feature_info.channels()
-    theirs = [one if one.shape[1] in channels else one.movedim(-1, 1) for one in dense(backbone.images())]
-    assert [one.shape for one in mixture(backbone.images())] == [one.shape for one in theirs]
-    assert channels == dense.feature_info.channels()
+    assert [one.shape for one in mixture(backbone.images())] == [one.shape for one in dense(backbone.images())]
+    assert mixture.output_fmt == dense.output_fmt
+    assert mixture.feature_info.channels() == dense.feature_info.channels()
+
+
+@torch.no_grad()
+def test_feature_maps_with_channels_last_have_the_values_of_the_others():
+    swin = BACKBONES["Mlp of windows"]
+    last = randomize(swin.mixture(features_only=True)).eval()
+    first = swin.mixture(features_only=True, output_fmt="NCHW").eval()
+    first.load_state_dict(last.state_dict())
+    for one, other in zip(last(swin.images()), first(swin.images()), strict=True):
+        assert torch.equal(one.movedim(-1, 1), other)
+
+
+# Padding
+
+
+def naflex(**options):
+    size = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": [0, 1], "num_experts": 3}
+    still = {"capacity_factor": 0.7, "router_noise": 0.0, "expert_drop": 0.0, "num_classes": 4}
+    torch.manual_seed(0)
+    return randomize(timm.create_model("gmoe", backbone="naflexvit_base_patch16_gap", **size, **still, **options))
+
+
+def naflex_batch(length):
+    """Two images of 6 and 9 patches, padded to a length."""
+    generator = torch.Generator().manual_seed(0)
+    patches, valid = torch.zeros(2, length, 48), torch.zeros(2, length, dtype=torch.bool)
+    coordinates = torch.zeros(2, length, 2, dtype=torch.long)
+    for row, (height, width) in enumerate([(2, 3), (3, 3)]):
+        count = height * width
+        patches[row, :count] = torch.randn(count, 48, generator=generator)
+        coordinates[row, :count] = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+        valid[row, :count] = True
+    return {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_key_only_attn_mask": True}], ids=["symmetric", "keys alone"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_padding_of_naflex_batches_is_neither_routed_nor_counted(options, checkpointing):
+    model = naflex(**options).train()
+    model.set_grad_checkpointing(checkpointing)
+    results = []
+    for length in (9, 30):
+        model.zero_grad()
+        logits, loss = model(naflex_batch(length)), timm_moe_dg.auxiliary_loss(model)
+        routings = [layer.routing for layer in mixture_layers(model).values()]
+        counts = [int(routing.dropped.sum()) for routing in routings]
+        (logits.square().sum() + loss).backward()
+        results.append((logits, loss, [parameter.grad for parameter in model.parameters()]))
+        results[-1] += (torch.tensor(counts),)
+        assert [int(routing.routed.sum()) for routing in routings] == [15 + 2 * model.num_prefix_tokens] * 2
+    assert results[0][-1].gt(0).all()
+    torch.testing.assert_close(*results)
+
+
+def test_images_of_one_size_have_no_padding():
+    model = naflex().train()
+    model(naflex_batch(9))
+    model(torch.randn(2, 3, 8, 8))
+    assert all(layer.routing.routed is None for layer in mixture_layers(model).values())
 
 
 @pytest.mark.slow
@@ -204,6 +278,15 @@ def test_a_mixtures_own_file_is_loaded_and_another_placement_refused(tmp_path):
 
 
 @torch.no_grad()
+def test_a_mixtures_weights_are_loaded_without_a_warning_about_the_dense_ones(tmp_path):
+    with pytest.warns(UserWarning, match="top_k=2 with combine weights"):
+        save_for_hf(VIT.mixture(normalize_weights=False), tmp_path, safe_serialization=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+
+
+@torch.no_grad()
 def test_a_network_upcycled_by_hand_is_saved_and_loaded_like_one_of_timms(tmp_path):
     mixture = timm_moe_dg.upcycle(VIT.dense(), moe_layers=[1], router="linear", top_k=3, num_experts=5).eval()
     save_for_hf(mixture, tmp_path, safe_serialization=True)
@@ -253,6 +336,23 @@ def test_modules_of_a_known_class_that_are_no_feed_forward_stay(name, never):
     model = timm.create_model(name, device="meta")
     assert [one for one, _ in model.named_modules() if one.endswith(never)]
     assert not [one for one in find_feed_forwards(model) if one.endswith(never)]
+
+
+class Twice(Mlp):
+    """A subclass may compute anything."""
+
+
+def test_feed_forwards_are_counted_as_the_network_has_them():
+    dense = VIT.dense()
+    dense.blocks[0].mlp = Twice(48, 192)
+    for moe_layers, chosen in (([1], 1), ("FFS", 2), ("every_two", 2)):
+        mixture = timm_moe_dg.upcycle(copy.deepcopy(dense), moe_layers)
+        assert list(mixture_layers(mixture)) == [f"blocks.{chosen}.mlp"]
+        assert mixture.mixture_args["moe_layers"] == [chosen]
+    for moe_layers in ([0], [0, 2], "SFF"):
+        with pytest.raises(MoeLayersError, match=r"blocks\.0\.mlp cannot become a mixture \(mlp='Twice'.*among 1, 2"):
+            timm_moe_dg.upcycle(dense, moe_layers)
+    assert not mixture_layers(dense)
 
 
 def test_a_class_that_timm_changes_is_noticed(monkeypatch):

@@ -302,7 +302,8 @@ def sd(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
         descend(optimizer, F.cross_entropy(logits, y) + hparams["sd_reg"] * size + AUX * auxiliary_loss(network))
 
 
-def miro(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
+def miro(network: Network, steps: Steps, hparams: dict[str, Any]) -> list[Tensor]:
+    """Returns the variances' parameters, which the optimizer decays as it does the network's."""
     twin = deepcopy(network).eval()
     names, channels = zip(*((info["module"], info["num_chs"]) for info in network.feature_info), strict=True)
     bias = float(np.log(np.exp(0.1 - 1e-5) - 1))  # the inverse of softplus
@@ -319,6 +320,7 @@ def miro(network: Network, steps: Steps, hparams: dict[str, Any]) -> None:
             variance = torch.log(1 + torch.exp(b)) + 1e-5
             loss = loss + hparams["ld"] * ((f - f0) ** 2 / variance + torch.log(variance)).mean() / 2
         descend(optimizer, loss)
+    return bs
 
 
 def _with_outputs(network: Network, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, list[Tensor]]:

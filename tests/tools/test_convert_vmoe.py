@@ -5,6 +5,7 @@ import sys
 import pytest
 import timm
 import torch
+from timm.data import resolve_data_config
 
 from tests.load_tool import load_tool
 from tests.vmoe_files import MOE, answer, made_arrays, write_vmoe
@@ -13,7 +14,7 @@ convert = load_tool("convert_vmoe")
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:top_k=")
+@pytest.mark.filterwarnings("error:top_k=")
 @pytest.mark.parametrize("before_head", [False, True])
 def test_a_checkpoint_becomes_a_folder_that_timm_loads(before_head, tmp_path, capsys):
     arrays = made_arrays(before_head=before_head)
@@ -23,7 +24,9 @@ def test_a_checkpoint_becomes_a_folder_that_timm_loads(before_head, tmp_path, ca
     model = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
     images = torch.randn(2, 3, 8, 8)
     assert model(images).shape == (2, 12 if before_head else 5)
-    assert model.pretrained_cfg["mean"] == [0.5, 0.5, 0.5]
+    recipe = resolve_data_config(model=model)  # what V-MoE's configurations call resize(8) and value_range(-1, 1)
+    assert (recipe["input_size"], recipe["crop_mode"], recipe["crop_pct"]) == ((3, 8, 8), "squash", 1.0)
+    assert (recipe["interpolation"], recipe["mean"], recipe["std"]) == ("bilinear", [0.5] * 3, [0.5] * 3)
     assert "license" not in model.pretrained_cfg or model.pretrained_cfg["license"] is None
     if not before_head:
         expected = torch.from_numpy(answer(arrays, images.permute(0, 2, 3, 1).numpy())).float()

@@ -180,6 +180,16 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
     }
 
 
+def vmoe_preprocessing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a pretrained configuration for images as V-MoE's fine-tuned networks are evaluated on them.
+
+    They are squeezed to the network's size, bilinear, with values in -1..1.
+    """
+    size, half = options["img_size"], (0.5, 0.5, 0.5)
+    squash = {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
+    return {"input_size": (3, size, size), "mean": half, "std": half, **squash}
+
+
 def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
     """Renames and reshapes all arrays to the float32 state dict of the network that `vmoe_options` describes.
 

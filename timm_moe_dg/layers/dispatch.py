@@ -90,12 +90,12 @@ def over_capacity(expert_indices: Tensor, priority: Tensor, num_experts: int, ca
 
     First choices of all items are placed before second choices. Within a choice, items with a larger `priority` come
     first, and in a tie the earlier item (V-MoE, section 3.4 of Riquelme et al., 2021). The priority (T,) is an item's
-    largest routing probability.
+    largest routing probability. Assignments to the index E are never dropped.
     """
     order_T = torch.argsort(priority, descending=True, stable=True)
     choices_KT = expert_indices.index_select(0, order_T).t()
-    one_hot = torch.nn.functional.one_hot(choices_KT.flatten(), num_experts)
+    one_hot = torch.nn.functional.one_hot(choices_KT.flatten(), num_experts + 1)
     slot = one_hot.cumsum(0).gather(1, choices_KT.reshape(-1, 1)).view_as(choices_KT) - 1
     dropped = torch.empty_like(expert_indices, dtype=torch.bool)
-    dropped[order_T] = (slot >= capacity).t()
+    dropped[order_T] = ((slot >= capacity) & (choices_KT < num_experts)).t()
     return dropped

@@ -13,6 +13,8 @@ GELU or SiLU, alone or as a gate, and no normalization of the hidden features. T
 |                            | others, in bfloat16   | grouped | the compiler has the product in this type alone       |
 |                            | others                | loop    |                                                       |
 | export, tracing, torch.func| all                   | loop    | exported programs run without this package            |
+| forward-mode derivatives   | all                   | loop    | the other ways have none                              |
+| quantized weights          | all                   | loop    | their classes have no other products                  |
 | untested device or type    | all                   | loop    | works everywhere; one warning says so                 |
 | eager, CUDA and CPU        | others                | grouped | any module between two products over all experts      |
 | eager, CPU                 | simple, fewer than 32 | grouped | 0.59 to 1.00 of the sorted way's time with 2 to 25    |
@@ -36,6 +38,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ArgumentError
 from .feed_forwards import FeedForward, GatedActivation
@@ -235,7 +239,7 @@ class StackedExperts(nn.Module):
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)
-        if not values_readable(x):  # exported, traced, or under a transform of torch.func
+        if not values_readable(x) or forward_ad._current_level >= 0:  # exported, traced, under torch.func
             return "loop"
         self.path = self._choose_eager(x, expert_indices)
         return self.path
@@ -252,7 +256,8 @@ class StackedExperts(nn.Module):
 
     @torch.jit.unused
     def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> str:
-        if not _is_tested_or_warn(x.device.type, x.dtype) or self.dispatch == "loop":
+        quantized = any(is_traceable_wrapper_subclass(layer.weight) for layer in (self.fc1, self.fc2))
+        if not _is_tested_or_warn(x.device.type, x.dtype) or self.dispatch == "loop" or quantized:
             return "loop"
         if not self._can_sort() or self.dispatch == "grouped":
             return "grouped"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import GroupedAssignments, group_assignments
+from .precision import is_batch_of_gradients
 from .sorted_experts import ExpertInputs
 
 # What torch's grouped product requires
@@ -80,5 +81,8 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         order, inverse = ctx.saved_tensors
-        rows = _permute(grad, inverse, order, 1)
-        return (rows if ctx.copies == 1 else rows.unflatten(0, (-1, ctx.copies)).sum(1)), None, None, None
+        # Functions of autograd take no batch of gradients
+        rows = grad.index_select(0, inverse) if is_batch_of_gradients(grad) else _permute(grad, inverse, order, 1)
+        if ctx.copies > 1:
+            rows = rows.view(len(order) // ctx.copies, ctx.copies, *rows.shape[1:]).sum(1)
+        return rows, None, None, None

@@ -59,7 +59,7 @@ class GeoMixtureOptions:
         expert_drop: Dropout rate of the routed experts' hidden activations in training.
         expert_perturbation: Standard deviation of the noise that upcycling adds to each routed expert's weights,
             relative to that of the matrix. Equal experts have no gradient toward difference (see
-            `losses.cka_diversity_loss`). 0 keeps the dense network's output exactly.
+            `losses.cka_diversity_loss`). 0 keeps the dense network's output.
         shared_expert: Whether there is a shared expert. Without one, an image without metadata is an error.
 
     Raises:

@@ -56,6 +56,9 @@ class MoeMlp(RoutedMlp):
     W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. By default no token is dropped.
     A `capacity_factor` drops tokens in training alone, so a prediction never depends on its batch neighbors.
 
+    Padding is not routed, and its output is 0. A network that pads sets `valid` before each forward, (B, N) bool, False
+    for padding. `upcycle` does so for timm's NaFlex networks.
+
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
     Args:
@@ -104,6 +107,7 @@ class MoeMlp(RoutedMlp):
         super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
         self.channels_first = channels_first
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
+        self.valid: Tensor | None = None
         self.capacity_factor = options.capacity_factor
         self.router = build_router(
             options.router,
@@ -159,26 +163,40 @@ class MoeMlp(RoutedMlp):
     def _mix(self, x: Tensor) -> Tensor:
         """(..., D) tokens -> (..., D)."""
         tokens_TD = self.norm(x.reshape(-1, x.shape[-1]))
-        routing = self._limit(self.router(tokens_TD))
-        expert_indices = routing.expert_indices
+        routing = self.router(tokens_TD)
+        if not torch.jit.is_scripting():
+            routing = self._without_padding(routing)
+        expert_indices, routed = routing.expert_indices, routing.routed
+        # Index E is no expert: its assignments are skipped
+        if routed is not None:
+            expert_indices = expert_indices.masked_fill(~routed.unsqueeze(1), self.experts.num_experts)
+        routing = self._limit(routing, expert_indices)
         dropped = routing.dropped
         if dropped is not None:
-            # Index E is no expert: its assignments are skipped
             expert_indices = expert_indices.masked_fill(dropped, self.experts.num_experts)
         outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
         if not torch.jit.is_scripting() and (self.training or self.record_routing):
             self.routing = routing
         return self.drop(outputs_TD.view(x.shape))
 
-    def _limit(self, routing: RouterOutput) -> RouterOutput:
+    @torch.jit.unused
+    def _without_padding(self, routing: RouterOutput) -> RouterOutput:
+        """Marks padding as not routed. A mask is for one forward."""
+        valid, self.valid = self.valid, None
+        return routing if valid is None else routing._replace(routed=valid.flatten())
+
+    def _limit(self, routing: RouterOutput, expert_indices: Tensor) -> RouterOutput:
         """Drops the assignments over capacity, in training with a capacity factor."""
         capacity_factor = self.capacity_factor
         if capacity_factor is None or not self.training:
             return routing
         num_tokens, num_experts = routing.logits.shape
+        routed = routing.routed
+        if routed is not None:
+            num_tokens = int(routed.sum())
         capacity = expert_capacity(num_tokens, num_experts, self.router.top_k, capacity_factor)
         priority_T = routing.noisy_logits.softmax(dim=-1).amax(dim=-1)
-        dropped_TK = over_capacity(routing.expert_indices, priority_T, num_experts, capacity)
+        dropped_TK = over_capacity(expert_indices, priority_T, num_experts, capacity)
         # In full, because TorchScript has no `_replace`
         return RouterOutput(
             routing.logits,
@@ -188,7 +206,7 @@ class MoeMlp(RoutedMlp):
             routing.combine_weights.masked_fill(dropped_TK, 0.0),
             routing.noise_std,
             dropped_TK,
-            None,
+            routed,
         )
 
 

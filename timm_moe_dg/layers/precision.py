@@ -1,10 +1,11 @@
-"""Computation in float32 or better inside layers of any type, and whether values may be read there."""
+"""Computation in float32 or better inside layers of any type, and what may be done with tensors there."""
 
 import contextlib
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 
 class UpcastLinear(nn.Linear):
@@ -38,3 +39,8 @@ def values_readable(x: Tensor) -> bool:
     """
     recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
     return not (recorded or torch._C._are_functorch_transforms_active() or x.is_meta)
+
+
+def is_batch_of_gradients(grad: Tensor) -> bool:
+    """Whether a backward pass runs for several gradients at once, in torch.vmap or by `is_grads_batched`."""
+    return not torch.compiler.is_compiling() and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad))

@@ -33,7 +33,7 @@ class RouterOutput(NamedTuple):
         combine_weights: (T, K) weights of the experts' outputs; zero where `dropped`.
         noise_std: Standard deviation of the noise, 0.0 for none.
         dropped: (T, K) bool, assignments over an expert's capacity; None without a capacity.
-        routed: (T,) bool, False for items without routing (MoGE samples without metadata); None if all are routed.
+        routed: (T,) bool, False for items without routing (padding, MoGE samples without metadata); None for none.
     """
 
     logits: Tensor

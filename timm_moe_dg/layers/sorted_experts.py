@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import GatedActivation
-from .precision import without_autocast
+from .precision import is_batch_of_gradients, without_autocast
 
 aten = torch.ops.aten  # the functions that write GELU, SiLU and their derivatives into a given tensor
 
@@ -224,8 +224,8 @@ def sorted_experts(
     """Sum over an item's experts of w * (W2 dropout(act(W1 x + b1)) + b2) (GMoE, equation 2).
 
     Expert indices (T, K) int64 -> (T, N, D), with zeros for an item without experts. The index E marks an assignment
-    that goes nowhere. `drop` is the dropout rate of the hidden features, 0 in evaluation. Supports second derivatives,
-    but no batched gradients. On CUDA it waits for the device once.
+    that goes nowhere. `drop` is the dropout rate of the hidden features, 0 in evaluation. Supports second derivatives
+    and batched gradients. On CUDA it waits for the device once.
     """
     seed = draw_seed() if drop > 0 else None
     constants, inputs = _prepare(inputs, expert_indices, seed, drop, activation)
@@ -274,7 +274,9 @@ class _SortedExperts(torch.autograd.Function):
         inputs, saved = ExpertInputs(*tensors[:6]), _Saved(*tensors[6:])
         needed = ctx.needs_input_grad[1:]
         with without_autocast(grad.device.type):
-            backward = _differentiable_backward if torch.is_grad_enabled() else _backward
+            # A batch of gradients cannot be written into buffers
+            portable = torch.is_grad_enabled() or is_batch_of_gradients(grad)
+            backward = _differentiable_backward if portable else _backward
             return None, *backward(ctx.constants, inputs, saved, grad, needed)
 
 
@@ -441,12 +443,14 @@ def _expert_backward(
 def _differentiable_backward(
     constants: _Constants, inputs: ExpertInputs, saved: _Saved, grad: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """As `_backward`, but the gradients have a graph of their own, for second derivatives."""
-    # Views, because one input may be computed from another, and autograd has to stop at each of them
-    views = ExpertInputs._make(None if tensor is None else tensor.view_as(tensor) for tensor in inputs)
-    wanted = [view for view, need in zip(views, needed, strict=True) if view is not None and need]
-    sums = _forward_by_autograd(constants, views, saved)
-    gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
+    """As `_backward`, but by operations with batching rules and gradients of their own, for second derivatives."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, because one input may be computed from another, and autograd has to stop at each of them
+        views = ExpertInputs._make(None if tensor is None else tensor.view_as(tensor) for tensor in inputs)
+        wanted = [view for view, need in zip(views, needed, strict=True) if view is not None and need]
+        sums = _forward_by_autograd(constants, views, saved)
+    gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=create_graph))
     return tuple(next(gradients) if need else None for need in needed)
 
 

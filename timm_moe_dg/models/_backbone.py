@@ -5,12 +5,14 @@ the network is upcycled. Checkpoints of mixtures are loaded in the same two step
 """
 
 import difflib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
+from timm.layers import Format
 from timm.models import load_state_dict, parse_model_name, split_model_name_tag
 from timm.models._features import FeatureGetterNet
 from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
@@ -92,9 +94,9 @@ def create_on_backbone(
     model = _build(kind, backbone, pretrained, source, cache_dir, mixture, kwargs)
     if not features_only:
         return model
-    # By default the feature maps that timm takes from the backbone
+    # By default the feature maps that timm takes from the backbone, in their layout
     plan = _without_storage(kind, backbone, {**kwargs, "features_only": True})
-    features.setdefault("out_indices", list(plan.feature_info.out_indices))
+    features = {"out_indices": list(plan.feature_info.out_indices), "output_fmt": plan.output_fmt, **features}
     return _feature_net(model, **features)
 
 
@@ -152,7 +154,11 @@ def _build(
     if cfg is not None:
         cfg, backbone = {**cfg, "architecture": architecture}, architecture
     options = {"pretrained_cfg": cfg, "pretrained_cfg_overlay": overlay or None, "cache_dir": cache_dir, **kwargs}
-    model: Any = kind.upcycle(_create(kind, backbone, pretrained=pretrained, **options), **mixture)
+    network = _create(kind, backbone, pretrained=pretrained, **options)
+    with warnings.catch_warnings():
+        if source.mixtures:  # a mixture's own weights follow, so nothing of the dense network is lost
+            warnings.filterwarnings("ignore", message="top_k=")
+        model: Any = kind.upcycle(network, **mixture)
     model.pretrained_cfg.pop("state_dict", None)
     if source.mixtures:
         _load_mixtures(model, source)
@@ -217,11 +223,21 @@ def _load_mixtures(model: nn.Module, source: Source) -> None:
                 raise CheckpointError(f"{name} does not fit the checkpoint; {remedy}: {error}") from error
 
 
+class _ChannelsLastGetter(FeatureGetterNet):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(B, C, height, width) images -> features (B, height, width, D)."""
+        # Not every network returns them so by itself
+        options = {"indices": self.out_indices, "norm": self.norm, "output_fmt": "NCHW", "intermediates_only": True}
+        model: Any = self.model
+        return [features.permute(0, 2, 3, 1) for features in model.forward_intermediates(x, **options)]
+
+
 def _feature_net(model: Any, **options: Any) -> nn.Module:
     """Wraps the network as timm does for `features_only=True`; blocks that are not needed are dropped."""
     if not hasattr(model, "forward_intermediates"):
         remedy = f"{model.mixture_args['backbone']} has no forward_intermediates; read its features by hooks"
         raise ArgumentError.of("features_only", True, remedy)
-    wrapper: Any = FeatureGetterNet(model, **options)
+    channels_last = Format(options["output_fmt"]) == Format.NHWC
+    wrapper: Any = (_ChannelsLastGetter if channels_last else FeatureGetterNet)(model, **options)
     wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
     return wrapper

@@ -1,7 +1,7 @@
 """Vision transformer with token-routed experts in some blocks, the class of GMoE and SF-MoE."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,21 +17,22 @@ from ..layers.own_parameters import undecayed_parameters
 MoeLayers = str | Sequence[int]
 
 
-def resolve_moe_layers(moe_layers: MoeLayers, depth: int) -> tuple[int, ...]:
+def resolve_moe_layers(moe_layers: MoeLayers, depth: int, able: Collection[int] | None = None) -> tuple[int, ...]:
     """Lists the 0-based blocks whose feed-forward becomes a mixture of experts, sorted and without repetition.
 
     Args:
         moe_layers: 'every_two' (0, 2, 4, ...), 'last_two' (the last two of these: 8 and 10 of 12), one letter per block
             ('S' sparse, 'F' fusion, that is dense: 'FFFFFFFFSFSF', SF-MoE section 2.3), or the indices themselves.
         depth: Number of blocks.
+        able: Blocks among which 'every_two' and 'last_two' choose, leaving out others; None for all.
 
     Raises:
         MoeLayersError: Another form, an index outside the depth, or no block at all.
     """
-    every_two = tuple(range(0, depth, 2))
+    every_two = tuple(index for index in range(0, depth, 2) if able is None or index in able)
     if isinstance(moe_layers, str):
         named = {"every_two": every_two, "last_two": every_two[-2:]}
-        if moe_layers in named:
+        if named.get(moe_layers):
             return named[moe_layers]
         if set(moe_layers) - set("SF") or len(moe_layers) != depth:
             remedy = f"choose one of {sorted(named)}, block indices, or one letter S or F for each of {depth} blocks"

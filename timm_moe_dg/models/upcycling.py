@@ -1,19 +1,24 @@
 """Upcycling of a built timm network in place: its feed-forwards become mixtures that compute the same.
 
 A feed-forward is a module of a class in `layers.feed_forwards`, wherever the network holds it. Feed-forwards are
-numbered in the order of `named_modules`.
+numbered in the order of `named_modules`. Modules of other classes count too if their names differ from those of
+feed-forwards in numbers alone.
 """
 
 import copy
 import functools
+import math
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from timm.models._input import update_model_args
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from timm.optim._param_groups import auto_group_layers
+from torch import Tensor, nn
 
 from ..errors import MoeLayersError, RouterError
 from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
@@ -30,6 +35,7 @@ from ._moe_vit import MoeLayers, resolve_moe_layers
 NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_pool.mlp")
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+FeedForwards = tuple[nn.Module, list[str]]  # a feed-forward and all its names
 
 
 def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -> ModelT:
@@ -48,25 +54,74 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
         The model itself.
 
     Raises:
-        MoeLayersError: The network has no feed-forward to copy, or not so many, or it has mixtures already.
+        MoeLayersError: The network has no feed-forward to copy, or not so many, or one of those asked for is of another
+            class, or the network has mixtures already.
         OptionError: An option that does not exist.
         RouterError: See `MoeMlp`; or see `check_token_wise`.
     """
     options = vars(build_options(MixtureOptions, mixture, "upcycle"))
-    feed_forwards = list(find_feed_forwards(model).values())
+    feed_forwards = find_feed_forwards(model)
     if not feed_forwards:
         raise MoeLayersError.of("model", name_of(model), _no_feed_forward(model))
-    layers = resolve_moe_layers(moe_layers, len(feed_forwards))
-    chosen = [feed_forwards[index] for index in layers]
+    layers, chosen = _choose(model, moe_layers, feed_forwards)
     check_token_wise([dense for dense, _ in chosen])
     # All mixtures are made before any is put in its place: an error leaves the network as it was
     mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]
+    if not hasattr(model, "group_matcher"):
+        _keep_layer_groups(model, [names[0] for _, names in chosen])
     for mixture_layer, (_, names) in zip(mixtures, chosen, strict=True):
         for name in names:
             model.set_submodule(name, mixture_layer)
+            if isinstance(model, NaFlexVit):
+                block = model.get_submodule(name.rpartition(".")[0])
+                block.register_forward_pre_hook(_mark_padding, with_kwargs=True)
     _warn_if_changed(mixtures[0])
     record_mixture(model, "gmoe", {"moe_layers": list(layers), **options})
     return model
+
+
+def _choose(
+    model: nn.Module, moe_layers: MoeLayers, feed_forwards: Mapping[str, FeedForwards]
+) -> tuple[tuple[int, ...], list[FeedForwards]]:
+    """Returns the numbers of the feed-forwards that become mixtures, and these."""
+    forms = {_without_numbers(name) for name in feed_forwards}
+    names = [name for name, _ in model.named_modules() if _without_numbers(name) in forms]
+    able = [index for index, name in enumerate(names) if name in feed_forwards]
+    layers = resolve_moe_layers(moe_layers, len(names), able)
+    for name in (names[index] for index in layers if index not in able):
+        reason = _refusal(model.get_submodule(name))
+        remedy = f"{name} cannot become a mixture ({reason}); choose among {', '.join(map(str, able))}"
+        raise MoeLayersError.of("moe_layers", moe_layers, remedy)
+    return layers, [feed_forwards[names[index]] for index in layers]
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _mark_padding(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+    """Forward hook of a NaFlex block: tells its mixture which tokens no other token attends to."""
+    mask = kwargs.get("attn_mask")  # (B, 1, N or 1, N), with the smallest number of its type for padding
+    for layer in block.children():
+        if isinstance(layer, MoeMlp):
+            layer.valid = None if mask is None else (mask > torch.finfo(mask.dtype).min).flatten(1, -2).any(1)
+
+
+def _keep_layer_groups(model: Any, names: Sequence[str]) -> None:
+    """Keeps the groups for layer decay where timm would count parameters: those of mixtures join the feed-forward's."""
+    groups = auto_group_layers(model)
+    for name in names:
+        groups[name] = min(group for parameter, group in groups.items() if parameter.startswith(f"{name}."))
+    model.group_matcher = functools.partial(_match_groups, groups)
+
+
+def _match_groups(groups: Mapping[str, int], coarse: bool = False) -> Callable[[str], float]:
+    return functools.partial(_group_of, groups)
+
+
+def _group_of(groups: Mapping[str, int], name: str) -> float:
+    nearest = max((known for known in groups if f"{name}.".startswith(f"{known}.")), key=len, default="")
+    return groups.get(nearest, math.inf)
 
 
 def upcycle_with_metadata(
@@ -113,7 +168,7 @@ def upcycle_with_metadata(
     return network
 
 
-def find_feed_forwards(model: nn.Module) -> dict[str, tuple[nn.Module, list[str]]]:
+def find_feed_forwards(model: nn.Module) -> dict[str, FeedForwards]:
     """Lists the feed-forwards of a network that can become mixtures: first name -> the module and all its names.
 
     Layers that share a module give it several names.
@@ -200,7 +255,7 @@ def _difference_to_experts(dense: nn.Module, num_tokens: int = 6) -> float:
 
 def _warn_if_changed(mixture: MoeMlp) -> None:
     router = mixture.router
-    if not router.normalize_weights and router.num_experts > 1:
+    if not router.normalize_weights and router.num_experts > 1 and not mixture.fc1.weight.is_meta:
         message = (
             f"top_k={router.top_k} with combine weights that do not sum to 1: the upcycled network does not compute "
             "what the dense one did; give top_k=2 or more and leave normalize_weights alone to keep it"

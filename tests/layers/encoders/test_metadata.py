@@ -37,6 +37,18 @@ def test_without_metadata_nothing_is_known_and_every_parameter_gets_a_gradient_o
     assert not module.eval()(IMAGES)[0].requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("columns", [0, 1])
+def test_coordinates_that_were_rounded_are_refused_in_compiled_programs_too(dtype, columns):
+    location = SinCosEncoder(4)
+    encoder = MetadataEncoder(ColumnsEncoder(location, {"month": (6.0, 3.0)}) if columns else location)
+    places = torch.rand(3, 2 + columns).to(dtype)
+    remedy = r"metadata dtype=torch\..*float16: coordinates need float32 or float64; .*cast_forward_inputs=False"
+    for forward in (encoder, torch.compile(encoder, backend="eager")):
+        with pytest.raises(MetadataError, match=remedy):
+            forward(torch.zeros(3, 1), places)
+
+
 def test_a_layer_that_reads_none_ignores_what_comes():
     for metadata in (None, torch.ones(3, 2)):
         embedding, present = NoMetadata(4)(IMAGES, metadata)

@@ -57,6 +57,7 @@ class MetadataEncoder(nn.Module):
         if torch.jit.is_scripting():
             return self._encode(metadata)
         else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
+            self._check_type(metadata)
             if values_readable(metadata):
                 self._check(x, metadata)
             with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
@@ -77,6 +78,16 @@ class MetadataEncoder(nn.Module):
             # Distributed training requires a gradient, even if zero, for every parameter
             embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
         return embedding, present
+
+    @torch.jit.unused
+    def _check_type(self, metadata: Tensor) -> None:
+        if isinstance(self.encoder, CoordinateEncoder | ColumnsEncoder) and metadata.dtype.itemsize < 4:
+            # bfloat16 moves a place by up to half a degree
+            remedy = (
+                "coordinates need float32 or float64; with FSDP2, give MixedPrecisionPolicy(cast_forward_inputs=False) "
+                "and cast the images"
+            )
+            raise MetadataError.of("metadata dtype", metadata.dtype, remedy)
 
     @torch.jit.unused
     def _check(self, x: Tensor, metadata: Tensor) -> None:
