@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from statistics import fmean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ import torch
 from PIL import Image
 
 from tests.load_tool import load_tool
-from timm_moe_dg.algorithms import ERM, Averaging
+from timm_moe_dg.algorithms import ERM, Averaging, StepContext
 from timm_moe_dg.algorithms.averaging import frozen_copy
-from timm_moe_dg.data import EvaluationImages, evaluation_loader, evaluation_transform, seed_hash
+from timm_moe_dg.data import EvaluationImages, StepSampler, evaluation_loader, evaluation_transform, seed_hash
 from timm_moe_dg.finetuning import FineTuning, describe
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
@@ -101,7 +102,7 @@ def recorder(monkeypatch):
 
         def noted(self, *args, **options):
             result = method(self, *args, **options)
-            events.append(event(*args))
+            events.append(event(result, *args))
             return result
 
         monkeypatch.setattr(owner, name, noted)
@@ -109,31 +110,48 @@ def recorder(monkeypatch):
     build.HPARAMS, build.events, build.used = {}, events, used
     for place in ("plan", "assembly"):
         monkeypatch.setattr(f"timm_moe_dg.finetuning.{place}.get_averaging", lambda name: build)
-    note(ERM, "update", lambda context, _: ("step", context.optimizer.param_groups[0]["lr"], torch.initial_seed()))
-    note(Checkpoints, "save", lambda step, _: ("checkpoint", step))
-    note(RunFolder, "add", lambda record, _: ("record", record.step, record.averaged))
-    note(RunFolder, "finish", lambda: ("finish",))
+    note(ERM, "update", lambda losses, context, _: (
+        "step", context.optimizer.param_groups[0]["lr"], torch.initial_seed(), losses["loss"].item()
+    ))  # fmt: skip
+    note(Checkpoints, "save", lambda _, step, __: ("checkpoint", step))
+    note(RunFolder, "add", lambda _, record, __: ("record", record.step, record.averaged))
+    note(RunFolder, "finish", lambda _: ("finish",))
     return build
 
 
 def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, recorder, tmp_path):
-    plan = finetune(tmp_path, "--averaging", "ema", "--warmup-steps", "2", "--save-freq", "3")
-    rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 5)) / 2 for step in (2, 3, 4))]
+    plan = finetune(tmp_path, "--averaging", "ema", "--warmup-steps", "2", "--save-freq", "3", "--steps", "6")
+    rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 6)) / 2 for step in (2, 3, 4, 5))]
     records = {record.step: record for record in read_records(tmp_path / "a" / "results.jsonl") if not record.averaged}
-    expected = []
+    losses = iter([event[-1] for event in recorder.events if event[0] == "step"])
+    expected, since = [], []
     for step, rate in enumerate(rates):
-        expected += [("step", pytest.approx(rate), seed_hash(plan.options.seed, step, 0)), ("average", step)]
+        since.append(next(losses))
+        seed = seed_hash(plan.options.seed, step, 0)
+        expected += [("step", pytest.approx(rate), seed, since[-1]), ("average", step)]
         if step:  # the folder appears with the first evaluation
-            expected += [("checkpoint", step)] if step in (2, 3, 4) else []
-        if step in (0, 2, 4):
+            expected += [("checkpoint", step)] if step in (2, 3, 4, 5) else []
+        if step in (0, 2, 4, 5):
             loss = fmean(records[step].out_loss[position] for position in (0, 2))  # the training domains
             expected += [("record", step, False), ("judge", step, pytest.approx(loss))]
             assert loss != pytest.approx(fmean(records[step].out_loss))
-    assert recorder.events == [*expected, ("record", 4, True), ("finish",)]
+            assert records[step].losses["loss"] == pytest.approx(fmean(since))
+            since = []
+    assert recorder.events == [*expected, ("record", 5, True), ("finish",)]
+
+
+def test_a_step_is_given_the_domains_that_the_sampler_drew():
+    sampler = StepSampler(range(5), 2, domains_per_step=2, seed=7)
+    run = FineTuning(**dict.fromkeys(FineTuning.__dataclass_fields__) | {
+        "sampler": sampler, "model": SimpleNamespace(training=StepContext(*[None] * 6))
+    })  # fmt: skip
+    drawn = [run.context(step).domains for step in range(9)]
+    assert drawn == [sampler.domain_indices(step) for step in range(9)]
+    assert len(set(map(tuple, drawn))) > 1
 
 
 def test_epochs_are_passes_over_the_smallest_training_domain_wherever_they_are_named(finetune, tmp_path):
-    plan = finetune(tmp_path)
+    plan = finetune(tmp_path, "--test-domains", "art")
     assert [len(split.inside) for split in plan.splits] == [8, 16, 24]
     assert plan.training == [1, 2]
     records = read_records(tmp_path / "a" / "results.jsonl")
@@ -170,13 +188,26 @@ def outcome(folder):
     return rows, *((folder / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
 
 
-SWAD = ["--averaging", "swad", "--hparams", '{"swad_n_converge": 2, "swad_tolerance_ratio": 9.0}']
+# The loss rises from the first evaluation on, so that the average is over all steps after it
+SWAD = [
+    "--averaging",
+    "swad",
+    "--hparams",
+    '{"swad_n_converge": 2, "swad_tolerance_ratio": 1e6}',
+    "--lr",
+    "1",
+    "--warmup-steps",
+    "1",
+]
 
 
 @pytest.fixture
 def whole(finetune, tmp_path):
     """The outcome of a run that nothing disturbed."""
     finetune(tmp_path / "whole", *SWAD)
+    records = read_records(tmp_path / "whole" / "a" / "results.jsonl")[:-1]
+    losses = [record.out_loss[0] + record.out_loss[2] for record in records]
+    assert losses[0] == min(losses)
     return outcome(tmp_path / "whole" / "a")
 
 
