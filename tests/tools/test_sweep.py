@@ -163,7 +163,7 @@ def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):
         ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': is decided by the sweep"),
         ([], ["--modle", "other"], "2"),
         (["--options", "modle=1"], [], "2"),
-        (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\[3\]"),
+        (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\['3'\]"),
         (["--datasets", "PASC"], [], "sweep.py: ArgumentError: dataset='PASC'"),
         (["--domains", "art"], [], r"sweep.py: ProtocolError: domains=\['art'\]: no domain is called art"),
         (["-c", "missing.yaml"], [], "sweep.py: ArgumentError: config='missing.yaml': cannot be read"),
@@ -183,7 +183,7 @@ def test_a_sweep_asks_for_its_data_set(tmp_path):
 
 def test_a_domain_to_hold_out_has_a_name(sweep):
     _, named = sweep("--dry-run", "--domains", "+80%")
-    assert named == sweep("--dry-run", "--domains", "1")[1].replace("domains [1]", "domains ['+80%']")
+    assert named == sweep("--dry-run", "--domains", "1")[1].replace("domains ['1']", "domains ['+80%']")
     assert RUNS[1] in named
 
 
