@@ -1,5 +1,7 @@
 """Exceptions of the package. Every message gives the argument, its value and the next step."""
 
+import errno
+import os
 from typing import Self
 
 
@@ -88,3 +90,10 @@ class HubError(MoeDgError, RuntimeError):
 
 class ExportError(ArgumentError):
     """A model that cannot be exported, or an exported program whose outputs differ from the model's."""
+
+
+def check_regular_file(path: str | os.PathLike[str]) -> None:
+    """Raises an OSError for folders, devices and pipes. A file that does not exist passes."""
+    # Opening a named pipe would wait for a writer forever
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file")

@@ -18,6 +18,7 @@ from pathlib import Path
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
@@ -107,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
         else:
             print("\n\n".join(render(table, args.format) for table in printed))
     for folder in unfinished:
-        print(f"not finished, left out: {folder}", file=sys.stderr)
+        print(f"not finished, left out: {one_line(folder)}", file=sys.stderr)
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))

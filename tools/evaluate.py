@@ -40,6 +40,7 @@ from timm_moe_dg.cli.arguments import (
     tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.values import position_or_name, positive_int
 from timm_moe_dg.data import (
     BENCHMARKS,
@@ -213,7 +214,8 @@ def outputs(args: argparse.Namespace) -> Iterator[tuple[Path | None, Path | None
 
 def report(args: argparse.Namespace, evaluated: Evaluated, folder: Path | None, features: Path | None) -> None:
     """Prints the table and writes the requested files."""
-    print(f"{args.model} on {args.dataset}, {args.split} images of each domain, by {evaluated.engine}")
+    heading = f"{args.model} on {args.dataset}, {args.split} images of each domain, by {evaluated.engine}"
+    print(one_line(heading))
     print(score_table(evaluated))
     for role, scores in evaluated.roles.items() if args.split != "out" else ():
         print(role_line(role, scores).strip())

@@ -69,6 +69,7 @@ from timm_moe_dg.finetuning import (
     rehearse,
     run_parser,
     start,
+    tracker_errors_logged,
 )
 from timm_moe_dg.protocols.options import RunOptions
 
@@ -141,7 +142,8 @@ def finetune(options: RunOptions, log: RunLog) -> None:
             else:
                 run_through(own_plan, accelerator, log)
     finally:
-        accelerator.end_training()
+        with tracker_errors_logged():
+            accelerator.end_training()
 
 
 def try_out(plan: RunPlan, accelerator: Accelerator) -> None:

@@ -33,7 +33,7 @@ from timm_moe_dg.cli.arguments import (
     tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.escape import csv_path
+from timm_moe_dg.cli.escape import csv_path, one_line
 from timm_moe_dg.cli.values import positive_int, usable_device
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
@@ -127,7 +127,7 @@ def predict(args: argparse.Namespace) -> list[list[Any]]:
     if len(rows) < len(paths):
         read = {row[0] for row in rows}
         skipped = [path for path in paths if path not in read]
-        print(f"unreadable: {len(skipped)} of {len(paths)} images: {', '.join(skipped)}", file=sys.stderr)
+        print(f"unreadable: {len(skipped)} of {len(paths)} images: {one_line(', '.join(skipped))}", file=sys.stderr)
     if not rows:
         raise ImageReadError(f"images={args.images!r}: none can be decoded; repair or remove the files")
     return rows

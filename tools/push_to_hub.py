@@ -27,6 +27,7 @@ from huggingface_hub.utils import validate_repo_id
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import code, one_line
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
@@ -73,6 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--revision", metavar="BRANCH", help="branch, created if needed (default: main)")
     add("--create-pr", action="store_true", help="open a pull request instead of changing the main branch")
     add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
+    report = "also publish the run's report.html, which shows some of its images"
+    add("--with-report", action="store_true", help=report)
     add("--dry-run", action="store_true", help="write and list the folder, and send nothing")
     add("--output", default="output", metavar="DIR", help="write the folder to DIR/hub (default: %(default)s)")
     return parser
@@ -97,14 +100,16 @@ def check_arguments(args: argparse.Namespace) -> None:
 def fill(folder: Path, args: argparse.Namespace) -> Origin:
     """Writes weights, configuration and records, and returns the origin of the weights."""
     if args.run:
-        return fill_from_run(folder, args.run)
+        return fill_from_run(folder, args.run, args.with_report)
     torch.manual_seed(args.seed)
     options = {"img_size": args.img_size, "model_kwargs": dict(args.model_kwargs)}
     name, weights = args.upcycled or args.model, args.initial_checkpoint
     network = load_trained(name, pretrained=bool(args.upcycled), initial_checkpoint=weights, **options)
     fill_from_network(folder, network)
     base_model = None if weights else published_source(name, options["model_kwargs"])
-    start = f"the file `{Path(weights).name}`" if weights else hub_link(base_model) if base_model else "a local model"
+    start = (
+        f"the file {code(Path(weights).name)}" if weights else hub_link(base_model) if base_model else "a local model"
+    )
     return Origin(start, base_model, upcycled=bool(args.upcycled))
 
 
@@ -125,7 +130,7 @@ def describe(folder: Path, args: argparse.Namespace) -> str:
     target = f"{constants.ENDPOINT}/{args.repo_id}, branch {args.revision or 'main'}"
     notes = ["as a pull request"] if args.create_pr else []
     notes += ["private, if it is new"] if args.private else []
-    return "\n".join([f"{folder} -> {', '.join([target, *notes])}", *lines])
+    return "\n".join(map(one_line, [f"{folder} -> {', '.join([target, *notes])}", *lines]))
 
 
 @tool

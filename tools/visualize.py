@@ -29,6 +29,7 @@ from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_r
 from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder, usable_device
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -138,7 +139,7 @@ def invariance(options: argparse.Namespace) -> None:
     pairs, all_pairs = draw_invariance(open_view(options), figures_folder(options), **select(options, *names))
     for pair in pairs:
         others = f"kappa {pair.kappa:.4f}, other pictures {pair.other_pictures:.4f}"
-        print(f"{' / '.join(pair.domains)}: {format_test(pair.agreement)}, {others}")
+        print(f"{one_line(' / '.join(pair.domains))}: {format_test(pair.agreement)}, {others}")
     print(f"all pairs: {format_test(all_pairs)}")
 
 

@@ -25,7 +25,7 @@ from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import usable_device
 from timm_moe_dg.data.readers import read_image
-from timm_moe_dg.errors import DataError, StorageError
+from timm_moe_dg.errors import DataError, StorageError, check_regular_file
 
 NATURAL, STYLES = "Natural", ("Candy", "Mosaic", "Udnie")
 JPEG_QUALITY = 95
@@ -56,6 +56,7 @@ def photograph_names(cub_dir: Path) -> list[str]:
     """
     index = cub_dir / "images.txt"
     try:
+        check_regular_file(index)
         lines = index.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = f"images.txt cannot be read ({error}); give the folder of CUB-200-2011 that holds it"

@@ -17,7 +17,7 @@ timm_moe_dg.errors.ImageReadError: image='a/b.png': cannot be decoded (ImageRead
     assert explain(CheckpointError("two\nlines")) == "CheckpointError: two\nlines"
 
 
-@pytest.mark.parametrize("message", ["two\nlines", "x" * 10 * LONGEST])
+@pytest.mark.parametrize("message", ["two\nlines", "\x1b[31m\u202e", "x" * 10 * LONGEST])
 def test_an_ending_is_one_line_of_bearable_length(message):
     def main(argv):
         raise CheckpointError(message)
@@ -25,7 +25,7 @@ def test_an_ending_is_one_line_of_bearable_length(message):
     with pytest.raises(SystemExit) as caught:
         tool(main)([])
     assert caught.value.code.startswith("test_ending.py: CheckpointError: ")
-    assert "\n" not in caught.value.code
+    assert caught.value.code.isprintable()
     assert len(caught.value.code) < LONGEST + 10
 
 
@@ -39,3 +39,8 @@ def test_names_that_are_not_utf_8_are_printed(tmp_path, monkeypatch):
 def test_estimated_times_have_the_unit_that_fits():
     texts = [duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
     assert texts == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
+
+
+def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"^test_ending\.py: .*File name too long: '.*x'; check the path"):
+        tool(lambda argv: (tmp_path / ("x" * 256)).exists())([])

@@ -1,11 +1,13 @@
 """Odd command lines: each ends with one line that names the option, its value and what to do; nothing is written."""
 
 import csv
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +50,12 @@ ROWS = [
     ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),
     ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
     ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
+    ("finetune", "--experiment /abs", r"--experiment: '/abs' is not a relative path without '\.\.'"),
+    ("finetune", "--experiment a/../../up", r"--experiment: 'a/../../up' is not a relative path"),
+    ("finetune", f"--experiment {256 * 'x'}", r"--experiment: 'x*' is not .* of up to 240 bytes"),
+    ("finetune", "--experiment \x1b[0m", r"--experiment: '\\x1b\[0m' is not .* control characters"),
+    ("finetune", f"--resume {256 * 'x'}", r"File name too long: 'x*/args\.yaml'; check the path"),
+    ("report", 256 * "x", r"File name too long: "),
     ("sweep", "-c {file} --dry-run", r"config='.*': cannot be read as YAML"),
     ("sweep", "--recipe {file} --dry-run", r"recipe='.*': cannot be read as YAML"),
     ("sweep", "--datasets folder --data-dir {data} --output {file}", r"output='.*': is a file; give the folder of all"),
@@ -106,6 +114,22 @@ def test_file_names_that_are_not_utf_8_keep_their_bytes(best, data, tmp_path):
     words = ["--model", f"local-dir:{best}", str(tmp_path / "raw"), "-j", "0", "--output", str(tmp_path / "out.csv")]
     load_tool("predict").main(words)
     assert images + b"/\xff\xe9.png," in (tmp_path / "out.csv").read_bytes()
+
+
+def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((best / "config.json").read_text()) | {"label_names": ["\x1b[31m", "\u202etac"]}
+    shutil.copytree(best, "best")
+    Path("best/config.json").write_text(json.dumps(config))
+    for name in ("a\x1b[2J\nb.png", "c\u202e.png"):
+        Image.new("RGB", (8, 8)).save(name)
+    Path("\x1b[0m.png").write_bytes(b"")
+    load_tool("predict").main(["--model", "local-dir:best", ".", "-j", "0", "--skip-unreadable"])
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 3
+    assert r"a\x1b[2J\nb.png" in captured.out
+    assert r"unreadable: 1 of 3 images: ./\x1b[0m.png" in captured.err
+    assert captured.out.replace("\n", "").isprintable()
 
 
 def test_names_are_no_formulas_in_predictions(best, data, tmp_path, monkeypatch):

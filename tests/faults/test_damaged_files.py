@@ -5,18 +5,24 @@ import json
 import os
 import re
 import shutil
+import signal
 
 import pytest
 import torch
 
 from tests.hub.published import write_run
+from timm_moe_dg.cli.arguments import read_yaml
+from timm_moe_dg.conversion.vmoe import read_vmoe_shards
 from timm_moe_dg.data import read_folder
-from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, RecordError
+from timm_moe_dg.data.readers.csv_tables import read_csv
+from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, MoeDgError, RecordError
 from timm_moe_dg.hub import fill_from_run
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks import build_network
 from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.storage.checkpoint import read_checkpoint
 
 CONFIGS = [
     ({"architecture": 5}, r"architecture=5: must be a model's name"),
@@ -113,6 +119,37 @@ def test_records_that_are_no_files_are_no_runs(tmp_path):
     assert find_runs([tmp_path]) == ([], [])
 
 
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe, on which a reader would wait for a writer; an alarm ends the wait."""
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a named pipe was opened"))
+    signal.alarm(20)
+    os.mkfifo(tmp_path / "pipe")
+    yield tmp_path / "pipe"
+    signal.alarm(0)
+
+
+PIPES = {
+    "config.json": lambda folder: load_trained(f"local-dir:{folder}"),
+    "model.safetensors": lambda folder: load_trained(f"local-dir:{folder}"),
+    "weights.pt": lambda folder: build_network("gmoe_tiny_patch16", 2, initial_checkpoint=folder / "weights.pt"),
+    "step-1.pt": lambda folder: read_checkpoint(folder / "step-1.pt"),
+    "step-2.pt.sha256": lambda folder: read_checkpoint(folder / "step-2.pt"),
+    "results.jsonl": lambda folder: read_records(folder / "results.jsonl"),
+    "metadata.csv": lambda folder: read_csv(folder / "metadata.csv", []),
+    "options.yaml": lambda folder: read_yaml(str(folder / "options.yaml"), "config"),
+    "vmoe.index": lambda folder: read_vmoe_shards(folder / "vmoe"),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_named_pipes_are_refused(copy, pipe, name):
+    (copy / name).unlink(missing_ok=True)
+    pipe.rename(copy / name)
+    with pytest.raises(MoeDgError, match=rf"{re.escape(name.removesuffix('.sha256'))}.*not a regular file"):
+        PIPES[name](copy)
+
+
 def test_a_folder_of_runs_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -134,7 +171,7 @@ def test_what_a_link_leads_to_is_not_published(tmp_path, place):
     linked.symlink_to(secret)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ArgumentError, match=rf"{re.escape(place)} is a link, and its target would be published"):
-        fill_from_run(tmp_path / "folder", run)
+        fill_from_run(tmp_path / "folder", run, with_report=True)
     assert not list((tmp_path / "folder").iterdir())
 
 

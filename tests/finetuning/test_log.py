@@ -33,7 +33,7 @@ def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, c
         with RunLog(["--lr", "a b"]) as log:
             LOGGER.info("one")
             log.keep_in(folder)
-            LOGGER.info("two \udcff")
+            LOGGER.info("two \udcff\x1b[0m")
             assert not folder.path.exists()
             evaluated(folder)
             LOGGER.info("three")
@@ -41,10 +41,10 @@ def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, c
 
     with pytest.raises(ArgumentError):
         run()
-    assert capsys.readouterr().out.splitlines() == ["one", r"two \udcff", "three"]
+    assert capsys.readouterr().out.splitlines() == ["one", r"two \udcff\x1b[0m", "three"]
     first, *rest = (folder.path / "log.txt").read_text().splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d finetune.py --lr 'a b'", first)
-    assert rest == ["one", r"two \udcff", "three", "ArgumentError: lr=7: too high"]
+    assert rest == ["one", r"two \udcff\x1b[0m", "three", "ArgumentError: lr=7: too high"]
     LOGGER.info("after the run")
     assert capsys.readouterr().out == ""
 

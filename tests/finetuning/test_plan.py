@@ -156,3 +156,13 @@ def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():
 def test_trackers_are_those_switched_on():
     assert wanted_trackers(RunOptions()) == []
     assert wanted_trackers(RunOptions(log_wandb=True)) == ["wandb"]
+
+
+def test_the_description_escapes_names_of_folders(tmp_path):
+    for domain in ("a\x1b[31m", "b\nc", "\u202egnp"):
+        for number in range(5):
+            (tmp_path / "data" / domain / "x").mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / domain / "x" / f"{number}.png")
+    text = describe(plan_of(tmp_path, "--dataset", "folder", "--data-dir", str(tmp_path / "data")))
+    assert all(name in text for name in (r"  a\x1b[31m ", r"  b\nc ", r"  \u202egnp "))
+    assert text.replace("\n", "").isprintable()

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.finetuning import progress
+from timm_moe_dg.finetuning import FineTuning, Model, progress
 from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers
 
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
@@ -103,3 +103,30 @@ def test_splits_without_images_have_no_number():
     record = replace(make_record(), out_acc=(0.6, math.nan, 0.4))
     table = domain_table(record, ["art", "cartoon", "photo"])
     assert [line.split()[2:] for line in table.splitlines() if "cartoon" in line] == [["0.8000", "-"]]
+
+
+def test_names_cannot_move_the_cursor_or_reverse_text():
+    scores = {
+        "accuracy": 0.5,
+        "worst_accuracy": 0.5,
+        "f1_macro": 0.5,
+        "worst_group": "\x9b0m",
+        "num_samples": {"\x07": 1},
+    }
+    table = domain_table(make_record(roles={"ood": scores}), ["\x1b[31mred", "\u202egnp.exe", "a\nb"])
+    assert len(table.splitlines()) == 7
+    assert all(name in table for name in (r"\x1b[31mred", r"\u202egnp.exe", r"a\nb", r"\x9b0m", r"\x07 1"))
+    assert all(character.isprintable() for character in table.replace("\n", ""))
+
+
+def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
+    def fail(row, step):
+        raise OSError(5, "Input/output error")
+
+    added = []
+    accelerator = SimpleNamespace(is_main_process=True, trackers=["tensorboard"], log=fail)
+    folder = SimpleNamespace(path=tmp_path, args={}, add=lambda record, save: added.append(record))
+    run = SimpleNamespace(plan=SimpleNamespace(folder=folder, names=list("abc")), accelerator=accelerator, model=Model)
+    FineTuning._report(run, make_record(), None)
+    assert len(added) == 1
+    assert "the trackers cannot write ([Errno 5] Input/output error); the run goes on" in caplog.text

@@ -3,6 +3,7 @@
 import os
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -11,7 +12,7 @@ from torch import ones
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
+from timm_moe_dg.finetuning import FineTuning, make_plan, parse_resumable, run_parser
 from timm_moe_dg.finetuning.resume import run_to_resume
 from timm_moe_dg.storage.ownership import owned
 
@@ -125,3 +126,20 @@ def test_a_run_is_not_resumed_from_other_initial_weights_under_the_same_name(dat
     save_file({"weight": 2 * ones(2)}, file)
     with pytest.raises(ArgumentError, match=rf"^{kind}='.*start.*': .* from other weights under this name; restore"):
         make_plan(plan())
+
+
+def test_code_is_named_by_the_user_and_not_by_a_run_folder(tmp_path):
+    run = begun(tmp_path, "a", 0)
+    for path in (run / "args.yaml", tmp_path / "own.yaml"):
+        path.write_text("algorithm: own_methods:Method")
+    words = ["--resume", str(run)]
+    with pytest.raises(
+        ArgumentError, match=r"^algorithm='own_methods:Method': .*args\.yaml names code; .*add --algorithm"
+    ):
+        parse_resumable(run_parser(), words)
+    for further in (["--algorithm", "own_methods:Method"], ["-c", str(tmp_path / "own.yaml")]):
+        assert parse_resumable(run_parser(), [*words, *further]).algorithm == "own_methods:Method"
+    folder = SimpleNamespace(path=run, records=[1], checkpoints=SimpleNamespace(describe=lambda: "step-1.pt"))
+    plan = SimpleNamespace(folder=folder, options=SimpleNamespace(algorithm="own_methods:Method"))
+    line = FineTuning.interrupted(SimpleNamespace(plan=plan))
+    assert line.endswith(f"--resume {run} --algorithm own_methods:Method")

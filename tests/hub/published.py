@@ -31,7 +31,9 @@ def fine_tuned(name: str = "gmoe_tiny_patch16", num_classes: int = len(CLASSES),
     return randomize(timm.create_model(name, **{**options, "num_classes": num_classes})).eval()
 
 
-def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[Record]:
+def invented_records(
+    roles: dict[str, Any] | None = None, hparams: dict[str, Any] | None = None, **args: Any
+) -> list[Record]:
     """Three evaluations of a run on three domains, the first held out; validation picks the one at step 20."""
     options = {"dataset": "folder", "algorithm": "ERM", "test_envs": [0], "trial_seed": 1, "hparams_seed": 0, "seed": 7}
     options |= {"model": "gmoe_tiny_patch16", "holdout_fraction": 0.2, "pretrained": True, "initial_checkpoint": None}
@@ -46,7 +48,7 @@ def invented_records(roles: dict[str, Any] | None = None, **args: Any) -> list[R
             in_acc=tuple(inside + MARGIN * domain for domain in range(3)),
             out_acc=tuple(outside + MARGIN * domain for domain in range(3)),
             args={**options, **args},
-            hparams={"lr": 3e-5, "weight_decay": 0.0, "batch_size": 32},
+            hparams=hparams or {"lr": 3e-5, "weight_decay": 0.0, "batch_size": 32},
             roles=roles or {},
         )
         for step, (inside, outside) in ACCURACIES.items()

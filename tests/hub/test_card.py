@@ -1,5 +1,6 @@
 """Cards: valid metadata, numbers from the records, and usage examples that run."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -197,7 +198,7 @@ def test_a_mixture_on_another_backbone_names_it_and_its_weights(tmp_path):
     kwargs = {"backbone": "test_vit.r160_in1k", "moe_layers": [1], "img_size": 32}
     card = card_of_run(tmp_path, fine_tuned("gmoe", **kwargs), model="gmoe", model_kwargs=kwargs)
     assert "GMoE on timm's `test_vit.r160_in1k`" in card.text
-    assert "sends\nevery token to 2 of 6 experts (`moe_layers` [1]" in card.text
+    assert "sends\nevery token to 2 of 6 experts (`moe_layers` [1]" in html.unescape(card.text)
     assert card.data.base_model == "timm/test_vit.r160_in1k"
 
 

@@ -134,3 +134,15 @@ def test_each_process_gets_its_own_part_back():
     assert torch.equal(new_algorithm.weight, second_algorithm.weight)
     assert torch.equal(new_shared.weight, shared.weight)
     assert not torch.equal(new_algorithm.weight, first_algorithm.weight)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(path, missing_ok=False):
+        if path.name != ".new.pt":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    for step in (1, 2, 3):
+        Checkpoints(tmp_path).save(step, {"step": step})
+    assert "step-000001.pt': cannot be deleted (Input/output error); delete it by hand" in caplog.text
+    assert Checkpoints(tmp_path).newest() == {"step": 3}

@@ -47,6 +47,13 @@ def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tool, tmp_path
     assert again.num_classes == len(CLASSES)
 
 
+def test_the_report_which_shows_images_is_sent_only_when_asked_for(tool, tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "report.html").write_text("<img>")
+    assert not (dry_run(tool, tmp_path, run) / "report.html").exists()
+    assert (dry_run(tool, tmp_path, run, "--with-report") / "report.html").read_text() == "<img>"
+
+
 def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
     torch.manual_seed(0)
     dense = timm.create_model("deit_tiny_patch16_224", **{**SMALL, "num_classes": 1000, "img_size": 32}).eval()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..cli.escape import one_line
 from ..protocols.assessment import Scores
 from ..protocols.headline import counted
 from ..storage.atomic import json_text, write_csv
@@ -114,7 +115,7 @@ def score_table(evaluated: Evaluated) -> str:
         lines.append(f"average of {len(evaluated.counted)} domains {assessment.average:.4f}")
         images = counted(sum(scores.images for scores in worst), worst[0].accuracy)
         lines.append(f"worst domain {names} {worst[0].accuracy:.4f}{images}")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _columns(scores: Scores, inside: float, outside: float) -> str:

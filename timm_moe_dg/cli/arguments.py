@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, check_regular_file
 from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def read_yaml(path: str, argument: str) -> Options:
         ArgumentError: The file cannot be read, or is not a table.
     """
     try:
+        check_regular_file(path)
         table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
     # ValueError: bytes that are not UTF-8, or a date such as 2024-99-99
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:

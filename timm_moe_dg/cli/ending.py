@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 
 from ..errors import MoeDgError
+from .escape import one_line
 
 BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
 LONGEST = 4000  # characters of a message
@@ -35,6 +36,8 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             # Python flushes stdout at exit, which would fail a second time
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:  # of a path that no check has seen, such as one that is too long
+            raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
             raise SystemExit(CTRL_C) from None
@@ -52,7 +55,7 @@ def explain(error: MoeDgError) -> str:
 
 def _shorten(text: str) -> str:
     """Joins the lines of a message and limits its length, because messages of libraries quote whole files."""
-    text = " ".join(text.split()) if "\n" in text else text
+    text = one_line(" ".join(text.split()) if "\n" in text else text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 

@@ -1,18 +1,23 @@
-"""Escapes names of files, classes and domains for Markdown and CSV. jinja2 does it for HTML, and PyYAML for YAML."""
+"""Escapes names for terminals, logs, Markdown and CSV. jinja2 does it for HTML, and PyYAML for YAML."""
 
 import os
 import re
 
 # Underscores inside a word are plain text in every renderer. "://" and "www." would become links.
 _ACTIVE = re.compile(r"[\\`*\[\]{}<>&|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|:(?=//)|(?<=www)\.", re.ASCII)
-_BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# Line breaks, escape sequences of terminals, and characters that reorder the text around them
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?%?")
 
 
 def one_line(text: object) -> str:
-    """Replaces each run of white space and control characters by one space."""
-    return _BREAKS.sub(" ", str(text)).strip()
+    r"""Writes a name with escapes for control and bidirectional characters, which keep it in its place.
+
+    >>> one_line("a\nb\x1b[31m")
+    'a\\nb\\x1b[31m'
+    """
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def markdown(text: object) -> str:
@@ -31,20 +36,22 @@ def code(text: object) -> str:
 
 
 def csv_cell(name: str) -> str:
-    """Puts an apostrophe before a name that a spreadsheet would take for a formula. Numbers such as +90% are kept.
+    """Escapes a name, with an apostrophe before one that a spreadsheet would take for a formula, unlike +90%.
 
     >>> csv_cell("=1+2"), csv_cell("-90%")
     ("'=1+2", '-90%')
     """
+    name = one_line(name)
     return f"'{name}" if _is_formula(name) else name
 
 
 def csv_path(path: str) -> str:
-    """Puts ./ before a path that a spreadsheet would take for a formula.
+    """Escapes a path, with ./ before one that a spreadsheet would take for a formula.
 
     >>> csv_path("=1+2.png")
     './=1+2.png'
     """
+    path = one_line(path)
     return os.path.join(os.curdir, path) if _is_formula(path) else path
 
 

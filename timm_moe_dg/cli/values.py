@@ -26,7 +26,7 @@ def key_value(text: str) -> tuple[str, object]:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key, value
 
 
@@ -34,7 +34,7 @@ def json_object(text: str) -> dict[str, object]:
     """Reads a JSON object."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"lr\": 1e-4}}'")
@@ -108,6 +108,15 @@ def output_file(text: str) -> Path:
     if not Path(text).parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
     return Path(text)
+
+
+def folder_name(text: str) -> str:
+    """Reads the name of a folder to make below another one. Names of locks and temporary files add 7 bytes to it."""
+    path = Path(text)
+    if not path.name or path.is_absolute() or ".." in path.parts or not text.isprintable() or len(text.encode()) > 240:
+        remedy = "is not a relative path without '..' and control characters, of up to 240 bytes"
+        raise argparse.ArgumentTypeError(f"{text!r} {remedy}")
+    return text
 
 
 def usable_device(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, MissingDependencyError
+from ..errors import CheckpointError, MissingDependencyError, check_regular_file
 
 Arrays = Mapping[str, Tensor]
 
@@ -60,6 +60,7 @@ def _read(path: Path) -> Any:
     except ImportError as error:
         raise MissingDependencyError.of("V-MoE's MessagePack files", "msgpack", "vmoe") from error
     try:
+        check_regular_file(path)
         return msgpack.unpackb(path.read_bytes(), ext_hook=_decode_extension)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; give the prefix of .index and .data files") from error

@@ -3,7 +3,6 @@
 Also the types of an image between file and network, and the formats that are decoded.
 """
 
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import TypeAlias
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import ImageReadError, MissingDependencyError
+from ..errors import ImageReadError, MissingDependencyError, check_regular_file
 
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 Transform: TypeAlias = Callable[[Pixels], Tensor]
@@ -63,13 +62,6 @@ def as_picture(pixels: Tensor) -> Image.Image:
     low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
     levels = (channels - low) / np.maximum(high - low, 1e-12)
     return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-
-
-def check_regular_file(path: str) -> None:
-    """Raises ValueError for folders, devices and pipes. A file that does not exist passes."""
-    # Opening a named pipe would wait for a writer forever.
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError("no regular file")
 
 
 @cache

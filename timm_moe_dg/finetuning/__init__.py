@@ -6,7 +6,7 @@ from .launch import join_processes, lost_process_explained
 from .loaders import rehearse
 from .log import RunLog
 from .plan import RunPlan, describe, make_plan
-from .progress import StepBar
+from .progress import StepBar, tracker_errors_logged
 from .resume import nothing_to_do, parse_resumable
 from .run import FineTuning, ResumePoint, find_resume_point, owning, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
@@ -34,4 +34,5 @@ __all__ = [
     "rehearse",
     "run_parser",
     "start",
+    "tracker_errors_logged",
 ]

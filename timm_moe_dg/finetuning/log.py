@@ -13,12 +13,20 @@ from typing import NoReturn, Self
 from accelerate.utils import get_int_from_env
 from tqdm import tqdm
 
+from ..cli.escape import one_line
 from ..errors import MoeDgError
 from ..storage.atomic import explained
 from ..storage.run_folder import LOG, RunFolder
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _logger = logging.getLogger("timm_moe_dg")
+
+
+class _Escaped(logging.Formatter):
+    """Escapes the names in a message, and keeps its lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(one_line, super().format(record).split("\n")))
 
 
 class _Screen(logging.Handler):
@@ -48,6 +56,7 @@ class RunLog(MemoryHandler):
         # Rank comes from the environment: the process group does not exist yet
         self._is_main = not get_int_from_env(_RANKS, 0)
         self._screen = _Screen()
+        self._screen.setFormatter(_Escaped())
         self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} finetune.py {shlex.join(words)}")
 
     def __enter__(self) -> Self:
@@ -74,6 +83,7 @@ class RunLog(MemoryHandler):
         folder = self._folder
         if self.target is None and self._is_main and folder is not None and folder.records and folder.path.is_dir():
             self.target = _LogFile(folder.path / LOG, encoding="utf-8", errors="backslashreplace")
+            self.target.setFormatter(_Escaped())
         return self.target is not None
 
     def _log(self, text: str) -> None:

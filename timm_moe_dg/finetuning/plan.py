@@ -13,6 +13,7 @@ from typing import Any
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, get_algorithm, get_averaging
+from ..cli.escape import one_line
 from ..data import (
     Benchmark,
     Domain,
@@ -153,18 +154,16 @@ def describe(plan: RunPlan) -> str:
         lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
     per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
-    return "\n".join(
-        [
-            *lines,
-            *_describe_bands(plan),
-            f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
-            f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
-            f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
-            f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
-            f"{options.steps / per_epoch:.1f} epochs in all",
-            f"output: {plan.folder.path}",
-        ]
-    )
+    lines += [
+        *_describe_bands(plan),
+        f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
+        f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
+        f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
+        f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
+        f"{options.steps / per_epoch:.1f} epochs in all",
+        f"output: {plan.folder.path}",
+    ]
+    return "\n".join(map(one_line, lines))
 
 
 def _describe_bands(plan: RunPlan) -> list[str]:

@@ -1,9 +1,11 @@
 """Progress of a run: mean losses, the progress bar, the table of domains, TensorBoard and Weights & Biases."""
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..cli.ending import duration
+from ..cli.escape import one_line
 from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.headline import summary, worst_groups
 from ..protocols.options import Arguments, RunOptions
@@ -23,6 +26,7 @@ from ..protocols.records import Record, RoleScores
 
 LINE_EVERY = 60.0  # seconds
 TRACKERS = ("tensorboard", "wandb")
+_logger = logging.getLogger(__name__)
 
 
 class MeterState(TypedDict):
@@ -115,7 +119,7 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
         role = "test" if domain in record.test_domains else "train"
         lines.append(f"  {name:<{width}}  {role:<5}  {_share(inside):>6}  {_share(outside):>7}")
     lines += [role_line(role, scores) for role, scores in record.roles.items()]
-    return "\n".join([*lines, f"  {summary(record)}"])
+    return "\n".join(map(one_line, [*lines, f"  {summary(record)}"]))
 
 
 def _share(value: float) -> str:
@@ -125,7 +129,7 @@ def _share(value: float) -> str:
 def role_line(role: str, scores: RoleScores) -> str:
     """Formats the scores of one role of `Record.roles`, and the number of images of each group, in one line."""
     numbers = ", ".join(f"{group} {number}" for group, number in scores["num_samples"].items())
-    return (
+    return one_line(
         f"  {role}: accuracy {scores['accuracy']:.4f}, worst group {scores['worst_accuracy']:.4f} "
         f"({', '.join(worst_groups(scores))}), F1-macro {scores['f1_macro']:.4f}; images: {numbers}"
     )
@@ -147,6 +151,15 @@ def check_trackers(names: Sequence[str]) -> None:
         if not wandb.api.api_key:
             remedy = "Weights & Biases has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
             raise ArgumentError.of("log_wandb", True, remedy)
+
+
+@contextmanager
+def tracker_errors_logged() -> Iterator[None]:
+    """Turns a tracker's disk error into a warning: no result of a run depends on its trackers."""
+    try:
+        yield
+    except OSError as error:
+        _logger.warning(f"the trackers cannot write ({error}); the run goes on")
 
 
 def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, first_step: int) -> None:

@@ -1,6 +1,7 @@
 """The command line of a run that may resume an earlier one."""
 
 import argparse
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,12 @@ def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Run
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
+        given = args.algorithm
         args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
+        # Importing a module runs it, and a run folder may come from anybody
+        if ":" in args.algorithm and args.algorithm != given:
+            remedy = f"{run / ARGUMENTS} names code; if you trust it, add --algorithm {shlex.quote(args.algorithm)}"
+            raise ArgumentError.of("algorithm", args.algorithm, remedy)
         args.output, args.experiment = str(run.parent), run.name
     return from_parsed(RunOptions, vars(args))
 

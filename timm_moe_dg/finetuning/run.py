@@ -31,7 +31,7 @@ from ..storage.run_folder import summary_row
 from .assembly import Model
 from .loaders import build_loaders, step_sampler
 from .plan import RunPlan, run_names, steps_per_epoch
-from .progress import StepMeter, domain_table, start_trackers
+from .progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
 from .resume import can_be_extended
 from .stopping import Interruption, check_weights
 
@@ -201,8 +201,9 @@ class FineTuning:
         if not folder.records:
             return "asked to end at the start"
         launched = self.accelerator.num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        program = "accelerate launch" if launched else "python"
-        command = f"{program} tools/finetune.py --resume {shlex.quote(str(folder.path))}"
+        program, algorithm = "accelerate launch" if launched else "python", self.plan.options.algorithm
+        words = [str(folder.path), *(["--algorithm", algorithm] if ":" in algorithm else [])]
+        command = f"{program} tools/finetune.py --resume {shlex.join(words)}"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
@@ -220,11 +221,12 @@ class FineTuning:
         if self.accelerator.is_main_process:
             folder.add(record, partial(self.model.save, network))
             _logger.info(domain_table(record, self.plan.names))
-            if not self.accelerator.trackers:
-                # Only now is there a folder to write to
-                start_trackers(self.accelerator, folder.path, folder.args, self.resume_point.first_step)
             row = {name: value for name, value in summary_row(record).items() if name != "step"}
-            self.accelerator.log(row, step=record.step)
+            with tracker_errors_logged():
+                if not self.accelerator.trackers:
+                    # Only now is there a folder to write to
+                    start_trackers(self.accelerator, folder.path, folder.args, self.resume_point.first_step)
+                self.accelerator.log(row, step=record.step)
 
     def _conclude(self, record: Record) -> None:
         """Returns to training after an evaluation."""

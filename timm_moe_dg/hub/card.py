@@ -9,6 +9,7 @@ from urllib.parse import quote
 import jinja2
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from markupsafe import Markup
 from torch import nn
 
 from ..cli import escape
@@ -65,7 +66,7 @@ def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
 
 def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> ModelCardData:
     """Builds a card's metadata in the Hub's format."""
-    dataset = origin.args["dataset"] if origin.records else ""
+    dataset = escape.one_line(origin.args["dataset"]) if origin.records else ""
     return ModelCardData(
         license=license,
         library_name="timm",
@@ -117,15 +118,16 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
 
 
 def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mapping[str, object]) -> str:
-    # Markdown has no automatic escaping: templates pipe each name through `markdown`, `code` or `url`.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(cards),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # Every value is escaped for Markdown, unless a template marks it by `safe`, `code` or `url`
+        finalize=lambda value: value if isinstance(value, Markup) else escape.markdown(value),
     )
-    environment.filters |= {"markdown": escape.markdown, "code": escape.code, "url": quote}
+    environment.filters |= {"code": lambda name: Markup(escape.code(name)), "url": lambda path: Markup(quote(path))}
     environment.filters |= {"counted": counted, "images": images, "worst_groups": worst_groups}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
     # Only starting points that facts.yaml lists have a citation.

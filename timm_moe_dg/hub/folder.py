@@ -24,10 +24,11 @@ FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
 
 
-def fill_from_run(folder: Path, run: Path) -> Origin:
+def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     """Copies best/, results.jsonl and the figures of a finished run to an empty folder. Returns the weights' origin.
 
-    Local paths in results.jsonl are shortened. A link among the files to publish is an `ArgumentError`.
+    Local paths in results.jsonl are shortened. report.html shows images of the data, so it needs `with_report`. A link
+    among the files to publish is an `ArgumentError`.
     """
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
     missing = [name for name in needed if not (run / name).is_file()]
@@ -35,7 +36,7 @@ def fill_from_run(folder: Path, run: Path) -> Origin:
         remedy = f"is not a finished run, {', '.join(missing)} missing; give an output folder of tools/finetune.py"
         raise ArgumentError.of("run", str(run), remedy)
     origin = origin_of_run(read_records(run / "results.jsonl"))
-    pages = (*_pictures(run), *run.glob("report.html"))
+    pages = (*_pictures(run), *(run.glob("report.html") if with_report else ()))
     figures = _pictures(run / FIGURES)
     _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), pages, figures)
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *pages):

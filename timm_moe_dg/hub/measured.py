@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from ..data.readers.places import POOLED
+from ..errors import RecordError
 from ..protocols import Record
 from ..protocols.options import DEFAULTS
 from ..results.runs import domain_names
@@ -37,7 +38,10 @@ class DomainFact(NamedTuple):
 
 def domain_facts(record: Record) -> list[DomainFact]:
     """Reads the recorded role, group and split of each domain."""
-    return [DomainFact(*fact) for fact in record.args["domain_facts"]]
+    facts = record.args.get("domain_facts", ())
+    if len(facts) != len(record.in_acc) or any(len(fact) != 3 or fact[2] not in _SPLITS for fact in facts):
+        raise RecordError(f"domain_facts={facts}: must have role, group and split of each domain; it is damaged")
+    return [DomainFact(*fact) for fact in facts]
 
 
 def domain_results(record: Record) -> list[DomainResult]:

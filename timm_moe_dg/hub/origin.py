@@ -11,7 +11,7 @@ import timm
 from timm.models import parse_model_name
 
 from ..cli.arguments import option_words
-from ..cli.escape import code, markdown
+from ..cli.escape import code, markdown, one_line
 from ..protocols import Record, training_domain_validation
 from ..protocols.options import Arguments
 from ..protocols.run_identity import changed_options
@@ -73,7 +73,7 @@ def training_command(args: Arguments, width: int = 100) -> str:
     # The folder belongs to another machine, and its name says nothing to a reader.
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}
     lines = ["accelerate launch tools/finetune.py"]
-    for words in filter(None, (shlex.join(option_words(*entry)) for entry in options.items())):
+    for words in filter(None, (shlex.join(map(one_line, option_words(*entry))) for entry in options.items())):
         if len(lines[-1]) + len(words) < width:
             lines[-1] += f" {words}"
         else:

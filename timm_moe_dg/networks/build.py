@@ -26,7 +26,7 @@ from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data.bands import RGB
-from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file
 
 CONFIG = "config.json"
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
@@ -233,6 +233,7 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
 def read_config(path: Path) -> Config:
     """Reads a saved network's config.json and checks the fields that this package uses, with a `CheckpointError`."""
     try:
+        check_regular_file(path)
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, f"cannot be read as JSON ({error})") from error
@@ -256,6 +257,9 @@ def saved_config(name: str) -> Config:
     """Reads the config.json of a `local-dir:` or `hf-hub:` source. Any other model has an empty one."""
     source, location = parse_model_name(name)
     if source == "local-dir":
+        for path in Path(location).iterdir() if Path(location).is_dir() else ():
+            if path.suffix in (".safetensors", ".bin") and not path.is_file():
+                raise _damaged(path, "is not a regular file")
         return read_config(Path(location, CONFIG))
     if source is None:
         return {}
@@ -333,6 +337,7 @@ def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
 def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:
     """Points a model's configuration at a file, with the number of classes that is in it."""
     try:
+        check_regular_file(path)
         weights = load_state_dict(str(path))
     except Exception as error:  # files of other kinds fail anywhere in the readers
         raise _unusable(name, path, error) from error

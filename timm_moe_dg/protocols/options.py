@@ -6,14 +6,17 @@ an option count as run with its default.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Flag, auto
-from functools import cache
-from typing import Any
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
 from ..cli.values import (
+    folder_name,
     fraction,
     fraction_to_1,
     json_object,
@@ -32,6 +35,7 @@ from ..losses.router import FORMS
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
+Kind = type | UnionType | list["Kind"]  # a list stands for lists of values of its type
 SCHEDULES = ("cosine", "tanh", "poly")
 
 
@@ -202,7 +206,7 @@ class OutputOptions:
         help="file of option values; the command line wins over it")
     output: str = option("output", role=NO_EFFECT, metavar="DIR",
         help="folder of all runs (default: %(default)s)")
-    experiment: str | None = option(None, role=NO_EFFECT, metavar="NAME",
+    experiment: str | None = option(None, role=NO_EFFECT, type=folder_name, metavar="NAME",
         help="sub-folder of this run (default: time, data set, model)")
     dry_run: bool = option(False, role=ONCE,
         help="read the data with every image, build the model, describe the run, and stop")
@@ -261,6 +265,36 @@ _FURTHER: Mapping[str, Role] = {
 }
 _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_FURTHER}
 _OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
+
+
+def _kind(hint: Any) -> Kind:
+    """The types that JSON and YAML have for the annotated values of an option."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if get_origin(parts[0]) is Sequence:
+        return [_kind(get_args(parts[0])[0])]
+    kinds = {float: int | float, bool: bool | int, Mapping: dict}
+    return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
+
+
+_KINDS = {item.name: _kind(item.type) for item in fields(RunOptions)}
+_KINDS["hparams"] = dict | str | None  # DomainBed's records have JSON or nothing there
+
+
+def fits(value: object, kind: Kind) -> bool:
+    """Whether a value that was read from JSON or YAML has a type."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
+    # To Python, True and False are whole numbers
+    return isinstance(value, kind) and (not isinstance(value, bool) or bool in get_args(kind))
+
+
+def mistyped(args: Arguments) -> str | None:
+    """Describes the first recorded option whose value is of another type than the option's; None without one."""
+    for name, value in args.items():
+        kind = _KINDS.get(name)
+        if kind and not fits(value, kind) and not (value is None and DEFAULTS[name] is None):
+            return f"{name}={value!r:.60}: must be of the type {getattr(kind, '__name__', kind)}"
+    return None
 
 
 @cache

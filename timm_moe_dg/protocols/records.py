@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import UnionType
 from typing import Any, Literal, Self, TypedDict
 
-from ..errors import RecordError
-from .options import Arguments
+from ..errors import RecordError, check_regular_file
+from .options import Arguments, Kind, fits, mistyped
 from .run_identity import check_format
 
 Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
@@ -23,7 +22,6 @@ SCORED_ROLES = ("id", "ood")
 OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
-Kind = type | UnionType | list[Any]  # a list stands for lists of values of its type
 _SCORE = re.compile(r"(env\d+)_(in_acc|out_acc|out_loss)")
 _NUMBER: tuple[Kind, str] = (int | float, "a number")
 _TABLE: tuple[Kind, str] = (dict, "a JSON object")
@@ -41,11 +39,13 @@ _ARGS: Mapping[str, tuple[Kind, str]] = {
     **dict.fromkeys(("trial_seed", "hparams_seed"), _WHOLE),
 }
 _OPTIONAL_ARGS: Mapping[str, tuple[Kind, str]] = {
-    **dict.fromkeys(("model", "averaging"), _NAME),
     "domains": ([str], "a list of names"),
     "split_sizes": ([[int]], "a list of pairs of whole numbers"),
+    "domain_facts": ([[str]], "role, group and split of each domain"),
+    "versions": _TABLE,
 }
-_ROLE_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
+_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
+_OPTIONAL_SCORES = {**dict.fromkeys(("group_accuracy", "num_samples"), _TABLE), "worst_group": _NAME}
 
 
 class RoleScores(TypedDict, total=False):
@@ -131,17 +131,23 @@ class Record:
         args = row["args"]
         check_format(args, f"record={_shortened(line)!r}")
         _check(args, _ARGS, _OPTIONAL_ARGS, place="args[{!r}]")
+        if wrong := mistyped(args):
+            raise RecordError(f"args: {wrong}; the row is damaged")
         fields = {name: row.pop(name) for name in _FIELDS}
         roles, averaged = row.pop("roles", {}), row.pop("averaged", False)
         _check({"roles": roles}, {"roles": _TABLE})
         _check(roles, dict.fromkeys(roles, _TABLE), place="roles[{!r}]")
         for scores in roles.values():
-            _check(scores, {}, _ROLE_SCORES)
+            _check(scores, _SCORES, _OPTIONAL_SCORES)
+            for name in ("group_accuracy", "num_samples"):
+                _check(scores.get(name, {}), dict.fromkeys(scores.get(name, {}), _NUMBER))
         _check(row, dict.fromkeys(row, _NUMBER))
         columns = _pop_scores(row)
         sizes = args.get("split_sizes")
         if sizes is not None and [len(pair) for pair in sizes] != [2] * len(columns["in_acc"]):
             raise RecordError("args['split_sizes']: must have two numbers for each domain; the row is damaged")
+        if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < len(columns["in_acc"])]:
+            raise RecordError(f"args['test_envs']: there is no domain {unknown[0]}; the row is damaged")
         return cls(**fields, **columns, losses=row, roles=roles, averaged=averaged)
 
 
@@ -149,6 +155,7 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     """Reads a results.jsonl file. A `RecordError` gives file and line."""
     path = Path(path)
     try:
+        check_regular_file(path)
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
@@ -191,16 +198,9 @@ def _check(
         raise RecordError(f"lacks {', '.join(missing)}; the row is damaged")
     given = {name: kind for name, kind in (optional or {}).items() if values.get(name) is not None}
     for name, (kind, words) in {**required, **given}.items():
-        if not _fits(values[name], kind):
+        if not fits(values[name], kind):
             value = _shortened(repr(values[name]))
             raise RecordError(f"{place.format(name)}={value}: must be {words}; the row is damaged")
-
-
-def _fits(value: object, kind: Kind) -> bool:
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
-    # To Python, True and False are whole numbers
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _pop_scores(row: dict[str, float]) -> dict[str, Any]:

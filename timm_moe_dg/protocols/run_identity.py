@@ -12,7 +12,7 @@ from .. import __version__
 from ..cli.arguments import read_yaml
 from ..data import Benchmark
 from ..data.fingerprint import difference
-from ..errors import ArgumentError, FormatError
+from ..errors import ArgumentError, FormatError, check_regular_file
 from .options import (
     DEFAULTS,
     FILLED_IN,
@@ -22,6 +22,7 @@ from .options import (
     ONCE,
     Arguments,
     canonical_names,
+    mistyped,
     options_with,
 )
 
@@ -50,14 +51,21 @@ def check_format(stamped: Arguments, source: str) -> None:
 
 def read_arguments(path: Path, argument: str) -> Arguments:
     """Reads the arguments of a run from its args.yaml. `argument` is the one that named it, for the error message."""
-    table = read_yaml(str(path), argument)
-    check_format(table, f"{argument}={str(path)!r}")
+    table = _read_table(str(path), argument)
+    if wrong := mistyped(table):
+        raise ArgumentError.of(argument, str(path), f"{wrong}; restore the file")
+    return table
+
+
+def _read_table(path: str, argument: str) -> Arguments:
+    table = read_yaml(path, argument)
+    check_format(table, f"{argument}={path!r}")
     return canonical_names(table)
 
 
 def read_repeatable(path: str, argument: str) -> Arguments:
     """Reads option values from a configuration file, or from a run's args.yaml those that its user gave."""
-    table = read_arguments(Path(path), argument)
+    table = _read_table(path, argument)
     filled_in = table.get("filled_in")
     # Values that were filled in are left out, because another seed or data set fills in others
     left_out = [*options_with(ONCE | MEASURED), *(filled_in if isinstance(filled_in, list) else ())]
@@ -161,5 +169,6 @@ def weights_file(args: Arguments) -> Path | None:
 
 def sha256(file: Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal."""
+    check_regular_file(file)
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -109,8 +109,8 @@ def read_run(folder: Path) -> RunFacts:
 def _records(path: Path, finished: bool) -> list[Record]:
     try:
         return read_records(path)
-    except RecordError:
-        if finished:
+    except RecordError as error:
+        if finished or isinstance(error.__cause__, OSError):
             raise
         # The run may be writing its last line at this moment.
         lines = path.read_text(errors="replace").splitlines()

@@ -7,6 +7,7 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 
+from ..cli.escape import markdown, one_line
 from ..errors import ArgumentError
 from .paired import sign_flip_p
 from .paper_figures import PaperFigure, figures_for
@@ -62,7 +63,9 @@ def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> st
             measured = [*map(cell_text, cells), difference_text(*cells)]
             grid.append([domain, *measured, *(papers[number][position] for number in with_figures)])
     comment = "% " if format_ == "latex" else ""
-    tests = "; ".join(_test(domain, table, position, first, second) for position, domain in enumerate(table.columns))
+    escape = markdown if format_ == "markdown" else one_line
+    titles = enumerate(map(escape, table.columns))
+    tests = "; ".join(_test(name, table, position, first, second) for position, name in titles)
     return f"{RENDERERS[format_](table.title, grid, ())}\n\n{comment}{_TEST}: {tests}"
 
 

@@ -173,17 +173,15 @@ def synchronize(path: Path) -> None:
 
 
 def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
-    """Writes CSV rows, header included, into an open file. Formulas are escaped, see `csv_cell`."""
+    """Writes CSV rows, header included, into an open file. Texts are escaped by `csv_cell`."""
     csv.writer(file, lineterminator="\n").writerows(
-        # csv does not quote \r
-        [csv_cell(cell).replace("\r", "\n") if isinstance(cell, str) else cell for cell in row]
-        for row in rows
+        [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes a CSV file; see `write_rows`."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         write_rows(file, rows)
 
 

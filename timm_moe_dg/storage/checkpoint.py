@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, check_regular_file
 from ..protocols.options import Arguments
 from ..protocols.run_identity import check_format, sha256, stamp
 from .atomic import explained, synchronize, write_text
@@ -95,8 +95,11 @@ class Checkpoints:
     def prune(self, number: int) -> None:
         """Removes all but the newest."""
         for path in self._paths()[:-number]:
-            _digest_file(path).unlink(missing_ok=True)
-            path.unlink()
+            try:
+                _digest_file(path).unlink(missing_ok=True)
+                path.unlink()
+            except OSError as error:
+                _logger.warning(f"{str(path)!r}: cannot be deleted ({error.strerror}); delete it by hand")
 
     def newest(self) -> dict[str, Any] | None:
         """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported."""
@@ -121,6 +124,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint. If it is missing or not as it was written, a `CheckpointError` is raised."""
     try:
         # torch.load itself does not notice a flipped bit in a tensor
+        check_regular_file(_digest_file(path))
         if sha256(path) != _digest_file(path).read_text().strip():
             raise ValueError(f"its SHA-256 is not that in {_digest_file(path).name}")
         stamped = torch.load(path, map_location="cpu", weights_only=True)

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import yaml
 
-from ..errors import ArgumentError, RecordError, StorageError
+from ..errors import ArgumentError, RecordError, StorageError, check_regular_file
 from ..protocols.headline import headlines
 from ..protocols.options import Arguments
 from ..protocols.records import Record
@@ -158,6 +158,7 @@ class RunFolder:
         """Reads results.jsonl without a last line that a kill has cut."""
         path = self.path / RESULTS
         try:
+            check_regular_file(path)
             # Lines are written with their break at the end, so text after the last break is cut
             lines = path.read_bytes().split(b"\n")[:-1]
             return [Record.from_json(line.decode()) for line in lines]

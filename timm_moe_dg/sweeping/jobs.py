@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from ..cli.ending import duration
+from ..cli.escape import one_line
 from ..errors import FolderInUseError
 from ..storage.ownership import is_owned, owned
 from ..storage.run_folder import DONE
@@ -53,10 +54,9 @@ class Job:
             return "finished"
         if is_owned(self.log) or is_owned(self.folder):
             return "running"
-        try:
-            last_line = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
-        except FileNotFoundError:
+        if not self.log.is_file():
             return "incomplete" if self.folder.exists() else "missing"
+        last_line = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
         if self.is_finished:  # since the first look
             return "finished"
         status = _EXIT_STATUS_LINE.fullmatch(last_line)
@@ -67,9 +67,10 @@ class Job:
         try:
             record = json.loads((self.folder / "results.jsonl").read_text().splitlines()[-1])
             done, steps, seconds = record["step"] + 1, record["args"]["steps"], record["step_time"]
-        except (OSError, ValueError, LookupError):  # nothing is evaluated yet, or a line is being written
+            return f"{done} of {steps} steps, {duration((steps - done) * seconds)} left"
+        # Nothing is evaluated yet, or a line is being written, or somebody else wrote it
+        except (OSError, ValueError, LookupError, TypeError, OverflowError):
             return "no evaluation yet"
-        return f"{done} of {steps} steps, {duration((steps - done) * seconds)} left"
 
 
 class Attempt:
@@ -203,4 +204,4 @@ def run_jobs(
 def tail(log: Path, lines: int = 5) -> str:
     """Returns the last lines of a log, without the sweep's own."""
     text = log.read_text(errors="replace").replace("\r", "\n").splitlines()
-    return "\n".join([line for line in text if line.strip() and not line.startswith("sweep: ")][-lines:])
+    return "\n".join([one_line(line) for line in text if line.strip() and not line.startswith("sweep: ")][-lines:])

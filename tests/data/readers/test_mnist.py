@@ -143,6 +143,12 @@ def spoil(path, change):
             r"holds 12 values where its header says \(13,\); give the file",
         ),
         ("t10k-images-idx3-ubyte", lambda raw: raw + b"\0", r"holds 10193 values where its header says \(13, 28, 28\)"),
+        # A product of 2^64, which is 0 in 64 bits
+        (
+            "train-images-idx3-ubyte",
+            lambda raw: raw[:4] + np.array([2**31, 2**31, 4], dtype=">u4").tobytes(),
+            r"holds 0 values where its header says \(2147483648, 2147483648, 4\)",
+        ),
         ("train-images-idx3-ubyte", lambda raw: raw[:6], "holds 0 values where its header says"),
         ("train-images-idx3-ubyte", lambda raw: b"", "has the magic number 0x and not 0x00000803"),
         ("train-images-idx3-ubyte", lambda raw: gzip.compress(raw)[:-40], "cannot be read .*give the file as it was"),

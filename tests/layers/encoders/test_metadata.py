@@ -142,3 +142,8 @@ def test_mistakes_about_columns_are_named():
         ColumnsEncoder(LocationIdEmbedding(4), STATISTICS)
     with pytest.raises(MetadataError, match=r"std=0\.0: give a positive one"):
         NumberEncoder(1.0, 0.0)
+
+
+def test_names_of_columns_have_no_control_characters():
+    with pytest.raises(MetadataError, match=r"metadata_columns=\['a\\nb'\]: a name has control characters; rename it"):
+        ColumnsEncoder(SinCosEncoder(8), {"a\nb": (0.0, 1.0)})

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, check_regular_file
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name
 MAX_LISTED = 5  # lines and fields in a message
@@ -28,6 +28,7 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
             line has more fields than there are columns.
     """
     try:
+        check_regular_file(path)
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets.folder import IMG_EXTENSIONS as IMAGE_EXTENSIONS
 
-from ...errors import DataError, ImageReadError
-from ..bands import REPAIR, RGB, Pixels, as_picture, check_regular_file, count_bands, installed_decoders, read_bands
+from ...errors import DataError, ImageReadError, check_regular_file
+from ..bands import REPAIR, RGB, Pixels, as_picture, count_bands, installed_decoders, read_bands
 
 SAMPLES_PER_PIXEL = 277  # the TIFF tag
 

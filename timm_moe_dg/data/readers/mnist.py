@@ -21,6 +21,7 @@ Licenses: MNIST CC BY-SA 3.0, Fashion-MNIST MIT.
 
 import gzip
 import logging
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     header = 4 + 4 * axes
     shape = tuple(map(int, np.frombuffer(content[4:header].ljust(4 * axes, b"\0"), dtype=">u4")))
     values = len(content) - header
-    if values != np.prod(shape):
+    if values != math.prod(shape):
         raise DataError(f"{str(path)!r}: holds {max(values, 0)} values where its header says {shape}; {remedy}")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 

@@ -181,6 +181,8 @@ class ColumnsEncoder(nn.Module):
         if not isinstance(location, CoordinateEncoder):
             remedy = "columns need an encoder of coordinates, such as spherical_harmonics"
             raise MetadataError.of("metadata_columns", list(columns), remedy)
+        if not all(name.isprintable() for name in columns):
+            raise MetadataError.of("metadata_columns", list(columns), "a name has control characters; rename it")
         self.location = location
         self.columns = tuple(columns)
         self.numbers = nn.ModuleList(
