@@ -43,7 +43,8 @@ def records(draw):
     further = draw(st.dictionaries(WORDS, JSON, max_size=2))
     args = {**further, **ARGS, "test_envs": [draw(st.integers(0, domains - 1))], "dataset": draw(WORDS)}
     args = {name: value for name, value in args.items() if name not in ("format", "versions")}
-    scores = st.fixed_dictionaries({"accuracy": NUMBERS, "worst_group": st.none() | WORDS})
+    names = ("accuracy", "worst_accuracy", "f1_macro")
+    scores = st.fixed_dictionaries({**dict.fromkeys(names, NUMBERS), "worst_group": st.none() | WORDS})
     return make_record(
         step=draw(st.integers(0, 10**9)),
         losses=draw(LOSSES),

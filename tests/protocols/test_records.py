@@ -30,9 +30,11 @@ DOMAINBED_ROW = json.dumps(
     sort_keys=True,
 )
 
+SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), 0.5)
+
 
 def test_round_trip():
-    roles = {"id": {"accuracy": 0.5, "worst_group": None, "group_accuracy": {"a": 0.5}, "num_samples": {"a": 2}}}
+    roles = {"id": {**SCORES, "worst_group": None, "group_accuracy": {"a": 0.5}, "num_samples": {"a": 2}}}
     for record in (make_record(), make_record(roles=roles, averaged=True)):
         assert Record.from_json(record.to_json()) == record
         assert "\n" not in record.to_json()
@@ -74,6 +76,7 @@ def test_empty_split_survives_as_nan():
 
 
 DAMAGE = [
+    ({"roles": {"ood": {"accuracy": 1}}}, "lacks worst_accuracy, f1_macro"),
     ({"step": "300"}, "step='300': must be a number"),
     ({"args": None}, "args=None: must be a JSON object"),
     ({"args": [1]}, r"args=\[1\]: must be a JSON object"),
@@ -83,7 +86,7 @@ DAMAGE = [
     ({"env999999999_in_acc": 0.5}, "expected env0_in_acc, env0_out_acc, env1_in_acc"),
     ({"loss": "high"}, "loss='high': must be a number"),
     ({"roles": {"ood": 5}}, r"roles\['ood'\]=5: must be a JSON object"),
-    ({"roles": {"ood": {"accuracy": "x"}}}, "accuracy='x': must be a number"),
+    ({"roles": {"ood": {**SCORES, "accuracy": "x"}}}, "accuracy='x': must be a number"),
     ({"args.dataset": ["x"]}, r"args\['dataset'\]=\['x'\]: must be a name"),
     ({"args.algorithm": None}, r"args\['algorithm'\]=None: must be a name"),
     ({"args.model": ["x"]}, r"args: model=\['x'\]: must be of the type str"),
@@ -96,9 +99,9 @@ DAMAGE = [
     ({"args.versions": "1"}, r"args\['versions'\]='1': must be a JSON object"),
     ({"args.domain_facts": [["train", 1, "random"]]}, r"args\['domain_facts'\]=.*: must be role, group and split"),
     ({"args.test_envs": [3]}, r"args\['test_envs'\]: there is no domain 3"),
-    ({"roles": {"ood": {"num_samples": 3}}}, "num_samples=3: must be a JSON object"),
-    ({"roles": {"ood": {"group_accuracy": {"a": "1"}}}}, "a='1': must be a number"),
-    ({"roles": {"ood": {"worst_group": 3}}}, "worst_group=3: must be a name"),
+    ({"roles": {"ood": {**SCORES, "num_samples": 3}}}, "num_samples=3: must be a JSON object"),
+    ({"roles": {"ood": {**SCORES, "group_accuracy": {"a": "1"}}}}, "a='1': must be a number"),
+    ({"roles": {"ood": {**SCORES, "worst_group": 3}}}, "worst_group=3: must be a name"),
     ({"args.test_envs": None}, r"args\['test_envs'\]=None: must be a list of domain positions"),
     ({"args.test_envs": [[0]]}, r"args\['test_envs'\]=\[\[0\]\]: must be a list"),
     ({"args.trial_seed": [1]}, r"args\['trial_seed'\]=\[1\]: must be a whole number"),

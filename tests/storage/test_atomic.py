@@ -234,10 +234,10 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, mask, mode):
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (["=1+1", "+x", "-x", "@sum", "\tcat"], ["'=1+1", "'+x", "'-x", "'@sum", "'\tcat"]),  # formulas
-        (["\rcat", "a\r\nb"], ["'\ncat", "a\n\nb"]),  # a carriage return ends no row
+        (["=1+1", "+x", "-x", "@sum", "\tcat"], ["'=1+1", "'+x", "'-x", "'@sum", r"\tcat"]),  # formulas
+        (["\rcat", "a\r\nb"], [r"\rcat", r"a\r\nb"]),  # a carriage return ends no row
         (["cat", "a=1", "'", -1, 2.5, 0, "é", " "], ["cat", "a=1", "'", "-1", "2.5", "0", "é", " "]),
-        (["a,b", 'say "x"', "two\nlines"], ["a,b", 'say "x"', "two\nlines"]),
+        (["a,b", 'say "x"', "two\nlines"], ["a,b", 'say "x"', r"two\nlines"]),
     ],
 )
 def test_csv_escapes_formulas_and_leaves_the_rest(tmp_path, row, expected):
