@@ -107,6 +107,8 @@ DAMAGE = [
     ({"args.trial_seed": [1]}, r"args\['trial_seed'\]=\[1\]: must be a whole number"),
     ({"args.domains": 5}, r"args\['domains'\]=5: must be a list of names"),
     ({"args.domains": [[1]]}, r"args\['domains'\]=\[\[1\]\]: must be a list of names"),
+    ({"args.split_sizes": [1, 2, 3]}, r"args\['split_sizes'\]=\[1, 2, 3\]: must be a list of pairs of whole numbers"),
+    ({"args.split_sizes": [[1, 2]]}, r"args\['split_sizes'\]: must have two numbers for each domain"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Facts about a network equal its predictions, computed image by image."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tests.report.helpers import made_run, paint
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
+from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.readers.folders import read_folder
 from timm_moe_dg.data.splits import split_by_photograph
 from timm_moe_dg.errors import DataError
@@ -121,6 +123,17 @@ def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_tr
     for domain, splits in enumerate(split_by_photograph(domains, [1, 2])):
         evaluated = network.images.positions[network.images.groups // 2 == domain].tolist()
         assert evaluated == sorted(splits.outside if domain else splits.inside)
+
+
+def test_other_data_than_the_runs_are_refused_with_the_first_difference(tmp_path):
+    data = paint(tmp_path / "data", DOMAINS, CLASSES, images=2)
+    digests = fingerprint(read_folder(data))
+    run = made_run(tmp_path / "run", data, DOMAINS, CLASSES, domain_digests=digests)
+    assert len(open_run(run).domains()) == 3
+    (data / "b" / "x" / "0.png").rename(data / "b" / "x" / "7.png")
+    message = f"data_dir={str(data)!r}: is not the data that the run was trained on: domain 'b' differs in the names"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        open_run(run).domains()
 
 
 def test_no_image_at_all_is_an_error_that_says_so(tmp_path):

@@ -6,10 +6,13 @@ from math import nan
 import pytest
 
 from tests.invented import invented_records, write_run
+from tests.report.helpers import Page
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.selection import oracle, training_domain_validation
-from timm_moe_dg.report.run_facts import at_chance, divergence, read_run, set_options
+from timm_moe_dg.report import ReportSettings
+from timm_moe_dg.report.pages import run_page
+from timm_moe_dg.report.run_facts import at_chance, cautions, divergence, read_run, set_options
 
 
 def facts_of(folder, finished=True, losses=None, **args):
@@ -72,6 +75,30 @@ def test_losses_that_are_no_numbers_are_a_divergence(tmp_path):
 def test_chance_depends_on_the_number_of_classes(tmp_path, classes, accuracy, expected):
     records = [replace(record, out_acc=(accuracy,) * 3) for record in invented_records([1], num_classes=classes)]
     assert at_chance(read_run(write_run(tmp_path / "run", records))) == expected
+
+
+def test_every_accuracy_has_its_images_and_few_images_an_interval_and_a_caution(tmp_path):
+    sizes = [[80, 2], [300, 60], [80, 1]]
+    records = [replace(record, out_acc=(1.0,) * 3) for record in invented_records([1], split_sizes=sizes)]
+    facts = read_run(write_run(tmp_path / "run", records))
+    assert "Selection rests on 3 validation images of the training domains." in cautions(facts)
+    text = Page(run_page(facts, ReportSettings())).text
+    reported = f"{100 * facts.selected.reported:.1f}"
+    for words in (
+        f"Reported accuracy: {reported}% , the accuracy on the held-out in-split (300 images).",
+        "validation 100.0 (3 images) 100.0 (3 images)",
+        f"domain 1 (tested) {reported} (300 images)",
+        "domain 0 100.0 (2 images, 95% interval 34 to 100%)",
+    ):
+        assert words in text
+
+
+def test_groups_of_a_tie_are_all_named_with_their_images(tmp_path):
+    scores = {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "a", "f1_macro": 0.2}
+    scores |= {"group_accuracy": {"a": 0.25, "b": 0.25, "c": 1.0}, "num_samples": {"a": 4, "b": 8, "c": 500}}
+    records = [replace(record, roles={"ood": scores}) for record in invented_records([1])]
+    text = Page(run_page(read_run(write_run(tmp_path / "run", records)), ReportSettings())).text
+    assert "ood 50.0 (512 images) 25.0 (12 images, 95% interval 9 to 53%) a, b 20.0" in text
 
 
 def test_without_a_number_of_classes_nothing_is_said_of_chance(tmp_path):

@@ -14,7 +14,7 @@ from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
 from timm_moe_dg.protocols import Record, read_records
 from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.atomic import replaced
-from timm_moe_dg.storage.run_folder import summary_table
+from timm_moe_dg.storage.run_folder import summary_row, summary_table
 
 SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
 
@@ -100,6 +100,12 @@ def test_summary_has_one_row_an_evaluation(tmp_path):
     assert [float(row["validation_acc"]) for row in rows] == pytest.approx([0.3, 0.7])
     assert [float(row["test_acc"]) for row in rows] == [0.8, 0.8]
     assert (rows[1]["loss"], rows[1]["env1_out_acc"], rows[1]["env2_in_acc"]) == ("0.5", "0.0", "0.7")
+
+
+def test_summary_has_the_reported_accuracy_where_the_data_has_test_domains_of_its_own():
+    scores = {"accuracy": 0.25, "worst_accuracy": 0.1, "worst_group": "a", "f1_macro": 0.2}
+    record = make_record(roles={"id": {**scores, "accuracy": 0.9}, "ood": scores})
+    assert summary_row(record)["test_acc"] == 0.25
 
 
 def test_failure_at_the_first_evaluation_leaves_nothing(tmp_path):
