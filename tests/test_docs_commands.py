@@ -105,6 +105,13 @@ def test_the_pages_have_many_commands_with_variables_and_loops_expanded():
     assert not [line for line in lines if "$" in line]
 
 
+def test_routers_from_random_weights_are_not_kept_from_the_coordinates():
+    lines = [words for page in PAGES for words in commands(page) if "tools/finetune.py" in words]
+    scratch = [words for words in lines if "moge_tiny" in words and "--pretrained" not in words]
+    assert len(scratch) > 3
+    assert all("metadata_drop=0.0" in words or "--initial-checkpoint" in words for words in scratch)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_a_tool_is_one_that_it_takes(page):
     for tool, arguments in filter(None, map(split_at_tool, commands(page))):

@@ -102,6 +102,17 @@ def test_the_page_has_the_selected_step_the_headline_the_seed_and_the_figures(tm
     assert "![learning curves](learning_curves.png)" in text
 
 
+def test_hidden_pictures_are_not_published(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "figures").mkdir()
+    for name in ("._learning_curves.png", "figures/._map.png", "figures/map.png"):
+        (run / name).write_bytes(b"a picture")
+    (tmp_path / "folder").mkdir()
+    fill_from_run(tmp_path / "folder", run)
+    names = sorted(str(path.relative_to(tmp_path / "folder")) for path in (tmp_path / "folder").rglob("*.png"))
+    assert names == ["figures/map.png", "learning_curves.png"]
+
+
 def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):
     scores = {"accuracy": 0.625, "worst_accuracy": 0.25, "worst_group": "Africa", "f1_macro": 0.375}
     text = card_of_run(tmp_path, roles={"ood": scores}).text
