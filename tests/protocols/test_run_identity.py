@@ -58,6 +58,13 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(tmp_path, numb
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [5, "x", [5], [[]], [{"images": 3}], [{"name": 3}], {"name": "a"}, None], ids=str)
+def test_a_damaged_fingerprint_is_refused_with_the_file(tmp_path, value):
+    path = write(tmp_path / "args.yaml", domain_digests=value)
+    with pytest.raises(ArgumentError, match=r"^run='.*args.yaml': domain_digests: must be tables with names; restore"):
+        read_arguments(path, "run")
+
+
 def test_a_changed_argument_is_named_with_both_values():
     recorded = {"lr": 0.1, "test_domains": [0], "model_kwargs": {"moe_layers": [8, 10]}, "workers": 2, "resume": None}
     check_unchanged(recorded, {**recorded, "model_kwargs": {"moe_layers": (8, 10)}, "workers": 0, "resume": "auto"})

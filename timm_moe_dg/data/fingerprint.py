@@ -32,6 +32,12 @@ PARTS: Mapping[str, str] = {
 FILES = tuple(part for part in PARTS if part != "readable")  # known without reading all images
 
 
+def is_fingerprint(value: object) -> bool:
+    """Whether a value, as read from a file, has the form of a fingerprint."""
+    tables = value if isinstance(value, list) else [None]
+    return all(isinstance(table, dict) and isinstance(table.get("name"), str) for table in tables)
+
+
 def fingerprint(domains: Sequence[Domain]) -> list[dict[str, Any]]:
     """Computes the fingerprint of a benchmark's domains."""
     tables = []
@@ -69,7 +75,7 @@ def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tup
     for old, new in zip(before, now, strict=True):
         for part in parts:
             if old.get(part) != new.get(part):
-                counts = f" ({new[part]}, and it was {old[part]})" if part == "images" else ""
+                counts = f" ({new[part]}, and it was {old.get(part)})" if part == "images" else ""
                 return f"domain {new['name']!r} differs in {PARTS[part]}{counts}"
     return None
 

@@ -11,7 +11,7 @@ import torch
 from .. import __version__
 from ..cli.arguments import read_yaml
 from ..data import Benchmark
-from ..data.fingerprint import difference
+from ..data.fingerprint import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, check_regular_file
 from .options import (
     DEFAULTS,
@@ -54,6 +54,8 @@ def read_arguments(path: Path, argument: str) -> Arguments:
     table = _read_table(str(path), argument)
     if wrong := mistyped(table):
         raise ArgumentError.of(argument, str(path), f"{wrong}; restore the file")
+    if not is_fingerprint(table.get("domain_digests", [])):
+        raise ArgumentError.of(argument, str(path), "domain_digests: must be tables with names; restore the file")
     return table
 
 
