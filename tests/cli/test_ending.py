@@ -1,5 +1,10 @@
 """How every tool ends."""
 
+import multiprocessing
+import os
+import signal
+import time
+
 import pytest
 
 from timm_moe_dg.cli.ending import LONGEST, duration, explain, tool
@@ -27,6 +32,33 @@ def test_an_ending_is_one_line_of_bearable_length(message):
     assert caught.value.code.startswith("test_ending.py: CheckpointError: ")
     assert caught.value.code.isprintable()
     assert len(caught.value.code) < LONGEST + 10
+
+
+def ends(status):
+    def main(argv):
+        if status == "Ctrl-C":
+            raise KeyboardInterrupt
+        raise SystemExit(status)
+
+    return main
+
+
+@pytest.mark.parametrize(("end", "status"), [("Ctrl-C", 130), (130, 130), (143, 143), (1, None), ("error", None)])
+def test_a_program_that_was_interrupted_ends_without_cleanup_and_others_do_not(monkeypatch, end, status):
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    worker.start()
+    with pytest.raises(SystemExit):
+        tool(ends(end))([])  # called by another program
+    assert (statuses, worker.is_alive()) == ([], True)
+    with pytest.raises(SystemExit):
+        tool(ends(end))()
+    assert statuses == ([] if status is None else [status])
+    if status is not None:
+        worker.join(10)
+        assert worker.exitcode == -signal.SIGTERM
+    worker.kill()
 
 
 def test_names_that_are_not_utf_8_are_printed(tmp_path, monkeypatch):

@@ -127,9 +127,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
     assert json.loads((tmp_path / "my run" / "results.jsonl").read_text().splitlines()[-1])["step"] == 5
 
 
+LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
+
+
 @pytest.mark.slow
-def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
-    words = [sys.executable, str(TOOLS / "finetune.py"), *RUN, "--workers", "1", "--steps", "5000", "--save-freq", "1"]
+@pytest.mark.parametrize("launcher", [[], [*LAUNCH, "--dynamo_backend", "no"]], ids=["python", "accelerate launch"])
+def test_ctrl_c_of_a_terminal_ends_the_run_and_its_workers_quietly(tmp_path, launcher):
+    words = [sys.executable, *launcher, str(TOOLS / "finetune.py"), *RUN, "--workers", "1", "--steps", "5000"]
+    words += ["--save-freq", "1"]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
     command = [*words, "--output", str(tmp_path), "--experiment", "a"]
     with subprocess.Popen(
@@ -138,10 +143,16 @@ def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
         while not list(tmp_path.glob("a/checkpoints/*.pt")) and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        text, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, text
-    assert "go on with: python tools/finetune.py --resume" in text
-    assert "Traceback" not in text
+        text, _ = process.communicate(timeout=60)  # until the run and its workers have closed the pipe too
+    program = "accelerate launch" if launcher else "python"
+    assert f"go on with: {program} tools/finetune.py --resume" in text
+    lines = [line for line in text.partition("Ctrl-C again ends at once\n")[2].splitlines() if line.strip()]
+    if launcher:  # the launcher does not wait, and prints a traceback of its own
+        assert text.count("Traceback") == 1
+        assert 'finetune.py", line' not in text
+    else:
+        assert process.returncode == 130, text
+        assert len(lines) == 1
 
 
 def test_a_dry_run_checks_says_and_writes_nothing(tmp_path, capsys):

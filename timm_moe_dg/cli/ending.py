@@ -1,16 +1,18 @@
 """Endings of the tools: a mistake in the command line or the data is one line, without a traceback."""
 
 import io
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 
 from ..errors import MoeDgError
 from .escape import one_line
 
-BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
+BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
 LONGEST = 4000  # characters of a message
 
 
@@ -40,9 +42,25 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
+            if argv is None:
+                end_at_once(CTRL_C)
             raise SystemExit(CTRL_C) from None
+        except SystemExit as end:
+            if argv is None and end.code in (CTRL_C, TERMINATED):
+                end_at_once(end.code)
+            raise
 
     return run
+
+
+def end_at_once(status: int) -> None:
+    """Ends the process and its loaders' workers without Python's cleanup, which takes seconds after importing torch."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a closed pipe
+            stream.flush()
+    os._exit(status)
 
 
 def explain(error: MoeDgError) -> str:
