@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomize
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.layers import MoeMlp
-from timm_moe_dg.layers.experts import StackedLinear
 from timm_moe_dg.layers.precision import UpcastLinear
 from timm_moe_dg.networks import data_config, save_network
 
@@ -168,13 +167,13 @@ def test_a_sharded_model_trains_as_the_whole_one(case: Case, gloo: None) -> None
 
 
 def test_shards_in_bfloat16_refuse_rounded_coordinates_and_take_whole_ones(gloo: None) -> None:
-    (images, places), mesh = MOGE.inputs(), dist.init_device_mesh("cpu", (1,))
-    expected = prepared(MOGE)(images, places)
+    (images, places), mesh, model = MOGE.inputs(), dist.init_device_mesh("cpu", (1,)), prepared(MOGE)
+    expected = model(images, places)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     with pytest.raises(MetadataError, match=r"metadata dtype=torch.bfloat16: .*cast_forward_inputs=False"):
-        fully_shard(prepared(MOGE), mesh=mesh, mp_policy=policy)(images, places)
+        fully_shard(copy.deepcopy(model), mesh=mesh, mp_policy=policy)(images, places)
     whole = replace(policy, cast_forward_inputs=False)
-    rounded = fully_shard(prepared(MOGE), mesh=mesh, mp_policy=whole)(images.bfloat16(), places)
+    rounded = fully_shard(model, mesh=mesh, mp_policy=whole)(images.bfloat16(), places)
     assert (rounded - expected).abs().max() < 0.05 * expected.abs().max()
 
 
@@ -235,7 +234,7 @@ def test_low_rank_adapters_on_router_and_experts_learn_and_merge(case: Case) -> 
 
 def quantizable(module: nn.Module, name: str) -> bool:
     """Linear layers and experts, but not routers and encoders of metadata, as docs/ecosystem.md has it."""
-    return type(module) is nn.Linear or isinstance(module, StackedLinear)
+    return type(module) is nn.Linear or name.endswith((".experts.fc1", ".experts.fc2"))
 
 
 @ROUTED

@@ -39,7 +39,6 @@ from timm.layers import trunc_normal_
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ArgumentError
 from .feed_forwards import FeedForward, GatedActivation
@@ -246,7 +245,7 @@ class StackedExperts(nn.Module):
 
     @torch.jit.unused
     def _choose_compiled(self, x: Tensor) -> str:
-        if not _is_tested(x.device.type, x.dtype) or self.dispatch == "loop":
+        if not _is_tested(x.device.type, x.dtype) or self._must_loop():
             return "loop"
         if self._can_sort() and self.dispatch != "grouped":
             return "sorted"
@@ -255,9 +254,13 @@ class StackedExperts(nn.Module):
         return "grouped" if in_bfloat16 and has_grouped_product(self.fc1.weight.shape, torch.bfloat16) else "loop"
 
     @torch.jit.unused
+    def _must_loop(self) -> bool:
+        quantized = any(type(layer.weight) not in (Tensor, nn.Parameter) for layer in (self.fc1, self.fc2))
+        return quantized or self.dispatch == "loop"
+
+    @torch.jit.unused
     def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> str:
-        quantized = any(is_traceable_wrapper_subclass(layer.weight) for layer in (self.fc1, self.fc2))
-        if not _is_tested_or_warn(x.device.type, x.dtype) or self.dispatch == "loop" or quantized:
+        if not _is_tested_or_warn(x.device.type, x.dtype) or self._must_loop():
             return "loop"
         if not self._can_sort() or self.dispatch == "grouped":
             return "grouped"
