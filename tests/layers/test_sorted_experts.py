@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -526,6 +527,19 @@ def test_exported_programs_need_no_operator_of_this_package():
     arguments = tuple(argument.detach() for argument in make_call())
     assert not holds_the_operator(torch.export.export(experts, arguments, strict=False))
     assert not holds_the_operator(torch.export.export(experts, arguments, strict=True))
+
+
+def test_compiled_programs_of_quantized_experts_hold_the_loop():
+    experts, programs = StackedExperts(4, 8, 16), []
+    weight = experts.fc1.weight.detach()
+    experts.fc1.weight = nn.Parameter(TwoTensor(weight, weight))  # a class of its own, as quantized weights have
+    torch._dynamo.reset()
+    x, indices, weights = (argument.detach().float() for argument in make_call())
+    torch.compile(experts, backend=lambda program, _: programs.append(program) or program.forward)(
+        x, indices.long(), weights
+    )
+    assert programs
+    assert not any(map(holds_the_operator, programs))
 
 
 def test_compiled_programs_save_nothing_without_gradients(experts):
