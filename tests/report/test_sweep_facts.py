@@ -23,6 +23,24 @@ def test_dots_lie_where_their_numbers_are_on_the_tables_scale(tmp_path):
         assert dots.dots[0][1] == f"seed 0: {100 * cell.values[0]:.1f}"
 
 
+def test_tables_have_the_numbers_of_images_behind_their_accuracies(tmp_path):
+    sizes = [[80, 20], [40, 10], [3, 1]]
+    for domain in range(3):
+        write_run(tmp_path / str(domain), invented_records([domain], split_sizes=sizes))
+    for source in range(3):
+        others = [domain for domain in range(3) if domain != source]
+        write_run(tmp_path / f"single{source}", invented_records(others, split_sizes=sizes))
+    compared = read_sweep(tmp_path).compared
+    assert compared[0].images == {"domain 0": "80", "domain 1": "40", "domain 2": "3"}
+    assert compared[-1].images == {"domain 0": "20", "domain 1": "10", "domain 2": "1"}
+    scores = {"accuracy": 0.5, "worst_accuracy": 0.5, "worst_group": "a", "f1_macro": 0.5, "num_samples": {"a": 7}}
+    for seed in range(2):
+        roles = {"id": scores, "ood": {**scores, "num_samples": {"a": 8 + seed, "b": 1}}, "id_val": scores}
+        (record,) = invented_records([1, 2], at=(0,), trial_seed=seed)
+        write_run(tmp_path / "own" / str(seed), [replace(record, roles=roles)])
+    assert read_sweep(tmp_path / "own").compared[0].images == {"id": "7", "ood": "9 or 10"}
+
+
 def test_columns_that_no_run_has_are_named_apart(tmp_path):
     for domain in (0, 2):
         write_run(tmp_path / str(domain), invented_records([domain]))

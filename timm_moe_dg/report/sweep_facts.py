@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RecordError
+from ..protocols.headline import images
+from ..protocols.records import SCORED_ROLES
 from ..results.paired import PairedTest, paired_tests
 from ..results.rendering import cell_text
-from ..results.runs import FinishedRun, find_runs
+from ..results.runs import FinishedRun, domain_names, find_runs
 from ..results.table_columns import Cell
-from ..results.tables import Table, make_tables
+from ..results.tables import SINGLE_SOURCE, Table, make_tables
 from ..sweeping.jobs import Job
 from .pictures import Missing, attempt
 from .run_facts import RunFacts, at_chance, divergence, read_run, set_options
@@ -34,6 +36,7 @@ class ComparedTable(NamedTuple):
     rows: Mapping[str, Sequence[DotCell]]  # title -> cells, in the order of `columns`
     scale: tuple[float, float]  # accuracies in percent at the left and right end of the dots' scale
     tests: Sequence[PairedTest]  # one for every two rows
+    images: Mapping[str, str]  # domain, or role of the data's own test domains -> numbers of images in the runs
 
 
 class Unfinished(NamedTuple):
@@ -123,7 +126,22 @@ def _with_dots(table: Table) -> ComparedTable:
     filled = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
     rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, filled)] for row, cells in table.rows.items()}
     columns, empty = compress(table.columns, filled), compress(table.columns, [not value for value in filled])
-    return ComparedTable(table, list(columns), list(empty), rows, (low, high), paired_tests(table))
+    return ComparedTable(table, list(columns), list(empty), rows, (low, high), paired_tests(table), _images(table))
+
+
+def _images(table: Table) -> dict[str, str]:
+    """Numbers of the images that a table's accuracies are computed on, as far as runs recorded them."""
+    numbers: dict[str, set[int | None]] = {}
+    single_source = table.rule == SINGLE_SOURCE
+    for record in (run.records[0] for runs in table.runs.values() for run in runs):
+        names = dict(enumerate(domain_names([record])))
+        domains = names if single_source else record.test_domains
+        counts = {names[domain]: record.images([domain], out=single_source) for domain in domains}
+        own = {role: images(scores) for role, scores in record.roles.items() if role in SCORED_ROLES}
+        for name, number in (own or counts).items():
+            numbers.setdefault(name, set()).add(number)
+    known = {name: sorted(filter(None, several)) for name, several in numbers.items()}
+    return {name: " or ".join(map(str, several)) for name, several in sorted(known.items()) if several}
 
 
 def _scale(percents: Sequence[float]) -> tuple[float, float]:
