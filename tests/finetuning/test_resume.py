@@ -141,5 +141,5 @@ def test_code_is_named_by_the_user_and_not_by_a_run_folder(tmp_path):
         assert parse_resumable(run_parser(), [*words, *further]).algorithm == "own_methods:Method"
     folder = SimpleNamespace(path=run, records=[1], checkpoints=SimpleNamespace(describe=lambda: "step-1.pt"))
     plan = SimpleNamespace(folder=folder, options=SimpleNamespace(algorithm="own_methods:Method"))
-    line = FineTuning.interrupted(SimpleNamespace(plan=plan))
+    line = FineTuning.interrupted(SimpleNamespace(plan=plan, accelerator=SimpleNamespace(num_processes=1)))
     assert line.endswith(f"--resume {run} --algorithm own_methods:Method")

@@ -27,6 +27,7 @@ from tests.hub.published import (
 )
 from tests.hub_repository import card_mistakes
 from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
 from timm_moe_dg.hub.card import card_data
 from timm_moe_dg.hub.origin import origin_of_run
@@ -232,3 +233,12 @@ def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine
     assert [row["args"].pop("data_dir") for row in before] == ["/home/me/images"] * 3
     assert [row["args"].pop("data_dir") for row in after] == ["images"] * 3
     assert after == before
+
+
+def test_a_configuration_that_lacks_what_its_card_states_is_named(tmp_path):
+    fill_from_network(tmp_path, fine_tuned())
+    network, config = load_folder(tmp_path), config_of(tmp_path)
+    del config["model_args"]["top_k"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"^config\.json: lacks what a card states, .*top_k"):
+        write_card(tmp_path, network, REPOSITORY, Origin("random initialization"), CARDS)

@@ -41,12 +41,12 @@ def json_object(text: str) -> dict[str, object]:
     return value
 
 
-def _whole(least: int, description: str, most: float = math.inf) -> Callable[[str], int]:
+def _whole(least: int, description: str, most: int = 2**31 - 1) -> Callable[[str], int]:
     """Makes a function that reads a whole number in a range."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
+            raise argparse.ArgumentTypeError(f"{text!r:.40} is not {description}, at most {most}")
         return int(text)
 
     return read
@@ -55,7 +55,7 @@ def _whole(least: int, description: str, most: float = math.inf) -> Callable[[st
 positive_int = _whole(1, "a whole number above zero")
 non_negative_int = _whole(0, "a whole number of 0 or more")
 int_from_2 = _whole(2, "a whole number of 2 or more")  # the fewest values that have quartiles
-seed_number = _whole(0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
+seed_number = _whole(0, "a whole number of 0 or more", MAX_SEED)
 WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
 
 

@@ -14,11 +14,12 @@ from torch import nn
 
 from ..cli import escape
 from ..data import BENCHMARKS
+from ..errors import CheckpointError
 from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
 from ..protocols import Record
 from ..protocols.headline import counted, headlines, images, worst_groups
-from .folder import read_config, write_config
+from .folder import CONFIG, read_config, write_config
 from .measured import RANDOM, domain_facts, domain_results, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 
@@ -107,7 +108,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
     return {
         "architecture": config["architecture"],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "num_classes": config["num_classes"],
+        "num_classes": network.num_classes,
         "classes": label_names(network) or (),
         "config": config["pretrained_cfg"],
         "bands": in_chans_of(network),
@@ -139,7 +140,10 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
     page |= {"origin": origin, "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin.selected)
-    return environment.get_template(facts["template"]).render(page)
+    try:
+        return environment.get_template(facts["template"]).render(page)
+    except (jinja2.UndefinedError, TypeError) as error:  # of a configuration that timm loads nevertheless
+        raise CheckpointError(f"{CONFIG}: lacks what a card states, or has it in another type ({error})") from error
 
 
 def _run_facts(record: Record) -> dict[str, object]:

@@ -250,7 +250,7 @@ def read_config(path: Path) -> Config:
     for name, (fits, expected) in checks.items():
         if not fits:
             raise _damaged(path, f"{name}={config.get(name)!r:.80}: must be {expected}")
-    return config
+    return {"pretrained_cfg": {}, **config}
 
 
 def saved_config(name: str) -> Config:
