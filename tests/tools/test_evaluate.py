@@ -144,8 +144,10 @@ def test_every_image_has_its_prediction_and_its_features(run):
     assert torch.allclose(logits, torch.cat(run[1]), atol=1e-4)
 
 
-def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsys):
-    evaluate("--model", best(run), "--output", tmp_path)
+def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsys, caplog):
+    evaluate("--model", run[0], "--output", tmp_path)
+    assert f"local-dir:{run[0]}/best: " in caplog.text
+    assert " parameters from its saved weights, same classifier" in caplog.text
     metrics = metrics_in(tmp_path)
     domain, logits = rotated_digits()[1], run[1][1]
     accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()
@@ -156,7 +158,9 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     assert metrics["domains"] == metrics_in(run[0] / "scores")["domains"]
     counts = [[int(row[name]) for name in CLASSES] for row in rows_of(tmp_path / "confusion.csv")]
     assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
-    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("rot_")]
+    out = capsys.readouterr().out
+    assert f"written to {tmp_path}: confusion.csv, confusion.png, metrics.json" in out
+    rows = [line.split()[:3] for line in out.splitlines() if line.startswith("rot_")]
     assert rows[0] == ["rot_15", "held", "out"]
     assert [row[1] for row in rows[1:]] == ["train"] * 5
 
