@@ -45,10 +45,10 @@ def ends(status):
 
 @pytest.mark.parametrize(("end", "status"), [("Ctrl-C", 130), (130, 130), (143, 143), (1, None), ("error", None)])
 def test_a_program_that_was_interrupted_ends_without_cleanup_and_others_do_not(monkeypatch, end, status):
-    statuses = []
-    monkeypatch.setattr(os, "_exit", statuses.append)
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     worker.start()
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)  # in this process alone
     with pytest.raises(SystemExit):
         tool(ends(end))([])  # called by another program
     assert (statuses, worker.is_alive()) == ([], True)
