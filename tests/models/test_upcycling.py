@@ -199,6 +199,18 @@ def test_padding_of_naflex_batches_is_neither_routed_nor_counted(options, checkp
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (2, 1, 6, 6), (2, 2, 6, 6), (2, 1, 1, 6), (1, 1, 6, 6)])
+@pytest.mark.parametrize("boolean", [False, True])
+def test_padding_is_told_by_masks_of_every_form(shape, boolean):
+    model = naflex().eval()
+    allowed = (torch.arange(6) < 4).expand(shape)
+    mask = allowed if boolean else torch.zeros(shape).masked_fill(~allowed, -torch.inf)
+    layer = model.blocks[0].mlp
+    layer.record_routing = True
+    model.blocks[0](torch.randn(2, 6, 24), attn_mask=mask)
+    assert layer.routing.routed.view(2, 6).tolist() == [[True] * 4 + [False] * 2] * 2
+
+
 def test_images_of_one_size_have_no_padding():
     model = naflex().train()
     model(naflex_batch(9))

@@ -100,11 +100,18 @@ def _without_numbers(name: str) -> str:
 
 
 def _mark_padding(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-    """Forward hook of a NaFlex block: tells its mixture which tokens no other token attends to."""
-    mask = kwargs.get("attn_mask")  # (B, 1, N or 1, N), with the smallest number of its type for padding
+    """Forward hook of a NaFlex block: tells its mixture which tokens some other token attends to."""
+    valid, mask = None, kwargs.get("attn_mask")
+    if mask is not None:
+        # (..., N or 1, N): booleans, or numbers that are the smallest of their type for padding
+        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+        valid = allowed.any(-2)
+        if valid.ndim == 3:  # heads
+            valid = valid.any(1)
+        valid = valid.expand(args[0].shape[:2])
     for layer in block.children():
         if isinstance(layer, MoeMlp):
-            layer.valid = None if mask is None else (mask > torch.finfo(mask.dtype).min).flatten(1, -2).any(1)
+            layer.valid = valid
 
 
 def _keep_layer_groups(model: Any, names: Sequence[str]) -> None:
