@@ -81,6 +81,21 @@ def test_every_change_of_a_table_is_named(tmp_path, column, value, part):
     assert [name for name in before[0] if before[0][name] != read()[0][name]] == [part]
 
 
+def test_a_domains_digests_do_not_depend_on_other_domains(tmp_path):
+    rows = [
+        {"path": f"{split}.png", "label": "cat", "lon": 1, "lat": 2, "split": split, "group": "all"}
+        for split in ("train", "id_val", "id_test")
+    ]
+    tables = []
+    for name in ("ood.png", "a-name-that-is-longer-than-all-others.png"):
+        table = [*rows, {**rows[0], "path": name, "split": "ood_test"}]
+        for row in table:
+            (tmp_path / row["path"]).touch()
+        write_csv(tmp_path / "metadata.csv", table)
+        tables.append(fingerprint(get_benchmark("place_folder").read(tmp_path)))
+    assert [first == second for first, second in zip(*tables, strict=True)] == [True, True, False]
+
+
 def digits(*images, targets=(0, 1)):
     return [DigitsDomain("a", CLASSES, list(targets), [np.array(image, dtype=np.uint8) for image in images])]
 

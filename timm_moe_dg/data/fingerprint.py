@@ -110,7 +110,9 @@ def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
     start = bytes(letters[0, : len(shared) if shared.all() else shared.argmin()]).rfind(os.sep.encode()) + 1
     unknown = np.flatnonzero(sizes == UNKNOWN)
     sizes[unknown] = np.fromiter(map(_size, paths[unknown].tolist()), np.int64, len(unknown))
-    return digest(letters[:, start:]), digest(sizes)
+    # The type of the paths may have room for longer ones of other domains
+    end = int((np.flatnonzero(letters.any(axis=0)) + 1).max(initial=start))
+    return digest(letters[:, start:end]), digest(sizes)
 
 
 def _size(path: bytes) -> int:
