@@ -75,13 +75,13 @@ def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -
     """Scores each role over the in-splits of its domains, and its validation over out-splits, with a group per domain.
 
     Returns:
-        Role -> scores. Images of "Other" count, but are not a group. Roles without domains are left out, and so is
-        validation without images. A benchmark without "id" and "ood" domains has no scores.
+        Role -> scores. Images of "Other" count, but are not a group. Roles without images are left out. A benchmark
+        without "id" and "ood" domains has no scores.
     """
     scores = {}
     for role in SCORED_ROLES:
         positions = [index for index, domain in enumerate(domains) if domain.role == role]
-        if positions:
+        if torch.isin(predictions.group, 2 * torch.tensor(positions, dtype=torch.long)).any():
             scores[role] = _scores(predictions, domains, positions)
     for name, roles in VALIDATION_ROLES.items() if scores else ():
         positions = [index for index, domain in enumerate(domains) if domain.role in roles]
