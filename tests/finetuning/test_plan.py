@@ -55,6 +55,8 @@ def test_domains_are_found_by_name_and_by_position(given, positions):
 def test_unknown_names_and_names_that_are_positions_are_refused(given, complaint):
     with pytest.raises(ProtocolError, match=complaint):
         domain_positions(given, NAMES)
+    with pytest.raises(ProtocolError, match=r"domains=\['none'\]: no domain is called none"):
+        domain_positions(["none"], NAMES, "domains")  # of a sweep or an evaluation
 
 
 @pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)

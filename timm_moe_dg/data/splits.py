@@ -101,12 +101,12 @@ def evaluation_only(domains: Sequence[Domain]) -> list[int]:
 def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
     """Returns the positions of domains, given as positions (numbers), or as texts that are names or positions.
 
-    The text "none" alone gives no position. The caller checks that positions exist.
+    As test domains, the text "none" alone gives no position. The caller checks that positions exist.
 
     Raises:
         ProtocolError: A text is unknown, or is one domain's name and another's position.
     """
-    if list(given) == [NO_DOMAIN]:
+    if list(given) == [NO_DOMAIN] and argument == "test_domains":
         if NO_DOMAIN in names:
             remedy = f"means no domain, and is the name of one; give @{names.index(NO_DOMAIN)} for it, or rename it"
             raise ProtocolError.of(argument, [NO_DOMAIN], remedy)
