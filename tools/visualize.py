@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_network_options(add: Add) -> None:
     """Adds the options of the data's place and of the network."""
-    add("--data-dir", metavar="DIR", help="folder of the data (default: the one that the run was trained on)")
+    add("--data-dir", metavar="DIR", help="folder of the run's data, if it was moved (default: the run's --data-dir)")
     add("--device", type=usable_device, default="cpu", help="device of the model (default: %(default)s)")
     skipped = "leave out and count images that cannot be decoded (default: as the run did)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
