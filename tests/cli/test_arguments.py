@@ -180,7 +180,7 @@ def test_key_value(text, expected):
         (fraction, ["1", "-0.1"]),
         (int_from_2, ["1", "many"]),
         (fraction_to_1, ["0", "1.1", "much"]),
-        (output_file, ["no such folder/file.json"]),
+        (output_file, ["no such folder/file.json", "."]),
         (usable_device, ["gpu"]),
     ],
 )

@@ -5,6 +5,7 @@ Axes: B images, T tokens, D width, H = 4 D hidden width.
 
 import ctypes
 import multiprocessing
+import os
 import resource
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from timm_moe_dg.errors import ProcessLostError
 from timm_moe_dg.layers import set_dispatch
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.measure.cost import count_macs, keep_freed_memory, peak_memory
@@ -88,6 +90,12 @@ def hold_and_borrow(held: int, borrowed: int):
 def test_what_is_held_counts_and_what_is_returned_counts_once():
     # a step that kept what it borrows would come to 64 + 6 * 32; imports of the first step add a few MiB
     assert peak_memory(partial(hold_and_borrow, 64, 32), device="cpu", threads=1) == pytest.approx(96, abs=8)
+
+
+@pytest.mark.slow
+def test_a_measuring_process_that_ends_is_an_error():
+    with pytest.raises(ProcessLostError, match=r"^memory=True: the measuring process ended, .*--no-memory"):
+        peak_memory(partial(os._exit, 9), device="cpu", threads=1)
 
 
 def page_faults(keep: bool) -> int:

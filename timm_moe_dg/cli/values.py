@@ -105,8 +105,8 @@ def run_folder(text: str) -> Path:
 
 def output_file(text: str) -> Path:
     """Reads the path of a file to write, whose folder has to exist."""
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists; make it first")
+    if not Path(text).parent.is_dir() or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists; make the folder first")
     return Path(text)
 
 

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+from ..errors import ProcessLostError
 
 Step = Callable[[], None]
 
@@ -48,8 +52,12 @@ def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: i
     """
     # Read by the C library of the new process: it returns freed tensors at once, so that only tensors in use count
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure, (build, device, threads, repeats))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_measure, build, device, threads, repeats).result()
+        except BrokenProcessPool as error:
+            remedy = "the measuring process ended, perhaps for lack of memory; lower --batch-size, or add --no-memory"
+            raise ProcessLostError(f"memory=True: {remedy}") from error
 
 
 def keep_freed_memory() -> None:
