@@ -50,6 +50,7 @@ ROWS = [
     ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number of 0 or more, at most 4294967295"),
     ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
     ("finetune", "--steps 2147483648", r"--steps: '2147483648' is not a whole number above zero, at most 2147483647"),
+    ("finetune", "--model a/b", r"model='a/b': Model name 'a/b' has no source prefix"),
     ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
     ("finetune", "--experiment /abs", r"--experiment: '/abs' is not a relative path without '\.\.'"),
     ("finetune", "--experiment a/../../up", r"--experiment: 'a/../../up' is not a relative path"),

@@ -30,6 +30,7 @@ from ..data.fingerprint import fingerprint, short, with_readable
 from ..data.splits import NO_DOMAIN, domain_positions
 from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError
+from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import sha256, stamp, weights_file
@@ -94,6 +95,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     averaging = get_averaging(options.averaging) if options.averaging else None
     benchmark = get_benchmark(options.dataset)
     check_optimizer(options.opt)
+    check_name(options.model)
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
     _check_task_loss(options, method)
