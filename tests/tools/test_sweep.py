@@ -175,9 +175,11 @@ def test_a_mistake_ends_the_sweep_before_it_starts(sweep, words, passed, complai
     assert not sweep.folder.exists()
 
 
-def test_a_sweep_asks_for_its_data_set(tmp_path):
+def test_a_sweep_asks_for_its_data_set(tmp_path, monkeypatch):
+    tool = load_tool("sweep")
+    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit, match=r"^sweep.py: ArgumentError: datasets=None: give --datasets NAME, such as"):
-        load_tool("sweep").main(["--output", str(tmp_path / "runs"), "--dry-run"])
+        tool.main(["--output", str(tmp_path / "runs"), "--dry-run"])
     assert not list(tmp_path.iterdir())
 
 
