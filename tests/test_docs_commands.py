@@ -46,6 +46,7 @@ OTHERS = {
     "python -m tests.scale.engines": "tests/scale/test_scale.py",
     "python -m tests.scale.programs": "needs a checkout of DomainBed, minutes",
     "python -m tests.scale.expert_floor": "tests/scale/test_scale.py",
+    "python -m tests.scale.random_inputs": "random command lines and edited files, minutes",
     "python -m tests.scale.short_run": "tests/scale/test_scale.py",
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
     "python -m tests.tools.loop_overhead": "a measurement of many minutes",
@@ -58,7 +59,7 @@ OTHERS = {
     "accelerate config": "accelerate's own; it asks questions",
 }
 # Of another program
-OTHERS_FILES = {"domain_net_duplicates.txt"}
+OTHERS_FILES = {"domain_net_duplicates.txt", "._x.png"}
 
 
 def inline_commands(text: str) -> list[list[str]]:
