@@ -16,6 +16,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.analysis.evaluation_files import FILES
+from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.data import (
     EvaluationImages,
     evaluation_loader,
@@ -373,7 +374,7 @@ def test_a_label_that_a_spreadsheet_would_compute_stays_a_text(run, tmp_path):
     with (tmp_path / "scores" / "confusion.csv").open(newline="") as file:
         header = next(csv.reader(file))
     formulas = ("=1+1", "@4")  # the others are numbers
-    assert header[1:] == [f"'{name}" if name in formulas else name for name in sorted(names)]
+    assert header[1:] == [f"'{name}" if name in formulas else one_line(name) for name in sorted(names)]
     with (tmp_path / "scores" / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["target"] for row in rows} <= set(header[1:])

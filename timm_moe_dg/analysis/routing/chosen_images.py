@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ...cli.escape import one_line
 from ...data import Domain, FolderDomain
 from ...data.bands import Pixels, as_picture
 from ...data.readers import find_images, read_pixels
@@ -59,7 +60,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
         except ImageReadError as error:
             if not view.skip_unreadable:
                 raise
-            _logger.warning(f"left out: {error}")
+            _logger.warning(one_line(f"left out: {error}"))
     if not chosen:
         raise ImageReadError(f"images={list(images)!r}: none can be decoded; repair or remove the files")
     width = min(columns, len(chosen))
