@@ -59,10 +59,18 @@ from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, po
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import dispatch_info, set_dispatch
 from timm_moe_dg.layers.experts import DISPATCHES
-from timm_moe_dg.measure.cost import count_macs, keep_freed_memory, peak_memory
+from timm_moe_dg.measure.cost import (
+    count_macs,
+    device_name,
+    interleaved,
+    keep_freed_memory,
+    peak_memory,
+    quartiles,
+    ratios,
+    seconds_of,
+)
 from timm_moe_dg.measure.cost_plots import plot_cost
 from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
-from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -46,10 +46,9 @@ from timm_moe_dg.export.programs import (
     preprocessing,
     sample_metadata,
 )
-from timm_moe_dg.measure.timing import interleaved, ratios, seconds_of
+from timm_moe_dg.measure.cost import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.build import build_network, data_config
-from timm_moe_dg.networks.features import WithFeatures
-from timm_moe_dg.networks.trained import label_names, load_trained
+from timm_moe_dg.networks.trained import WithFeatures, label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
 
 SAMPLES = 8

@@ -13,7 +13,7 @@ from timm_moe_dg.errors import ArgumentError, ExportError, MetadataError, Missin
 from timm_moe_dg.export import engine, programs
 from timm_moe_dg.export.engine import make_engine
 from timm_moe_dg.export.programs import CUDA_PROVIDER, export_model, open_session
-from timm_moe_dg.networks.features import WithFeatures
+from timm_moe_dg.networks.trained import WithFeatures
 
 TOKYO = torch.tensor([[139.7, 35.7]])
 PLACES = torch.tensor([[139.0, 36.0], [float("nan"), 20.0], [-120.0, -33.0], [140.5, 35.0], [0.0, 0.0]])

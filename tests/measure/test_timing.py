@@ -2,15 +2,15 @@
 
 import pytest
 
-from timm_moe_dg.measure import timing
-from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
+from timm_moe_dg.measure import cost
+from timm_moe_dg.measure.cost import device_name, interleaved, quartiles, ratios, seconds_of
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A list with the time in seconds; steps move it on."""
     now = [100.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
     return now
 
 

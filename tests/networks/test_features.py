@@ -5,7 +5,7 @@ import timm
 import torch
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.networks.features import classifier_inputs
+from timm_moe_dg.networks.trained import classifier_inputs
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from timm_moe_dg.measure.timing import quartiles, ratios
+from timm_moe_dg.measure.cost import quartiles, ratios
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 
 from .processes import Cost, cost

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from timm_moe_dg.layers import set_dispatch
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.measure.cost import keep_freed_memory
-from timm_moe_dg.measure.timing import device_name, interleaved, quartiles, ratios, seconds_of
+from timm_moe_dg.measure.cost import device_name, interleaved, keep_freed_memory, quartiles, ratios, seconds_of
 
 TOKENS, TOP_K, FEATURES, HIDDEN = 197, 2, 384, 1536  # one image in gmoe_small_patch16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -35,7 +35,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from timm_moe_dg.measure.timing import interleaved, quartiles, ratios
+from timm_moe_dg.measure.cost import interleaved, quartiles, ratios
 
 from .timed_program import FEATURIZER
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ExportError
-from ..networks.features import WithFeatures
+from ..networks.trained import WithFeatures
 from .programs import INPUTS, OUTPUTS, as_tuple, first_line, open_session, run_session, sample_metadata
 
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module

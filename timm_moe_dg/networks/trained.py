@@ -1,6 +1,7 @@
-"""Trained networks: loading with their classifier, class names, and metadata that they read."""
+"""Trained networks: loading with their classifier, class names, the metadata that they read, and their features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -119,3 +120,38 @@ def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Seque
 def _listed(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"{len(names)}: {', '.join(names[:limit])}{more}"
+
+
+@contextmanager
+def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
+    """Collects the inputs of a network's classifier, one (B, D) tensor per forward. The caller empties the list."""
+    collected: list[Tensor] = []
+    classifier = _classifier(network)
+    handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
+    try:
+        yield collected
+    finally:
+        handle.remove()
+
+
+class WithFeatures(nn.Module):
+    """A timm model that returns logits (B, C) and the inputs (B, D) of its classifier, which must be a single one."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        _classifier(network)
+        self.network = network
+
+    def forward(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) images and their metadata -> logits and features."""
+        inputs = (images,) if metadata is None else (images, metadata)
+        with classifier_inputs(self.network) as collected:
+            logits = self.network(*inputs)
+        return logits, collected.pop()
+
+
+def _classifier(network: Network) -> nn.Module:
+    classifier = network.get_classifier()
+    if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.Identity):
+        raise ArgumentError.of("model", type(network).__name__, "has no single classifier; take a model with one")
+    return classifier
