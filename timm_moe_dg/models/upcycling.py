@@ -17,7 +17,6 @@ import torch
 from timm.models._input import update_model_args
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
-from timm.optim._param_groups import auto_group_layers
 from torch import Tensor, nn
 
 from ..errors import MoeLayersError, RouterError
@@ -116,6 +115,8 @@ def _mark_padding(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, 
 
 def _keep_layer_groups(model: Any, names: Sequence[str]) -> None:
     """Keeps the groups for layer decay where timm would count parameters: those of mixtures join the feed-forward's."""
+    from timm.optim._param_groups import auto_group_layers  # `import timm` leaves the optimizers out
+
     groups = auto_group_layers(model)
     for name in names:
         groups[name] = min(group for parameter, group in groups.items() if parameter.startswith(f"{name}."))
