@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from types import SimpleNamespace
+from urllib.error import HTTPError
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_names_that_are_not_utf_8_are_printed(tmp_path, monkeypatch):
 def test_estimated_times_have_the_unit_that_fits():
     texts = [duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
     assert texts == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("reset"), HTTPError("https://x.org", 404, "Not Found", {}, None), OSError(22, "bug")]
+)
+def test_a_network_error_or_a_bug_keeps_its_traceback(error):
+    def main(argv):
+        raise error
+
+    with pytest.raises(type(error)):
+        tool(main)([])
 
 
 def test_a_path_that_the_system_refuses_is_one_line(tmp_path):

@@ -208,6 +208,31 @@ def test_a_kill_before_the_first_file_moves_leaves_all_files_to_the_next_call(tm
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "c": "old", "d": "newest"}
 
 
+@pytest.mark.parametrize(
+    "names", ['["../x"]', '["ABSOLUTE"]', '["a", ".."]', '[""]', "[1]", '"x"', "{", '["\\u0000"]', "LINK"]
+)
+def test_a_foreign_exchange_removes_and_moves_nothing(tmp_path, names):
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    fresh = elsewhere if names == "LINK" else target / "unfinished-exchange"
+    target.mkdir()
+    fresh.mkdir()
+    if names == "LINK":
+        (target / "unfinished-exchange").symlink_to(elsewhere)
+    else:
+        (fresh / ".replaced.json").write_text(names.replace("ABSOLUTE", str(tmp_path / "x")))
+    for path in (tmp_path / "x", target / "a", fresh / "new"):
+        path.write_text("mine")
+    before = content(tmp_path)
+    with (
+        pytest.raises(
+            ArgumentError, match=r"output=.*: unfinished-exchange is a link, or its \.replaced\.json is no list"
+        ),
+        all_or_nothing(target, ["d"]),
+    ):
+        pytest.fail("the work must not begin")
+    assert content(tmp_path) == before
+
+
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (

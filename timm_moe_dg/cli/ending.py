@@ -39,6 +39,8 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
         except OSError as error:  # of a path that no check has seen, such as one that is too long
+            if error.filename is None or error.errno is None:  # a network error, whose file may be a URL, or a bug
+                raise
             raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isnan
 from pathlib import Path
 from typing import TextIO
@@ -133,20 +133,34 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
 def _complete(target: Path) -> None:
     """Completes an exchange of files that was interrupted."""
     if (target / EXCHANGE).is_dir():
-        _logger.warning(f"{target}: files of an interrupted call are moved to their places")
         _exchange(target)
+        _logger.warning(f"{target}: files of an interrupted call were moved to their places")
 
 
 def _exchange(target: Path) -> None:
     """Moves new files to their places. The old ones go first, so that none ever lies beside a new one."""
     fresh = target / EXCHANGE
-    if (fresh / REPLACED).exists():
-        for name in json.loads((fresh / REPLACED).read_text()):
-            (target / name).unlink(missing_ok=True)
-        (fresh / REPLACED).unlink()
+    for name in _replaced_names(target):
+        (target / name).unlink(missing_ok=True)
+    (fresh / REPLACED).unlink(missing_ok=True)
     for file in sorted(fresh.iterdir()):
         os.replace(file, target / file.name)
     fresh.rmdir()
+
+
+def _replaced_names(target: Path) -> list[str]:
+    """Names of the files that an exchange replaces. Its folder may be foreign, and paths in it are refused."""
+    fresh = target / EXCHANGE
+    with suppress(ValueError, RecursionError):  # not JSON
+        names = json.loads((fresh / REPLACED).read_text()) if (fresh / REPLACED).exists() else []
+        if not fresh.is_symlink() and isinstance(names, list) and all(map(_is_file_name, names)):
+            return names
+    remedy = f"{EXCHANGE} is a link, or its {REPLACED} is no list of file names; remove it, or choose another folder"
+    raise ArgumentError.of("output", str(target), remedy)
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name == Path(name).name not in ("", "..") and "\0" not in name
 
 
 @contextmanager

@@ -88,10 +88,11 @@ def test_a_table_with_nothing_to_train_validate_or_test_on(lacking):
     assert set(PARTS) == set(PART) - {"none"}
 
 
-def test_groups_are_taken_from_all_rows():
+def test_groups_are_taken_from_all_rows(caplog):
     part = [*PART, "ood_val", "id_val", "id_val"]
-    with pytest.raises(DataError, match=r"split='id_val': 2 rows of groups without a train row \(d, e\); give these"):
-        domains_of(table(part, [*GROUP, "d", "d", "e"]))
+    domains = domains_of(table(part, [*GROUP, "d", "d", "e"]))
+    assert [domain.name for domain in domains if domain.role == "train"] == ["train a", "train b"]
+    assert "2 rows of split id_val are left out: their groups have no train row" in caplog.text
     domains = by_name(domains_of(table(part, [*GROUP, "d", "a", "b"])))
     assert sum(map(len, domains.values())) == len(part) - part.count("none")
     assert (rows(domains["ood d"], domains["ood d"].split.inside), rows(domains["ood d"], [0])) == ([], [9])
@@ -145,6 +146,13 @@ def test_missing_and_wrong_fields_are_named_by_line(
     rows = own_rows()
     rows[line - 2] |= changed
     with pytest.raises(DataError, match=message):
+        read_place_folder(write_own(tmp_path, rows))
+
+
+def test_a_validation_group_without_training_rows_is_named(tmp_path: Path) -> None:
+    rows = own_rows()
+    rows[2]["group"] = "west"
+    with pytest.raises(DataError, match=r"split='id_val': 1 rows of groups without a train row \(west\); give these"):
         read_place_folder(write_own(tmp_path, rows))
 
 

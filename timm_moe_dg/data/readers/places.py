@@ -5,6 +5,7 @@ evaluated, one per group and role. They have test images inside, and outside wha
 under shift.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ POOLED = "all"  # the group of domains in which groups are pooled
 COLUMNS = ("path", "label", "lon", "lat", "split", "group")
 
 FileOrPixels: TypeAlias = str | bytes | np.ndarray
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +84,7 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
     "out" part.
 
     Raises:
-        DataError: There is nothing to train on, to validate on, or to test on. A group has rows for validation of
-            training and none for training.
+        DataError: There is nothing to train on, to validate on, or to test on.
     """
     counts = {part: int((places.part == part).sum()) for part in PARTS}
     if not counts["train"] or not counts["id_val"] or not counts["id_test"] + counts["ood_test"]:
@@ -96,15 +97,12 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
             members = {POOLED: np.ones(len(places.part), dtype=bool)}
         else:
             names = training if role == "train" and training is not None else places.group
-            untrained = (places.part == outside) & ~np.isin(names, names[places.part == inside])
-            if role == "train" and untrained.any():
-                groups = ", ".join(sorted(set(names[untrained])))
-                remedy = "give these groups train rows too, or make them ood_val"
-                raise DataError(
-                    f"split={outside!r}: {untrained.sum()} rows of groups without a train row ({groups}); {remedy}"
-                )
-            # Of a role in testing, a group may have validation rows alone
-            members = {name: names == name for name in sorted(set(names[np.isin(places.part, (inside, outside))]))}
+            present = places.part == inside
+            if role != "train":  # a group may have validation rows alone
+                present |= places.part == outside
+            elif untrained := _untrained(places, names).sum():
+                _LOGGER.warning("%d rows of split %s are left out: their groups have no train row", untrained, outside)
+            members = {name: names == name for name in sorted(set(names[present]))}
         domains += [_domain(places, role, group, member, inside, outside) for group, member in members.items()]
     return domains
 
@@ -119,7 +117,7 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
 
     Raises:
         DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist or
-            has two rows. The message names the lines. See `domains_of` for groups.
+            has two rows. The message names the lines. A group has id_val rows and no train row. See also `domains_of`.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
@@ -129,16 +127,25 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
     check_unique(table, "path", paths)
     labels = parsed(table, fields, "label", str, "a label")
     classes = tuple(sorted(set(labels)))
-    return domains_of(
-        Places(
-            classes=classes,
-            images=file_names(paths),
-            targets=np.searchsorted(classes, labels),
-            metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
-            part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
-            group=np.array(parsed(table, fields, "group", str, "the name of a group")),
-        )
+    places = Places(
+        classes=classes,
+        images=file_names(paths),
+        targets=np.searchsorted(classes, labels),
+        metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
+        part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
+        group=np.array(parsed(table, fields, "group", str, "the name of a group")),
     )
+    untrained = places.group[_untrained(places, places.group)]
+    if len(untrained) and "train" in places.part:
+        groups, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
+        raise DataError(f"split='id_val': {len(untrained)} rows of groups without a train row ({groups}); {remedy}")
+    return domains_of(places)
+
+
+def _untrained(places: Places, names: np.ndarray) -> np.ndarray:
+    """Marks validation rows of names without a training row, bool (N,)."""
+    inside, outside = PARTS_OF_ROLES["train"]
+    return (places.part == outside) & ~np.isin(names, names[places.part == inside])
 
 
 def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: str, outside: str) -> PlacesDomain:
