@@ -202,7 +202,7 @@ def test_any_error_of_a_decoder_names_the_image(tmp_path, monkeypatch):
 
 def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0.png")
-    with pytest.raises(ImageReadError, match=r"0\.png.*no regular file"):
+    with pytest.raises(ImageReadError, match=r"0\.png.*not a regular file"):
         read_image(str(tmp_path / "0.png"))
 
 
