@@ -45,10 +45,7 @@ def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssign
 
 
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
-    """Orders a (T, K) int64 routing table by expert, and leaves out the assignments that go nowhere.
-
-    On CUDA this waits for the device once, to copy the counts to the host.
-    """
+    """Orders a (T, K) int64 routing table by expert, without assignments that go nowhere. On CUDA this waits once."""
     order, experts = _by_expert(expert_indices)
     counts = _counts(_ends(experts, num_experts))
     positions = order[: sum(counts)]

@@ -95,9 +95,6 @@ def set_dispatch(model: nn.Module, dispatch: str) -> None:
     """Sets how all mixture layers compute their experts: 'sorted', 'grouped', 'loop', or 'auto' for the default choice.
 
     Experts that cannot be sorted are grouped instead, or looped over under torch.compile.
-
-    Raises:
-        ArgumentError: Unknown dispatch.
     """
     if dispatch not in DISPATCHES:
         raise ArgumentError.of("dispatch", dispatch, f"choose one of {', '.join(DISPATCHES)}")
@@ -137,10 +134,7 @@ class StackedLinear(OwnParameters):
 
     @torch.no_grad()
     def load_dense(self, layers: Sequence[nn.Module]) -> None:
-        """Copies dense layers into every expert, concatenated along the output axis, with their `requires_grad`.
-
-        The layers are linear or 1x1 convolutions.
-        """
+        """Copies linear layers or 1x1 convolutions to every expert, concatenated by outputs, with `requires_grad`."""
         for name, stack in self.named_parameters(recurse=False):
             sources = [layer.get_parameter(name) for layer in layers]
             # A convolution's weight is (out_features, in_features, 1, 1)
@@ -171,12 +165,10 @@ class StackedExperts(nn.Module):
 
     Args:
         num_experts, in_features, hidden_features: E, D and H.
-        act_layer: Activation between the layers.
         norm_layer: Normalization of the hidden features, shared by all experts; None for none.
         bias: Whether the layers have biases; a pair for each layer separately.
         hidden_drop: Dropout rate of the hidden features.
         gated: Multiply by a gate, W2 (act(W1 x) * V1 x) (GLU variants, Shazeer, 2020); W1 and V1 are one matrix of 2 H.
-        device, dtype: Device and type of the parameters.
     """
 
     def __init__(

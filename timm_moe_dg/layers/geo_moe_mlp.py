@@ -36,25 +36,18 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     (MoGE, section 2.2, invariant fallback). With `shared_expert=False` the layer is the routed sum alone (MoGE, Figures
     2c and 3), and an image without metadata is an error.
 
-    Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
-
-    Each forward in training replaces `report`. For that report, `forced_tokens` random tokens of the batch visit all
-    experts (token forcing, section 2.1 B); 0 for none.
+    Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`. Each forward in training replaces `report`.
+    For that report, `forced_tokens` random tokens of the batch visit all experts (token forcing, section 2.1 B); 0 for
+    none.
 
     Args:
         in_features: D.
         hidden_features: Hidden width of each expert; None means `in_features`.
-        act_layer: Activation between an expert's two layers.
         norm_layer: Normalization of the hidden features, one for the routed experts and one for the shared.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         context_features: R.
-        device, dtype: Device and type of the parameters.
         **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
-
-    Raises:
-        OptionError: An option that `GeoMixtureOptions` does not have.
-        RouterError: `top_k` outside 1..E, or a negative noise or perturbation.
     """
 
     undecayed = ("gamma",)
@@ -97,10 +90,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         """Upcycles a dense feed-forward: it becomes the shared expert, and every routed expert starts as a copy of it.
 
         The options are `context_features` and those of `GeoMixtureOptions`. `expert_drop` acts besides that of `mlp`.
-        The evaluation output equals the dense one, unless `expert_perturbation` is above 0.
-
-        Raises:
-            RouterError: See `read_feed_forward`; or it takes features first, or normalizes its input.
+        The evaluation output equals the dense one, unless `expert_perturbation` is above 0. A feed-forward that takes
+        features first or normalizes its input is a `RouterError`, as are those that `read_feed_forward` refuses.
         """
         dense = read_feed_forward(mlp)
         if dense.channels_first or not isinstance(dense.pre_norm, nn.Identity):
@@ -138,11 +129,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:
-        """Sets which experts compute the output: 'routed' by metadata, 'shared' alone, or a routed expert by its index.
-
-        Raises:
-            RouterError: Another mode, or 'shared' without a shared expert.
-        """
+        """Sets which experts compute: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
         num_experts = self.experts.num_experts
         index = mode if isinstance(mode, int) and not isinstance(mode, bool) else None
         if mode not in ("routed", "shared") and (index is None or not 0 <= index < num_experts):
@@ -157,9 +144,6 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         """Mixes the shared and the routed experts: (B, N, D) tokens and (B, R) metadata embedding -> (B, N, D).
 
         `present` (B,) is False for images without metadata.
-
-        Raises:
-            MetadataError: An image has no metadata, and there is no shared expert.
         """
         routing = self.router(context)
         expert_indices, combine_weights = routing.expert_indices, routing.combine_weights

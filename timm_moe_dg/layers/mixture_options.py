@@ -21,12 +21,9 @@ class MixtureOptions:
         router_kwargs: Options of that router alone, such as `proj_features` of the cosine router.
         capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) of T tokens, by
             batch prioritized routing. None drops no token. Evaluation never drops any.
-        normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
+        normalize_weights: Whether the combine weights of a token sum to 1, for top_k > 1 alone. None means top_k > 1.
         router_noise: Standard deviation of the noise on the router's logits in training. None means 1 / E.
         expert_drop: Dropout rate of the experts' hidden activations in training. A `MoeMlp` built by itself has 0.
-
-    Raises:
-        RouterError: Normalized weights with top_k = 1, or a capacity factor that is not positive.
     """
 
     num_experts: int = 6
@@ -61,9 +58,6 @@ class GeoMixtureOptions:
             relative to that of the matrix. Equal experts have no gradient toward difference (see
             `losses.cka_diversity_loss`). 0 keeps the dense network's output.
         shared_expert: Whether there is a shared expert. Without one, an image without metadata is an error.
-
-    Raises:
-        RouterError: A negative perturbation.
     """
 
     num_experts: int = 6
@@ -97,11 +91,7 @@ def take_options(options_class: type[OptionsT], keywords: dict[str, Any]) -> Opt
 
 
 def check_options(given: Mapping[str, Any], names: Collection[str], owner: str) -> None:
-    """Checks that options exist. `owner` is the class or function that takes them, for the message.
-
-    Raises:
-        OptionError: One does not exist. The message names the nearest.
-    """
+    """Refuses options that do not exist and names the nearest. `owner` takes them: a class or a function."""
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

@@ -65,19 +65,13 @@ class MoeMlp(RoutedMlp):
         in_features: D.
         hidden_features: Hidden width of each expert; None means `in_features`.
         out_features: As timm's Mlp has it; must equal `in_features` here.
-        act_layer: Activation between an expert's two layers.
         norm_layer: Normalization of the hidden features, shared by the experts; None for none.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         expert_drop: As in `MixtureOptions`; acts besides `drop`.
         gated: Whether the experts multiply by a gate, see `StackedExperts`.
         channels_first: Whether the layer takes and returns (B, D, height, width) instead of (..., D).
-        device, dtype: Device and type of the parameters.
         **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
-
-    Raises:
-        OptionError: An option that `MixtureOptions` does not have.
-        RouterError: See `MixtureOptions`; or an unknown router or option of it, `top_k` outside 1..E, a negative noise.
     """
 
     channels_first: Final[bool]
@@ -124,15 +118,12 @@ class MoeMlp(RoutedMlp):
 
     @classmethod
     def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
-        """Upcycles a dense feed-forward: every expert starts as a copy of it, the router at random.
+        """Upcycles a dense feed-forward, see `read_feed_forward`: every expert starts as a copy, the router at random.
 
         The experts share one copy of the activation and the normalizations. A normalization of the input acts before
         the router too. Dropout rates, frozen parameters and the mode are kept, and `expert_drop` acts besides. The
         options are those of `MixtureOptions`. The evaluation output equals the dense one where the combine weights
         sum to 1.
-
-        Raises:
-            RouterError: See `read_feed_forward`.
         """
         dense = read_feed_forward(mlp)
         first, second = dense.weights()

@@ -73,9 +73,6 @@ class Router(OwnParameters):
         normalize_weights: Scale the K combine weights of an item to sum 1; otherwise they are the raw probabilities.
         noise_std: Standard deviation of the Gaussian noise on the logits in training; None means 1/E
             (GMoE, appendix C.3), 0 means none.
-
-    Raises:
-        RouterError: `top_k` outside 1..E, or a negative `noise_std`.
     """
 
     def __init__(
@@ -233,9 +230,6 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
 
     Its constructor must accept `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and
     `dtype`. Further arguments are given as `router_kwargs` and saved in `config.json`.
-
-    Raises:
-        RouterError: The name belongs to another class.
     """
 
     def register(router: RouterT) -> RouterT:
@@ -252,11 +246,7 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
 
 
 def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) -> Router:
-    """Builds the router of a token-routed layer by name, from its own options and those that all routers have.
-
-    Raises:
-        RouterError: Unknown name, an option that this router does not have, or an option it refuses.
-    """
+    """Builds the router of a token-routed layer by name, from its own options and those that all routers have."""
     if name not in ROUTERS:
         raise RouterError.of("router", name, f"choose one of {sorted(ROUTERS)}")
     options = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]

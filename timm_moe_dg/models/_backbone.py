@@ -74,11 +74,6 @@ def create_on_backbone(
     given or saved. `pretrained_cfg` comes from timm's factory: that of the registered model, or of a saved mixture.
     `features_only` returns the backbone's feature maps. Further arguments are options of the mixture and of the
     backbone.
-
-    Raises:
-        ArgumentError: A backbone, a tag or a `feature_cls` that does not exist.
-        CheckpointError: Weights that do not fit.
-        OptionError: An option that neither the mixture nor the backbone has.
     """
     if feature_cls != "getter":
         raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
@@ -182,10 +177,7 @@ def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
 
 
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
-    """Makes a mixture's checkpoint loadable into the dense network: zeros for feed-forwards that become mixtures.
-
-    Refuses a checkpoint that lacks weights of the mixture network, or has others, apart from the classifier.
-    """
+    """Makes a mixture's checkpoint loadable into the dense network: zeros for feed-forwards that become mixtures."""
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
     plan = _without_storage(kind, structure, kwargs)

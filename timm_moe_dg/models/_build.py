@@ -49,11 +49,7 @@ def create_moe_vit(
     filter_fn: Callable[..., dict[str, Tensor]] = upcycle_filter_fn,
     **kwargs: Any,
 ) -> ModelT:
-    """Builds a registered model by timm's builder, upcycles dense weights, and records all options.
-
-    `filter_fn` fits a checkpoint to the model. With `features_only=True` timm's feature wrapper around the model is
-    returned.
-    """
+    """Builds a registered model by timm's builder, upcycles dense weights, and records all options."""
     out_indices = kwargs.pop("out_indices", 3)
     model = build_model_with_cfg(
         model_cls,

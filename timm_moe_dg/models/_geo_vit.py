@@ -46,17 +46,11 @@ class GeoMoeVisionTransformer(VisionTransformer):
     Everything else is timm's VisionTransformer, arguments included. Attention masks are not supported.
 
     Args:
-        *args: As timm's VisionTransformer.
         moe_layers: Which blocks, see `resolve_moe_layers`.
         **kwargs: Options of the experts, `timm_moe_dg.layers.GeoMixtureOptions` (`num_experts`, `top_k`,
             `shared_expert`, ...), options of the metadata, `timm_moe_dg.models.MetadataRoutingOptions`
             (`metadata_encoder`, `coverage_radius`, ...), and arguments of timm's VisionTransformer.
 
-    Raises:
-        MetadataError: Unknown encoder, or a module of unknown width; an impossible radius, or one without an index.
-        MoeLayersError: See `resolve_moe_layers`.
-        OptionError: An option that does not exist.
-        RouterError: See `GeoMoeMlp`.
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (GeoMixtureOptions, MetadataRoutingOptions)
@@ -95,13 +89,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def set_expert_mode(self, mode: str | int) -> None:
-        """Sets which experts compute the predictions.
-
-        `mode` is 'routed' by metadata, 'shared' expert alone, or the index of the routed expert for every image.
-
-        Raises:
-            RouterError: Another mode, or 'shared' in a model without a shared expert.
-        """
+        """Sets which experts predict: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
         for module in self.modules():
             if isinstance(module, GeoMoeMlp):
                 module.set_expert_mode(mode)
@@ -109,12 +97,9 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def set_coverage(self, lonlat: Tensor) -> Coverage:
-        """Makes an index of the coordinates that the model is trained on, which is saved with its weights.
+        """Makes an index of the training coordinates, (N, 2) longitude and latitude, which is saved with the weights.
 
-        `lonlat` are (N, 2) longitude, latitude in degrees. Rows with NaN are left out.
-
-        Raises:
-            MetadataError: The model does not read coordinates, or every row has NaN.
+        Coordinates are in degrees, and rows with NaN are left out.
         """
         coverage = index_coordinates(self.metadata_encoder, lonlat)
         self._record(coverage_points=len(coverage.points), coverage_radius=None)
@@ -124,10 +109,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def set_coverage_radius(self, radius: float | None) -> None:
         """Sets how far from the training coordinates the router is trusted in evaluation.
 
-        `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere.
-
-        Raises:
-            MetadataError: Below 0 or not a number; or the model has no index, or no shared expert to fall back to.
+        `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
+        needs an index, and a shared expert to fall back to.
         """
         falls_back = not any(block.routed and block.mlp.shared is None for block in self.blocks)
         self._record(coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
@@ -161,11 +144,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
         return self.norm(x)
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
-        """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
-
-        Raises:
-            MetadataError: Metadata of the wrong shape, type or range.
-        """
+        """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x, metadata))
 
     @torch.jit.ignore

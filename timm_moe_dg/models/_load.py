@@ -82,10 +82,7 @@ def rename_final_norm(loaded: dict[str, Tensor], model_state: dict[str, Tensor])
 
 
 def check_complete(loaded: dict[str, Tensor], model_state: dict[str, Tensor], model: VisionTransformer) -> None:
-    """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier.
-
-    A `CheckpointError` lists keys that are missing, of another shape, or of blocks that the model does not have.
-    """
+    """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier."""
     # timm loads without `strict` once the number of classes differs, which in fine-tuning is always
     classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
     expected = [key for key in model_state if not key.startswith(classifier)]

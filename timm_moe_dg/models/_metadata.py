@@ -85,10 +85,7 @@ class MetadataRoutingOptions(MetadataOptions):
 
 
 def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
-    """Gives an encoder an index of training coordinates, which replaces an earlier one.
-
-    `lonlat` are (N, 2) longitude, latitude in degrees. Rows with NaN are left out.
-    """
+    """Gives an encoder an index of (N, 2) training coordinates, degrees or NaN, which replaces an earlier one."""
     if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
         name = type(getattr(encoder, "encoder", encoder)).__name__
         raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")

@@ -25,9 +25,6 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int, able: Collection[int] 
             ('S' sparse, 'F' fusion, that is dense: 'FFFFFFFFSFSF', SF-MoE section 2.3), or the indices themselves.
         depth: Number of blocks.
         able: Blocks among which 'every_two' and 'last_two' choose, leaving out others; None for all.
-
-    Raises:
-        MoeLayersError: Another form, an index outside the depth, or no block at all.
     """
     every_two = tuple(index for index in range(0, depth, 2) if able is None or index in able)
     if isinstance(moe_layers, str):
@@ -50,10 +47,7 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int, able: Collection[int] 
 def mixture_block(
     block: type[Block], moe_layers: tuple[int, ...], moe_layer: type[nn.Module], moe_args: Mapping[str, object]
 ) -> Callable[..., Block]:
-    """Makes a `block_fn` for timm's VisionTransformer, which gives some blocks another feed-forward.
-
-    `moe_layer` is built with timm's Mlp arguments besides `moe_args`, in the blocks `moe_layers`.
-    """
+    """Makes a `block_fn` for timm: blocks `moe_layers` get a `moe_layer`, from timm's Mlp arguments and `moe_args`."""
 
     def build(depth: int, mlp_layer: type[nn.Module], **kwargs: Any) -> Block:
         layer: Any = partial(moe_layer, **moe_args) if depth in moe_layers else mlp_layer  # Block wants a class
@@ -74,15 +68,9 @@ class MoeVisionTransformer(VisionTransformer):
     Everything else is timm's VisionTransformer, arguments included.
 
     Args:
-        *args: As timm's VisionTransformer.
         moe_layers: Which blocks, see `resolve_moe_layers`.
         **kwargs: Options of `timm_moe_dg.layers.MixtureOptions` (`num_experts`, `top_k`, `router`, ...), and arguments
             of timm's VisionTransformer.
-
-    Raises:
-        MoeLayersError: See `resolve_moe_layers`.
-        OptionError: An option that does not exist.
-        RouterError: See `MoeMlp`.
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (MixtureOptions,)

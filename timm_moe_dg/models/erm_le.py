@@ -27,10 +27,6 @@ class LocationVisionTransformer(VisionTransformer):
 
     For images without metadata phi is zero. `forward_features` takes the image alone, `forward_head` the metadata.
     Arguments are those of timm's VisionTransformer and options of `timm_moe_dg.models.MetadataOptions`.
-
-    Raises:
-        MetadataError: Unknown encoder, or a module of unknown width.
-        OptionError: An option that does not exist.
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (MetadataOptions,)
@@ -61,11 +57,7 @@ class LocationVisionTransformer(VisionTransformer):
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
-        """(B, C, height, width) images and their metadata -> (B, num_classes) logits.
-
-        Raises:
-            MetadataError: Metadata of the wrong shape, type or range.
-        """
+        """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x), metadata=metadata)
 
     @torch.jit.ignore
@@ -91,10 +83,7 @@ def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) 
 
 @register_model
 def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisionTransformer:
-    """DeiT-Ti/16 with coordinates concatenated to its features, the counterpart of moge_tiny.
-
-    Options are those of `timm_moe_dg.models.LocationVisionTransformer`.
-    """
+    """DeiT-Ti/16 with coordinates, the counterpart of moge_tiny. Options are those of `LocationVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
     return create_moe_vit(LocationVisionTransformer, "erm_le_tiny_patch16", pretrained, _filter_fn, **model_args)

@@ -66,10 +66,7 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
 
 @register_model
 def hybrid_sfmoe_r26_s16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
-    """Hybrid SF-MoE: R26 stem, stride 32 (`output_stride=16` for 16), then [S, F] x 6, six experts, top-2.
-
-    Further options are those of `timm_moe_dg.models.MoeVisionTransformer`.
-    """
+    """R26 stem of stride 32 (or `output_stride=16`), then SF-MoE. Options are those of `MoeVisionTransformer`."""
     mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
     model_args = {**mixture, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     return create_moe_vit(HybridMoeVisionTransformer, "hybrid_sfmoe_r26_s16", pretrained, **model_args)

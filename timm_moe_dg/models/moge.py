@@ -43,10 +43,7 @@ def moge_tiny(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransforme
 
 @register_model
 def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
-    """MoGE on ViT-S/32 with iWildCam's 323 location ids; the paper runs it at 448 px (`img_size=448`).
-
-    Options are those of `timm_moe_dg.models.GeoMoeVisionTransformer`.
-    """
+    """MoGE-S/32 for iWildCam's 323 location ids; the paper has 448 px. Options: those of `GeoMoeVisionTransformer`."""
     model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     ids = {"metadata_encoder": "location_id", "num_locations": 323}
     return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})

@@ -45,18 +45,13 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
     (`features_only=True`) holds the network. Saved by timm, it is loaded again as model 'gmoe'.
 
     Args:
-        model: Changed in place.
+        model: Changed in place, and returned.
         moe_layers: Which feed-forwards, in the order in which the network holds them, see `resolve_moe_layers`.
         **mixture: Options of `timm_moe_dg.layers.MixtureOptions`.
-
-    Returns:
-        The model itself.
 
     Raises:
         MoeLayersError: The network has no feed-forward to copy, or not so many, or one of those asked for is of another
             class, or the network has mixtures already.
-        OptionError: An option that does not exist.
-        RouterError: See `MoeMlp`; or see `check_token_wise`.
     """
     options = vars(build_options(MixtureOptions, mixture, "upcycle"))
     feed_forwards = find_feed_forwards(model)
@@ -141,18 +136,10 @@ def upcycle_with_metadata(
     Saved by timm, it is loaded again as model 'moge'.
 
     Args:
-        model: Of timm's class VisionTransformer, exactly, with blocks of its class Block; changed in place.
+        model: Of timm's class VisionTransformer, exactly, with blocks of its class Block. It is changed in place,
+            returned, and takes images and metadata from then on.
         moe_layers: Which blocks, see `resolve_moe_layers`.
         **mixture: Options of `timm_moe_dg.layers.GeoMixtureOptions` and `timm_moe_dg.models.MetadataRoutingOptions`.
-
-    Returns:
-        The network itself, which takes images and metadata now.
-
-    Raises:
-        MetadataError: Unknown encoder, or a module of unknown width.
-        MoeLayersError: Another kind of network, or blocks that it does not have.
-        OptionError: An option that does not exist.
-        RouterError: See `GeoMoeMlp.from_dense`.
     """
     network: Any = _checked(model)
     layers = resolve_moe_layers(moe_layers, len(network.blocks))
@@ -179,10 +166,8 @@ def upcycle_with_metadata(
 def find_feed_forwards(model: nn.Module) -> dict[str, FeedForwards]:
     """Lists the feed-forwards of a network that can become mixtures: first name -> the module and all its names.
 
-    Layers that share a module give it several names.
-
-    Raises:
-        MoeLayersError: The network has mixtures already, so the numbers of its feed-forwards would differ.
+    Layers that share a module give it several names. A network with mixtures is refused, since the numbers
+    of its feed-forwards would differ.
     """
     if any(isinstance(module, RoutedMlp) for module in model.modules()):
         remedy = "has mixtures of experts already; upcycle a dense network"

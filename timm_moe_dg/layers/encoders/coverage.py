@@ -1,8 +1,5 @@
 """The coverage of the training coordinates: an index of points, and the distance of places to the nearest one.
 
-Far from all training data a router extrapolates. The index bounds where images are routed. Beyond, the shared expert
-computes them alone, as it does images without metadata.
-
 Axes: B places, P points of the index.
 """
 
@@ -22,14 +19,11 @@ _UNITS = 1e6  # per degree: 0.11 m
 
 
 class Coverage(nn.Module):
-    """Whether places are within a radius of the training coordinates.
+    """Whether places are within a radius of the training coordinates, far from which a router extrapolates.
 
     Args:
         num_points: P; the points are set by `hold` or loaded from a checkpoint.
-        radius: Largest great-circle distance to the nearest point, km; None covers everything.
-
-    Raises:
-        MetadataError: A radius below 0 or NaN.
+        radius: Largest great-circle distance to the nearest point, km, at least 0; None covers everything.
     """
 
     points: Tensor
@@ -82,11 +76,8 @@ class Thinned(NamedTuple):
 def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
     """Replaces coordinates by the centers of their cells on a grid, so that a model reveals no exact coordinate.
 
-    (N, 2) longitudes and latitudes in degrees give P <= `max_points` points. Rows with NaN are left out. `max_points`
-    is 2 or more.
-
-    Raises:
-        MetadataError: All coordinates are NaN.
+    (N, 2) longitudes and latitudes in degrees give P <= `max_points` points. Rows with NaN are left out, and at
+    least one row must remain. `max_points` is 2 or more.
     """
     coordinates = lonlat.double()[~lonlat.isnan().any(dim=-1)]
     if not len(coordinates):

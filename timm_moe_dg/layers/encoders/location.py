@@ -19,20 +19,13 @@ NORMS = ("orthonormal", "satclip")
 
 
 def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal") -> Tensor:
-    """Real spherical harmonics of geographic coordinates, in float64.
+    """Real spherical harmonics of (B, 2) longitude and latitude in degrees -> (B, L * L) float64, L = `degrees`.
 
     With theta = radians(latitude + 90) and phi = radians(longitude + 180), the feature (l, m) is
     P_l^|m|(cos theta) times sqrt(2) cos(m phi) for m > 0, sqrt(2) sin(|m| phi) for m < 0 and 1 for m = 0, where P is
-    the fully normalized associated Legendre function without the Condon-Shortley phase (a factor (-1)^m).
-
-    Args:
-        lonlat: (B, 2) longitude and latitude, degrees.
-        degrees: L.
-        norm: 'orthonormal', or 'satclip', which multiplies all m = 0 terms by pi, as the released SatCLIP weights
-            (Klemmer et al., 2025) expect.
-
-    Returns:
-        (B, L * L) float64, ordered by l = 0 .. L-1, then m = -l .. l.
+    the fully normalized associated Legendre function without the Condon-Shortley phase (a factor (-1)^m). The order is
+    l = 0 .. L-1, then m = -l .. l. The `norm` is 'orthonormal', or 'satclip', which multiplies all m = 0 terms by pi,
+    as the released SatCLIP weights (Klemmer et al., 2025) expect.
     """
     phi = torch.deg2rad(lonlat[:, :1].double() + 180.0)
     theta = torch.deg2rad(lonlat[:, 1:].double() + 90.0)
@@ -90,18 +83,8 @@ class LocationEncoder(CoordinateEncoder):
     """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
 
     The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, then 1), dropout
-    before each sine in training, and a linear last layer. It is randomly initialized.
-
-    Args:
-        out_features: R.
-        hidden_features: Width of the two hidden layers.
-        degrees: L, degrees of the harmonics.
-        norm: Normalization of the harmonics, 'orthonormal' or 'satclip'.
-        drop: Dropout rate.
-        device, dtype: Device and type of the parameters; the harmonics are always computed in float64.
-
-    Raises:
-        MetadataError: Unknown `norm`, or fewer than one degree.
+    at the rate `drop` before each sine in training, and a linear last layer. It is randomly initialized. `degrees` is L
+    and `out_features` R. The `norm` of the harmonics is 'orthonormal' or 'satclip', and their type always float64.
     """
 
     def __init__(
@@ -146,10 +129,7 @@ class LocationEncoder(CoordinateEncoder):
 
 
 class SinCosEncoder(CoordinateEncoder):
-    """A cheap encoder: sine and cosine of longitude and latitude, then a small network 4 -> hidden -> R.
-
-    The embedding is continuous across the date line.
-    """
+    """Sine and cosine of longitude and latitude, continuous across the date line, then a network 4 -> hidden -> R."""
 
     def __init__(
         self,

@@ -27,9 +27,6 @@ class MetadataEncoder(nn.Module):
             with metadata (default: those without NaN), and `check(metadata)` raises an error on invalid metadata.
         out_features: R; None reads `encoder.out_features`.
         coverage: In evaluation, samples outside of it are treated as without metadata.
-
-    Raises:
-        MetadataError: R is neither given nor an attribute of the encoder.
     """
 
     def __init__(self, encoder: nn.Module, out_features: int | None = None, coverage: Coverage | None = None) -> None:
@@ -44,13 +41,9 @@ class MetadataEncoder(nn.Module):
         self.checks: Final[bool] = hasattr(encoder, "check")
 
     def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 (TorchScript)
-        """Encodes the metadata (B, ...) of images (B, ...). Metadata are None when no sample has any.
+        """Encodes metadata (B, ...) of images (B, ...): the embedding (B, R), and (B,) bool, True where it exists.
 
-        Returns:
-            The embedding (B, R), and (B,) bool, True for samples with metadata. The embedding of others is arbitrary.
-
-        Raises:
-            MetadataError: Another batch size, or metadata that the encoder refuses.
+        Metadata are None when no sample has any. The embedding of samples without metadata is arbitrary.
         """
         if metadata is None:
             return self._absent(x)
@@ -160,14 +153,7 @@ class ColumnsEncoder(nn.Module):
     """Encodes coordinates and further numbers, such as a time, and concatenates the embeddings.
 
     A sample has metadata if its coordinates or any of its numbers are known. The embeddings of unknown ones are zeros.
-
-    Args:
-        location: Encoder of longitude and latitude.
-        columns: Name of each column of numbers -> mean and standard deviation.
-        device, dtype: Device and type of the parameters.
-
-    Raises:
-        MetadataError: `location` does not encode coordinates, or a standard deviation is not positive.
+    `location` encodes longitude and latitude. `columns` maps names of numbers to their means and standard deviations.
     """
 
     def __init__(

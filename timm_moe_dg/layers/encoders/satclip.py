@@ -53,15 +53,10 @@ class SatClipEncoder(LocationEncoder):
 
 
 def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
-    """Loads a pretrained encoder in float32.
+    """Loads a pretrained encoder in float32 from a released `.ckpt`, a file by `save_satclip`, or a Hub repository.
 
-    Args:
-        source: A released `.ckpt`, a file by `save_satclip`, or a Hub repository such as 'microsoft/SatCLIP-ViT16-L10'
-            with a file of the same name in lower case.
-
-    Raises:
-        CheckpointError: No such file or repository, no SatCLIP checkpoint (other pickles are refused without being
-            executed), or weights whose sizes differ from the hyper-parameters.
+    A repository such as 'microsoft/SatCLIP-ViT16-L10' holds a file of the same name in lower case. Anything but a
+    SatCLIP checkpoint is a `CheckpointError`, and other pickles are refused without being executed.
     """
     path = _locate(source)
     sizes, weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path)
