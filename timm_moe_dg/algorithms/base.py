@@ -37,9 +37,6 @@ class Tunable(nn.Module):
     Class attributes:
         HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark, by DomainBed's names.
         RANGES: Their ranges; every number of at least 0 for those that are not listed.
-
-    Raises:
-        ArgumentError: A hyper-parameter is outside its range.
     """
 
     HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
@@ -60,7 +57,6 @@ class Setup:
     Attributes:
         network: The timm model with its starting weights, not wrapped, on its device.
         num_domains: Number of training domains.
-        num_classes: Size of the classifier.
         hparams: The run's hyper-parameters, among them the method's.
         aux_coef: Weight of the routers' auxiliary loss, which each forward pass adds.
         cka_coef: Weight of MoGE's diversity loss, which exists while tokens are forced.
@@ -104,10 +100,6 @@ class Algorithm(Tunable, ABC):
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
-
-    Raises:
-        ArgumentError: A hyper-parameter is outside its range.
-        ProtocolError: There are too few training domains.
     """
 
     SEARCH: ClassVar[Mapping[str, Distribution]] = MappingProxyType({})
@@ -141,14 +133,7 @@ class Algorithm(Tunable, ABC):
         return []
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes one step on the objective.
-
-        Returns:
-            The objective's scalars, detached, the mean over the parts of an accumulated step.
-
-        Raises:
-            ArgumentError: The method does not accumulate, or a minibatch is too small to be cut.
-        """
+        """Takes a step. Returns the objective's scalars, detached, the mean over the parts of an accumulated step."""
         parts = self.chunk(minibatches, context.grad_accum_steps)
         context.optimizer.zero_grad()
         scalars = []

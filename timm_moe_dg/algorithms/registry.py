@@ -39,11 +39,7 @@ def register_algorithm(method: Method) -> Method:
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
-    """Looks up an algorithm in `ALGORITHMS`. MODULE:CLASS first imports the module that registers it.
-
-    Raises:
-        ArgumentError: There is no such algorithm or module.
-    """
+    """Looks up an algorithm in `ALGORITHMS`. MODULE:CLASS first imports the module that registers it."""
     module, _, class_name = name.rpartition(":")
     if module:
         try:

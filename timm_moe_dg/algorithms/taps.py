@@ -7,11 +7,9 @@ from .step import full_precision
 
 
 class Tap:
-    """Stores one tensor of the last forward pass in training mode.
+    """Stores one tensor of the last forward pass in training mode, or of any forward pass of a `frozen` network.
 
-    Args:
-        network: The network whose mode counts. The mode of a module may differ, such as that of a frozen BatchNorm.
-        frozen: The network is never in training mode; store always.
+    The network's mode counts. That of a module may differ, such as that of a frozen BatchNorm.
     """
 
     def __init__(self, network: nn.Module, *, frozen: bool = False) -> None:

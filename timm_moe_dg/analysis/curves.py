@@ -72,11 +72,7 @@ class Line(NamedTuple):
 
 
 def accuracy_lines(curves: Mapping[str, Sequence[float]], held_out: Collection[str]) -> list[Line]:
-    """Styles the lines of accuracies: means in bold black, held-out domains dashed.
-
-    If there are more domains than colors, each domain is a thin gray line, with one legend entry for all. Curves
-    without any value are left out.
-    """
+    """Styles the lines of accuracies: means in bold black, held-out domains dashed, without empty curves."""
     percent = {
         name: [100 * value for value in values] for name, values in curves.items() if not all(map(isnan, values))
     }

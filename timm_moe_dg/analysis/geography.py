@@ -1,7 +1,7 @@
 """What a MoGE model's experts do: discovered domains, usage, and the accuracy of each expert on each domain.
 
-The discovered domain of a place is the routed expert with the largest weight there.
-Axes: L mixture layers, E routed experts, B images or places.
+The discovered domain of a place is the routed expert with the largest weight there. Models are MoGE models, not
+wrapped, and their training mode is restored. Axes: L mixture layers, E routed experts, B images or places.
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,12 +93,8 @@ def _encode(model: Network, metadata: Tensor) -> tuple[Tensor, Tensor]:
 def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.
 
-    Args:
-        model: A MoGE model, not wrapped. Its training mode is restored.
-        metadata: (B, ...) as the model's encoder takes it, on any device.
-
-    Returns:
-        (B,) int64 on CPU; -1 for unknown places and for places outside the model's coverage radius.
+    (B, ...) metadata, as the model's encoder takes them, on any device -> (B,) int64 on CPU; -1 for unknown places and
+    for places outside the model's coverage radius.
     """
     layers = geo_layers(model)
     with evaluation_mode(model):
@@ -107,11 +103,9 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
 
 
 def domain_map(model: Network, step: float = 2.0) -> DomainMap:
-    """Discovered domains of the whole globe.
+    """Discovered domains of the whole globe, in cells of `step` degrees: 0 to 90, of which 180 should be a multiple.
 
-    Args:
-        model: A MoGE model whose metadata are coordinates. Further columns are set to their training means.
-        step: Width and height of a cell, 0 to 90 degrees; 180 should be a multiple.
+    The model's metadata are coordinates. Further columns are set to their training means.
     """
     if not 0 < step <= 90:
         raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
@@ -131,10 +125,7 @@ def domain_map(model: Network, step: float = 2.0) -> DomainMap:
 
 
 def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
-    """Counts which experts the places `metadata` (B, ...) are routed to. No image is needed.
-
-    The model is a MoGE model, not wrapped. Its training mode is restored.
-    """
+    """Counts which experts the places `metadata` (B, ...) are routed to. No image is needed."""
     layers = geo_layers(model)
     with evaluation_mode(model):
         context, is_routed = _encode(model, metadata)
@@ -149,11 +140,9 @@ def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
 
 
 def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:
-    """Measures every expert on the samples of every discovered domain.
+    """Measures every expert on the samples of every discovered domain, from batches on the model's device.
 
-    Args:
-        model: A MoGE model, not wrapped. Its training mode is restored, its expert mode is "routed" afterwards.
-        batches: On the model's device. Samples without metadata have no domain and are left out.
+    The expert mode is "routed" afterwards. Samples without metadata have no domain and are left out.
     """
     num_experts = geo_layers(model)[-1].experts.num_experts
     modes: tuple[str | int, ...] = ("routed", *range(num_experts))

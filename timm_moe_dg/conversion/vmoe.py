@@ -1,8 +1,5 @@
 """Converts V-MoE checkpoints (Scaling Vision with Sparse Mixture of Experts, Riquelme et al., 2021), without jax.
 
-`read_vmoe_shards` reads the files that google-research/vmoe writes, PREFIX.index and PREFIX.data-00000-of-00008.
-`vmoe_options` and `convert_vmoe_arrays` translate its `VisionTransformerMoe` to this package's `gmoe`.
-
 V-MoE drops tokens over an expert's capacity in evaluation too. The converted network drops none.
 
 Axes: D features, H hidden features, E experts.
@@ -39,10 +36,6 @@ def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
     """Reads all arrays of a checkpoint by name ('Encoder/encoderblock_0/LayerNorm_0/scale'), in their original types.
 
     The prefix is the path without `.index` and `.data-...`, as V-MoE's README lists them.
-
-    Raises:
-        MissingDependencyError: msgpack is not installed.
-        CheckpointError: A file is missing, damaged, or belongs to another checkpoint.
     """
     index = _read(Path(f"{prefix}.index"))
     try:
@@ -148,9 +141,6 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
     """Derives the arguments of `timm.create_model` from all arrays of a checkpoint.
 
     Checkpoints do not contain `top_k`, the experts per token. The published networks have 2.
-
-    Raises:
-        CheckpointError: Arrays that every V-MoE has are missing.
     """
     matches = [match for match in map(_BLOCK.fullmatch, arrays) if match]
     sparse = sorted({int(match[1]) for match in matches if match[2] == "Moe/Router/dense/kernel"})
@@ -182,10 +172,7 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
 
 
 def vmoe_preprocessing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a pretrained configuration for images as V-MoE's fine-tuned networks are evaluated on them.
-
-    They are squeezed to the network's size, bilinear, with values in -1..1.
-    """
+    """Returns the preprocessing of V-MoE's fine-tuned networks: squeezed to size, bilinear, with values in -1..1."""
     size, half = options["img_size"], (0.5, 0.5, 0.5)
     squash = {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
     return {"input_size": (3, size, size), "mean": half, "std": half, **squash}
@@ -195,9 +182,7 @@ def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
     """Renames and reshapes all arrays to the float32 state dict of the network that `vmoe_options` describes.
 
     A layer before the classifier is left out together with the classifier, since timm's vision transformers have none.
-
-    Raises:
-        CheckpointError: Arrays of another kind of network, such as efficient ensembles (E3).
+    Arrays of another kind of network, such as efficient ensembles (E3), are a `CheckpointError`.
     """
     headless = any(name.startswith(_BEFORE_HEAD) for name in arrays)
     used = {name: value for name, value in arrays.items() if not headless or name.partition("/")[0] not in _HEADS}

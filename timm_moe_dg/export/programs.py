@@ -127,15 +127,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tolerance: float = 1e-4) -> Exported:
     """Writes a model in a format of `FORMATS`, reads the file back, and compares both on batches of several sizes.
 
-    Args:
-        model: In evaluation mode, on CPU. It returns logits, or logits and features.
-        inputs: Samples to compare on, three or more.
-        folder: Folder of the file.
-        name: A key of `FORMATS`.
-        tolerance: Largest absolute difference of logits that counts as rounding.
-
-    Raises:
-        ExportError: The model cannot be written in the format, or the program's logits differ.
+    The model is in evaluation mode on CPU, and returns logits, or logits and features. The `inputs` are three samples
+    or more. Logits that differ by more than `tolerance`, or a model that cannot be written, are an `ExportError`.
     """
     form = FORMATS[name]
     path = folder / form.file
@@ -231,7 +224,6 @@ def first_line(error: Exception) -> str:
 
 
 def _required(feature: str, *packages: str) -> list[ModuleType]:
-    """Imports the packages that a feature needs."""
     try:
         return [importlib.import_module(package) for package in packages]
     except ImportError as error:

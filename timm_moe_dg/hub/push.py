@@ -29,20 +29,11 @@ def push_folder(
     create_pr: bool = False,
     replace_model: bool = False,
 ) -> CommitInfo:
-    """Uploads every file of a folder. The repository and the branch are created if needed.
+    """Uploads every file of a folder with config.json and README.md, and returns the repository's latest commit.
 
-    Files that the repository has already are skipped.
-
-    Args:
-        folder: Folder with config.json and README.md.
-        repo_id: OWNER/NAME.
-        private: Create a private repository.
-        revision: Branch, None for main.
-        create_pr: Open a pull request instead of changing the branch.
-        replace_model: Allow a repository with another architecture or other classes.
-
-    Returns:
-        The new commit, or the latest commit if nothing changed.
+    The repository OWNER/NAME and the branch, None for main, are created if needed. Files that the repository has are
+    skipped. With `create_pr` the branch is not changed and a pull request is opened. `replace_model` allows a
+    repository with another architecture or other classes.
 
     Raises:
         ArgumentError: The repository holds another model, or is public although `private` is True.

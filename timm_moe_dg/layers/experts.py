@@ -83,10 +83,9 @@ def _values_hidden(x: Tensor) -> bool:
 
 
 def dispatch_info(model: nn.Module) -> dict[str, str | None]:
-    """Returns how each mixture layer computed its experts in its last eager forward.
+    """Returns how each mixture layer computed its experts in its last eager forward, by the experts' module.
 
-    The names of the experts' modules map to 'sorted', 'grouped' or 'loop', see the table above, or to None before the
-    first eager forward.
+    The way is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward.
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 

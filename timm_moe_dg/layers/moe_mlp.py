@@ -152,7 +152,6 @@ class MoeMlp(RoutedMlp):
             return self._mix(x)
 
     def _mix(self, x: Tensor) -> Tensor:
-        """(..., D) tokens -> (..., D)."""
         tokens_TD = self.norm(x.reshape(-1, x.shape[-1]))
         routing = self.router(tokens_TD)
         if not torch.jit.is_scripting():

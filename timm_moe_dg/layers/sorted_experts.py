@@ -342,7 +342,6 @@ def _forward(constants: _Constants, inputs: ExpertInputs, saved: _Saved) -> Tens
 
 
 def _write_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scale: float = 1.0) -> None:
-    """Writes scale * x @ weight + bias."""
     if bias is None:
         torch.addmm(out, x, weight, beta=0, alpha=scale, out=out)
     else:

@@ -21,12 +21,9 @@ RDM_GAMMAS = tuple(10.0**power for power in range(-4, 4))
 def irm_penalty(logits: Tensor, targets: Tensor) -> Tensor:
     """Squared gradient of the risk with respect to a dummy scale of the logits (Arjovsky et al., 2019, IRMv1).
 
-    The estimate for the (B, C) logits and (B,) class indices of one domain is unbiased, as in the authors' code, and
-    may be negative. It is the product of the gradients d/dw CE(w * logits, targets) at w = 1 of the even and of the
-    odd samples.
-
-    Raises:
-        ArgumentError: Fewer than two samples.
+    The estimate for the (B, C) logits and (B,) class indices of one domain, B >= 2, is unbiased, as in the authors'
+    code, and may be negative. It is the product of the gradients d/dw CE(w * logits, targets) at w = 1 of the even and
+    of the odd samples.
     """
     _check_samples("IRM", logits)
     scale = torch.ones((), dtype=logits.dtype, device=logits.device, requires_grad=True)
@@ -43,11 +40,8 @@ def vrex_penalty(risks: Tensor) -> Tensor:
 def coral_distance(x: Tensor, y: Tensor) -> Tensor:
     """Mean squared difference of the means plus mean squared difference of the covariances (Sun and Saenko, 2016).
 
-    The features are (B, D) of one domain and (B', D) of another. The means are over D and over D * D entries.
-    Covariances are divided by B - 1.
-
-    Raises:
-        ArgumentError: Fewer than two samples.
+    The features are (B, D) of one domain and (B', D) of another, two samples or more each. The means are over D and
+    over D * D entries. Covariances are divided by B - 1.
     """
     _check_samples("CORAL", x)
     _check_samples("CORAL", y)
@@ -88,15 +82,9 @@ def group_weights(weights: Tensor, risks: Tensor, eta: float) -> Tensor:
 def classifier_gradient_variance(features: Tensor, logits: Tensor, targets: Tensor, bias: bool = True) -> Tensor:
     """Variance over samples of the cross-entropy's gradient with respect to a linear classifier (Rame et al., 2022).
 
-    Args:
-        features: (B, D) the classifier's input.
-        logits: (B, C) the classifier's output.
-        targets: (B,) class indices.
-        bias: Whether the classifier has a bias.
-
-    Returns:
-        (P,) population variances of the weight's C * D entries, then of the bias's C. Differentiable with respect to
-        features and logits.
+    Features (B, D), the classifier's input, its logits (B, C), and class indices (B,) give (P,) population variances of
+    the weight's C * D entries, then of the bias's C unless `bias` is False. They are differentiable with respect to
+    features and logits.
     """
     # Sample i has the gradient (p_i - y_i) outer z_i for the weight and p_i - y_i for the bias. The moments over
     # samples are therefore matrix products, and no gradient of a single sample is stored.
@@ -118,14 +106,9 @@ def fishr_penalty(variances: Tensor) -> Tensor:
 def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Risk distribution matching: the worst domain's risks against those of all domains (Nguyen et al., 2024).
 
-    `risks` holds the cross-entropies (B,) of each domain's samples.
-
-    Returns:
-        Two scalars. The first is the `mmd_distance`, with kernels `RDM_GAMMAS`, between the risks of the domain with
-        the largest mean and the risks of all domains. The second is the sum of their unbiased variances.
-
-    Raises:
-        ArgumentError: A domain has fewer than two samples.
+    `risks` holds the cross-entropies (B,) of each domain's samples, two or more. The first scalar returned is the
+    `mmd_distance`, with kernels `RDM_GAMMAS`, between the risks of the domain with the largest mean and the risks of
+    all domains. The second is the sum of their unbiased variances.
     """
     for domain in risks:
         _check_samples("RDM", domain)

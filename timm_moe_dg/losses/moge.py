@@ -20,9 +20,6 @@ def cka_diversity_loss(outputs: Tensor) -> Tensor:
     Outputs (E, T, D) give a scalar in 0..1, computed in float32 or better, and 0 for a single expert.
     CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, with Frobenius norms. If all
     experts are equal, as after upcycling without perturbation, the loss has its maximum 1 and a gradient of zero.
-
-    Raises:
-        ArgumentError: `outputs` has not three axes.
     """
     if outputs.ndim != 3:
         raise ArgumentError.of("outputs", tuple(outputs.shape), "give (experts, tokens, features)")
@@ -41,19 +38,14 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
 
     An anchor's positives P_i are samples of its class in other domains. Its negatives N_i are samples of its domain in
     other classes. Over the anchors with both, and with normalized features q, the loss is
-    -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)].
+    -mean_i [LSE_{p in P_i}(q_i . p / t) - LSE_{v in P_i or N_i}(q_i . v / t)]. It is at least 0, and 0 with
+    a gradient of zero if there is no such anchor.
 
     Args:
         features: (B, D) the shared expert's feature of each sample.
         targets: (B,) class indices.
         domains: (B,) discovered domains; samples with a negative one, unknown, are left out.
         temperature: t, positive.
-
-    Returns:
-        Scalar, at least 0; 0 with a gradient of zero if no sample has both positives and negatives.
-
-    Raises:
-        ArgumentError: Shapes that do not match, or a temperature that is not positive.
     """
     if features.ndim != 2 or not targets.shape == domains.shape == features.shape[:1]:
         shapes = [tuple(tensor.shape) for tensor in (features, targets, domains)]
@@ -83,11 +75,8 @@ def _layers(model: nn.Module) -> list[GeoMoeMlp]:
 def force_tokens(model: nn.Module, num_tokens: int) -> None:
     """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
 
-    Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. The model may be wrapped for
-    distributed training.
-
-    Raises:
-        ArgumentError: A negative number, or 1, since the centered output of one token is zero.
+    Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. One token is refused, since its
+    centered output is zero. The model may be wrapped for distributed training.
     """
     if num_tokens < 0 or num_tokens == 1:
         raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
@@ -108,12 +97,8 @@ def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> 
     forward of a MoGE layer replaces its report: the class token after its shared expert, and the outputs of all routed
     experts for the forced tokens. The model may be wrapped for distributed training.
 
-    Returns:
-        "cka_loss", the mean over the layers with forced tokens, and "supcon_loss", for the last layer's shared expert.
-        Each is left out of a model without such layers.
-
-    Raises:
-        ArgumentError: The MoGE layers have no report.
+    "cka_loss" is the mean over the layers with forced tokens, and "supcon_loss" is of the last layer's shared expert.
+    Each is left out of a model without such layers.
     """
     layers = _layers(model)
     if not layers:

@@ -47,13 +47,8 @@ def load_loss(
 ) -> Tensor:
     """Squared coefficient of variation of the experts' expected number of items (GMoE, eq. 10; V-MoE, appendix A).
 
-    Args:
-        logits: (T, E) before noise.
-        noisy_logits: (T, E) with noise, from which experts were chosen.
-        top_k: K.
-        noise_std: Standard deviation of the noise, positive.
-        routed: (T,) bool, items to include; None for all.
-        unbiased: Divide the variance by E - 1 instead of E.
+    Experts were chosen from the `noisy_logits` (T, E), which are the `logits` (T, E) with noise of a positive standard
+    deviation. Other arguments are those of `importance_loss`.
     """
     # p_te = 1 - Phi((eta_t - logits_te) / noise_std): the probability that expert e is among the K best of item t if
     # its noise alone is drawn again, where eta_t is the K-th largest noisy logit of the item
@@ -68,9 +63,6 @@ def router_loss(routing: RouterOutput, form: str = "vmoe") -> Tensor:
     """The auxiliary loss of one layer: (importance + load) / 2, or importance alone without noise.
 
     `form` is 'vmoe', or 'tutel' as in the library behind GMoE's released code.
-
-    Raises:
-        ArgumentError: Unknown `form`.
     """
     if form not in FORMS:
         raise ArgumentError.of("form", form, f"choose one of {FORMS}")
@@ -106,9 +98,6 @@ def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
 
     Call this between forward and backward, once per forward, and add it with a small coefficient (0.01 in the papers).
     The sum is 0 for a model without mixture layers. The model may be wrapped for distributed training.
-
-    Raises:
-        ArgumentError: The mixture layers have recorded no routing.
     """
     layers = list(_routed_modules(model))
     outputs = router_outputs(model)

@@ -50,10 +50,9 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
 
 
 def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: int = 3) -> float:
-    """Peak memory of building and repeating some work, in a new process, for which `build` is pickled.
+    """Peak MiB of building and repeating some work, in a new process, for which `build` is pickled.
 
-    Returns:
-        MiB: allocated on a GPU, resident beyond the imports on a CPU (on Linux alone).
+    The memory is allocated on a GPU, or resident beyond the imports on a CPU (on Linux alone).
     """
     # Read by the C library of the new process: it returns freed tensors at once, so that only tensors in use count
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))

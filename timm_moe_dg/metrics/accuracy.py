@@ -39,9 +39,6 @@ def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups:
 
     >>> group_accuracy(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     GroupAccuracy(accuracy=tensor([0.5000,    nan, 1.0000], dtype=torch.float64), num_samples=tensor([2, 0, 1]))
-
-    Raises:
-        ArgumentError: Different shapes, or a group index outside 0..`num_groups` - 1.
     """
     check_vectors(predicted=predicted, target=target, group=group)
     _check_range("group", group, num_groups)
@@ -59,9 +56,6 @@ def worst_group(
     WorstGroup(accuracy=0.5, group=0, num_samples=2)
 
     The arguments are those of `group_accuracy`, and `ignored` groups are left out, such as FMoW's "Other".
-
-    Raises:
-        ArgumentError: Different shapes, or a group index out of range.
     """
     if any(not 0 <= index < num_groups for index in ignored):
         raise ArgumentError.of("ignored", list(ignored), f"choose groups from 0..{num_groups - 1}")
@@ -75,14 +69,10 @@ def worst_group(
 
 
 def wilson_interval(share: float, number: int) -> tuple[float, float]:
-    """Computes the 95% interval of a proportion by Wilson's score method (1927), which holds for few samples too.
+    """Computes the 95% interval of a proportion by Wilson's score method (1927), which holds from one sample on.
 
     >>> wilson_interval(1.0, 3)
     (0.438..., 1.0)
-
-    Args:
-        share: The share of correct samples.
-        number: Number of samples, at least 1.
     """
     z = 1.959964  # of the standard normal distribution, at 97.5%
     center = share + z**2 / (2 * number)
@@ -97,9 +87,6 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Ten
     >>> confusion_matrix(torch.tensor([1, 0, 1]), torch.tensor([1, 0, 0]), num_classes=2)
     tensor([[1, 1],
             [0, 1]])
-
-    Raises:
-        ArgumentError: Different shapes, or a class index out of range.
     """
     check_vectors(predicted=predicted, target=target)
     _check_range("predicted", predicted, num_classes)
@@ -117,9 +104,6 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
 
     >>> f1_macro(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])).item()
     0.833...
-
-    Raises:
-        ArgumentError: Different shapes.
     """
     # Not by scikit-learn: importing it would lengthen the start of every training run by about a third
     check_vectors(predicted=predicted, target=target)

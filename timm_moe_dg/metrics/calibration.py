@@ -23,13 +23,7 @@ class CalibrationBins(NamedTuple):
 def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> CalibrationBins:
     """Bins predictions by confidence: bin m = 1..M covers ((m - 1) / M, m / M]; a confidence of 0 is in the first bin.
 
-    Args:
-        confidence: (N,) probability of the predicted class.
-        correct: (N,) whether the prediction is correct.
-        num_bins: M.
-
-    Raises:
-        ArgumentError: Different shapes, a confidence outside 0..1, or no bins.
+    `confidence` (N,) is the probability of the predicted class, 0..1, and `correct` (N,) whether that class is right.
     """
     check_vectors(confidence=confidence, correct=correct)
     if num_bins < 1:
@@ -54,9 +48,6 @@ def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: in
 
     >>> expected_calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])).item()
     0.399...
-
-    Raises:
-        ArgumentError: Different shapes, a confidence outside 0..1, or no bins.
     """
     bins = calibration_bins(confidence, correct, num_bins)
     gaps = (bins.accuracy - bins.confidence).abs().nan_to_num()  # NaN in empty bins, whose weight is 0

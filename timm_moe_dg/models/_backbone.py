@@ -40,13 +40,10 @@ class Mixture(NamedTuple):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the mixture's options."""
         return ("moe_layers", *option_names(*self.option_classes))
 
 
 class Source(NamedTuple):
-    """Source of the weights."""
-
     cfg: Keywords | None  # pretrained configuration of a saved mixture, or None for the backbone's
     overlay: Keywords  # replaces parts of the configuration
     weights: dict[str, Tensor] | None  # given or saved, or None to let timm find the backbone's

@@ -69,11 +69,8 @@ class GeoMoeVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
-        """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km.
-
-        Blocks are called one by one from here on, because they take extra inputs.
-        """
-        self.blocks: Any = nn.ModuleList(self.blocks)  # TorchScript compiles a Sequential with one argument
+        """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km."""
+        self.blocks: Any = nn.ModuleList(self.blocks)  # a scripted Sequential takes one input, blocks three
         self.expert_mode: str | int = "routed"
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
         if points:

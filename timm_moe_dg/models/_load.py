@@ -25,9 +25,6 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     If the checkpoint has a dense feed-forward in place of a mixture layer, each expert (and the shared expert of MoGE)
     gets a copy of it, and the router keeps its initial values. Checkpoints of mixture models, and of the GMoE authors'
     released code, pass through. The result is complete, except for the classifier, which timm fits afterwards.
-
-    Raises:
-        CheckpointError: Weights that the model needs are missing, do not fit, or belong to blocks it does not have.
     """
     if is_tutel_state_dict(state_dict):
         state_dict = convert_tutel_state_dict(state_dict)

@@ -166,8 +166,8 @@ def upcycle_with_metadata(
 def find_feed_forwards(model: nn.Module) -> dict[str, FeedForwards]:
     """Lists the feed-forwards of a network that can become mixtures: first name -> the module and all its names.
 
-    Layers that share a module give it several names. A network with mixtures is refused, since the numbers
-    of its feed-forwards would differ.
+    Layers that share a module give it several names. A network with mixtures is refused, since the numbers of
+    its feed-forwards would differ.
     """
     if any(isinstance(module, RoutedMlp) for module in model.modules()):
         remedy = "has mixtures of experts already; upcycle a dense network"

@@ -71,10 +71,6 @@ def build_network(
         in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
-
-    Raises:
-        ArgumentError: There is no such model, or it does not take an argument or that number of channels.
-        CheckpointError: The weights cannot be read or do not fit.
     """
     check_name(name)
     kwargs = {"drop_path_rate": _default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
@@ -209,13 +205,8 @@ def _show_contiguous(network: nn.Module, state: dict[str, object], *_: object) -
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
     """Writes config.json with class names, preprocessing and MoGE's expert mode, and model.safetensors.
 
-    `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed.
-
-    Args:
-        network: A timm model, not wrapped.
-        folder: Folder of the files.
-        classes: Names of the classes, in the order of the logits.
-        config: Preprocessing, from `data_config`.
+    `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed. The network
+    is not wrapped. The classes are in the order of the logits, and the preprocessing is that of `data_config`.
     """
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
     save_for_hf(

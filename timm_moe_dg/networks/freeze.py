@@ -16,15 +16,9 @@ _logger = logging.getLogger(__name__)
 
 
 def freeze_backbone(network: Network) -> nn.Module:
-    """Initializes a new classifier and freezes everything else (MoGE, section 2.2, i).
+    """Freezes everything but a new linear classifier, which is initialized and returned (MoGE, section 2.2, i).
 
     Dropout and stochastic depth are turned off: frozen features cannot adapt to them.
-
-    Returns:
-        The new classifier.
-
-    Raises:
-        ArgumentError: The model has no linear classifier.
     """
     network.reset_classifier(network.num_classes)
     classifier = network.get_classifier()
@@ -79,10 +73,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
 
 
 def freeze_batch_norm(network: nn.Module) -> None:
-    """Freezes the running statistics of batch normalization, which then normalize in training too.
-
-    Scales and shifts are still trained. The number of such layers is logged.
-    """
+    """Freezes the running statistics of batch normalization, used in training too. Scales and shifts are trained."""
     layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         layer.eval()

@@ -23,19 +23,10 @@ def load_trained(
 ) -> Network:
     """Builds a network with its trained weights and classifier, in evaluation mode.
 
-    A MoGE model keeps the saved expert mode, such as 'shared' if only the shared expert was trained.
-
-    Args:
-        name: A timm model, or a `local-dir:` or `hf-hub:` source, whose weights are always loaded.
-        pretrained: Load the model's published weights.
-        initial_checkpoint: Load this file.
-        coverage_radius: Replaces that of a MoGE model, see `models.MetadataRoutingOptions`; infinity for none.
-        expert_mode: Replaces that of a MoGE model: "routed" or "shared".
-        **kwargs: Arguments of `build_network`.
-
-    Raises:
-        ArgumentError: See `build_network`; or there is no source of weights, or no index of coordinates for a radius.
-        CheckpointError: The weights cannot be read, do not fit, are not finite, or lack a classifier.
+    The weights of a `local-dir:` or `hf-hub:` source are always loaded. A MoGE model keeps the saved expert mode, such
+    as 'shared' if only the shared expert was trained, unless `expert_mode` is "routed" or "shared". The
+    `coverage_radius` replaces the saved one, see `models.MetadataRoutingOptions`; infinity for none. Other arguments
+    are those of `build_network`.
     """
     check_name(name)
     pretrained = pretrained or (initial_checkpoint is None and ":" in name)

@@ -58,10 +58,7 @@ class CubAnnotations:
 def annotate(
     view: RunView, domains: Sequence[Domain], grid: tuple[int, int], cub: Path | None, max_images: int | None
 ) -> list[AnnotatedDomain]:
-    """Collects parts and attributes of the first `max_images` images of every domain, on a grid of H x W patches.
-
-    `cub` is the folder of CUB-200-2011, None for data that has part maps.
-    """
+    """Annotates the first `max_images` images of every domain on H x W patches, from `cub` or else from part maps."""
     counts = [range(len(domain))[:max_images] for domain in domains]
     if cub is not None:
         annotations = read_cub(cub)

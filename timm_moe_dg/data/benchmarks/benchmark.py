@@ -27,7 +27,6 @@ class Benchmark:
         name: The value of `--dataset`.
         reader: Opens the domains below a folder. Takes `metadata_columns` too if `takes_metadata_columns`.
         source: Where the images come from.
-        license: Their license.
         domains: Names of the domains in order, empty if the folder decides.
         classes: Names of the classes in order, empty if the folder decides.
         num_classes: Number of classes, or None if the folder decides.
@@ -36,7 +35,6 @@ class Benchmark:
         hparams: Default hyper-parameters. `batch_size` counts images per training domain and step.
         search_space: Name in `protocols.SEARCH_SPACES` of the ranges for random search.
         domains_per_step: How many training domains a step draws. None draws all.
-        steps: Default number of training steps.
         checkpoint_freq: Steps between evaluations.
         eval_train: Whether evaluations include the training images by default, as DomainBed's do.
         augmentation: Training augmentation, a name in `AUGMENTATIONS`.
@@ -72,17 +70,13 @@ class Benchmark:
     def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
-        Other domains or another number of classes would be another task, and are an error. Another number of images is
-        a warning, because partial copies exist.
+        Other domains or another number of classes would be another task, and are a `DataError`. Another number of
+        images is a warning, because partial copies exist.
 
         Args:
             data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
             in_chans: Bands of the images. Numbers other than three need image files (see `data.bands`).
-
-        Raises:
-            ArgumentError: The benchmark reads no folder, has no such columns, or no image files with other bands.
-            DataError: There is no such folder, or its contents differ from the published ones.
         """
         self.check_data_dir(data_dir)
         if metadata_columns and not self.takes_metadata_columns:

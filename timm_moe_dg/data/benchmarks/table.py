@@ -15,11 +15,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
 
 
 def register_benchmark(row: Benchmark) -> Benchmark:
-    """Adds a row to `BENCHMARKS`. Call it in the module that defines the row.
-
-    Raises:
-        ArgumentError: The name is empty, holds a slash or a colon, or belongs to another row.
-    """
+    """Adds a row to `BENCHMARKS`, in the module that defines it. Its name has no slash or colon, and is not taken."""
     if not row.name or not set("/\\:").isdisjoint(row.name):
         remedy = "give a name without slashes and colons; run folders are named after it"
         raise ArgumentError.of("name", row.name, remedy)
@@ -30,11 +26,7 @@ def register_benchmark(row: Benchmark) -> Benchmark:
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Looks up a name in `BENCHMARKS`, or makes a benchmark of hub:OWNER/NAME, which is downloaded when it is read.
-
-    Raises:
-        ArgumentError: There is no such benchmark.
-    """
+    """Looks up a name in `BENCHMARKS`, or makes a benchmark of hub:OWNER/NAME, which is downloaded when it is read."""
     if name.startswith(HUB):
         return _hub_benchmark(name)
     if name not in BENCHMARKS:
