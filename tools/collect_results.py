@@ -69,7 +69,7 @@ def write_data(tables: Sequence[Table], format_: str) -> None:
         write_rows(sys.stdout, [rows[0], *(row.values() for row in rows)])
     for table in tables:
         for phrase in table.missing:
-            print(f"missing in {table.title}: {phrase}", file=sys.stderr)
+            print(one_line(f"missing in {table.title}: {phrase}"), file=sys.stderr)
 
 
 @tool
@@ -91,11 +91,11 @@ def main(argv: Sequence[str]) -> None:
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     for run in runs:
         if not run.test_domains:
-            print(f"holds out no domain, left out: {run.folder}", file=sys.stderr)
+            print(f"holds out no domain, left out: {one_line(run.folder)}", file=sys.stderr)
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep.py --status")
     for reason in reasons:
-        print(reason, file=sys.stderr)
+        print(one_line(reason), file=sys.stderr)
     if args.compare:
         first, second = args.compare
         print(compare(tables, first, second, args.format))

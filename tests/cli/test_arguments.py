@@ -112,7 +112,7 @@ def test_missing_file(parser, tmp_path):
     ("entry", "message"),
     [
         ({"amp_dtype": "float8"}, "argument --amp-dtype: invalid choice: 'float8'"),
-        ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number above zero"),
+        ({"batch_size": 1.5}, "argument -b/--batch-size: '1.5' is not a whole number from 1 to 2147483647"),
         ({"model_kwargs": ["a"]}, "argument --model-kwargs: 'a' is not of the form KEY=VALUE"),
         ({"pretrained": "maybe"}, "argument --pretrained/--no-pretrained: ignored explicit argument 'maybe'"),
     ],

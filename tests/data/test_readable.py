@@ -46,5 +46,8 @@ def test_a_check_counts_all_and_names_the_first(caplog):
     with caplog.at_level(logging.INFO, "timm_moe_dg"):
         check_readable([whole])
     assert "all images can be read" in caplog.text
-    with pytest.raises(DataError, match=r"images: 7 of 9 cannot be read: image=-1; .*; image=-5; and 2 more"):
+    with pytest.raises(
+        DataError,
+        match=r"images: 7 of 9 cannot be read: image=-1; .*; image=-5; and 2 more; repair .* --skip-unreadable$",
+    ):
         check_readable([whole, Toy("torn", ("a",), [0] * 8, [-1, -2, -3, -4, -5, -6, -7, 8])], workers=3)

@@ -82,6 +82,8 @@ def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
         prepare_network(plan_of(tmp_path, *MOGE))
     with pytest.raises(ArgumentError, match=r"use --dataset place_folder$"):
         prepare_network(plan_of(tmp_path, "--model", "erm_le_tiny_patch16", *SMALL))
+    with pytest.raises(ArgumentError, match=r"reads location ids, and .* has one; use --dataset iWildCam$"):
+        prepare_network(plan_of(tmp_path, "--model", "erm_le_tiny_patch16", *SMALL, "metadata_encoder=location_id"))
     assert prepare_network(plan_of(tmp_path, *MOGE, "--expert-mode", "shared")).expert_mode == "shared"
     plan = plan_of(tmp_path, *MOGE, "metadata_drop=0.0", "--dataset", "geo_digits")
     assert prepare_network(plan).expert_mode == "routed"

@@ -29,6 +29,14 @@ def test_moe_layers(moe_layers, message):
         resolve_moe_layers(moe_layers, 4)
 
 
+@pytest.mark.parametrize("moe_layers", ["every_two", "last_two"])
+def test_a_network_whose_even_blocks_cannot_become_mixtures(moe_layers):
+    with pytest.raises(
+        MoeLayersError, match=rf"moe_layers='{moe_layers}': no even-numbered block can .*; give block ind"
+    ):
+        resolve_moe_layers(moe_layers, 4, able=[1, 3])
+
+
 def test_models_refuse_blocks_that_they_do_not_have(case):
     with pytest.raises(MoeLayersError, match=r"moe_layers=\[4\].*from 0 to 3"):
         case.small(moe_layers=[4], device="meta")

@@ -47,6 +47,6 @@ def test_values_are_checked_by_the_parser_or_where_they_are_used(capsys, tmp_pat
     usage, choice, _, steps = capsys.readouterr().err.splitlines()
     assert usage == "usage: finetune.py [options]"
     assert "invalid choice: 'unheard of'" in choice
-    assert steps == "finetune.py: error: argument --steps: '1.5' is not a whole number above zero"
+    assert steps == "finetune.py: error: argument --steps: '1.5' is not a whole number from 1 to 2147483647"
     assert parse("--train-routers-only").freeze == "all-but-routers"
     assert parse("--model-kwargs", "depth=3", "router=linear").model_kwargs == {"depth": 3, "router": "linear"}

@@ -100,6 +100,13 @@ def test_awkward_sizes(tmp_path, classes, domains):
     paint(tmp_path / "data", names[1], names[0], images=1)
     page = page_of(made_run(tmp_path / "run", tmp_path / "data", names[1], names[0]))
     assert tuple(page.ids) == SECTIONS
+    assert "Worst tested domain: d0" in page.text
+
+
+def test_a_run_without_test_domains_has_a_worst_domain_that_is_not_called_tested(tmp_path, data):
+    page = page_of(made_run(tmp_path / "run", data, test_domains=[]))
+    assert "Worst domain: " in page.text
+    assert "Worst tested domain" not in page.text
 
 
 def test_domains_without_images_have_a_dash(tmp_path):

@@ -140,6 +140,16 @@ def test_a_rule_without_its_scores_says_so_in_one_line(folder, capsys):
     assert "selection by test-domain validation" in streams.out
 
 
+def test_names_with_line_breaks_stay_on_their_line(tmp_path, capsys):
+    write_sweep(tmp_path, dataset="colored\ndigits", skip=[((0,), 0, 0)])
+    write_run(tmp_path / "none\nheld", invented_records([]))
+    load_tool("collect_results").main([str(tmp_path), "--rules", "oracle", "--format", "csv"])
+    errors = capsys.readouterr().err
+    assert r"missing in colored\ndigits" in errors
+    assert r"left out: " in errors
+    assert r"none\nheld" in errors
+
+
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
         load_tool("collect_results").main([str(tmp_path)])

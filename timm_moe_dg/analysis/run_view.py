@@ -66,7 +66,7 @@ class RunView:
             domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans)
             digests = self.args.get("domain_digests")
             if digests and (reason := difference(digests, fingerprint(domains), FILES)):
-                remedy = "give the folder of these"
+                remedy = "give --data-dir, the folder of the run's data"
                 raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
             self.read[folder] = drop_unreadable(domains)[0] if self.skip_unreadable else domains
         return self.read[folder]

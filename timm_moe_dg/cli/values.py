@@ -41,21 +41,21 @@ def json_object(text: str) -> dict[str, object]:
     return value
 
 
-def _whole(least: int, description: str, most: int = 2**31 - 1) -> Callable[[str], int]:
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     """Makes a function that reads a whole number in a range."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r:.40} is not {description}, at most {most}")
+            raise argparse.ArgumentTypeError(f"{text!r:.40} is not a whole number from {least} to {most}")
         return int(text)
 
     return read
 
 
-positive_int = _whole(1, "a whole number above zero")
-non_negative_int = _whole(0, "a whole number of 0 or more")
-int_from_2 = _whole(2, "a whole number of 2 or more")  # the fewest values that have quartiles
-seed_number = _whole(0, "a whole number of 0 or more", MAX_SEED)
+positive_int = _whole(1)
+non_negative_int = _whole(0)
+int_from_2 = _whole(2)  # the fewest values that have quartiles
+seed_number = _whole(0, MAX_SEED)
 WHOLE_NUMBERS = (int, int_from_2, non_negative_int, positive_int, seed_number)
 
 
@@ -114,7 +114,7 @@ def folder_name(text: str) -> str:
     """Reads the name of a folder to make below another one. Names of locks and temporary files add 7 bytes to it."""
     path = Path(text)
     if not path.name or path.is_absolute() or ".." in path.parts or not text.isprintable() or len(text.encode()) > 240:
-        remedy = "is not a relative path without '..' and control characters, of up to 240 bytes"
+        remedy = "must be a relative path of at most 240 bytes, without '..' or control characters"
         raise argparse.ArgumentTypeError(f"{text!r} {remedy}")
     return text
 

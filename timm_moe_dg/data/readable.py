@@ -36,11 +36,12 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
 
 
 def check_readable(domains: Sequence[Domain], workers: int = 1) -> None:
-    """Decodes every image once. A `DataError` tells the number of those that fail, and names the first."""
+    """Decodes every image once. Raises a `DataError` with the number of unreadable images."""
     messages = [message for unreadable in _read_errors(domains, workers) for message in unreadable.values()]
     if messages:
         total = sum(map(len, domains))
-        raise DataError(f"images: {len(messages)} of {total} cannot be read: {_first(messages)}")
+        remedy = "repair or remove them, or give --skip-unreadable"
+        raise DataError(f"images: {len(messages)} of {total} cannot be read: {_first(messages)}; {remedy}")
 
 
 def _read_errors(domains: Sequence[Domain], workers: int) -> list[dict[int, str]]:

@@ -18,7 +18,7 @@ from ..data import Domain, Split
 from ..data.band_domains import band_statistics
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
-from ..layers.encoders.location import LocationEncoder
+from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..losses import force_tokens
 from ..networks.build import (
     DataConfig,
@@ -182,7 +182,9 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
         return
     if not (takes and any(_any_known(plan.domains[domain], plan.splits[domain]) for domain in plan.training)):
         shared = ", or --expert-mode shared to train the shared expert alone" if _has_modes(network) else ""
-        remedy = f"reads places, and no training image of {options.dataset} has one; use --dataset place_folder{shared}"
+        ids = any(isinstance(module, LocationIdEmbedding) for module in network.modules())
+        reads, dataset = ("location ids", "iWildCam") if ids else ("places", "place_folder")
+        remedy = f"reads {reads}, and no training image of {options.dataset} has one; use --dataset {dataset}{shared}"
         raise ArgumentError.of("model", options.model, remedy)
     drops = any(isinstance(module, LocationEncoder) and module.drop.p for module in network.modules())
     from_scratch = not (options.pretrained or options.initial_checkpoint or ":" in options.model)

@@ -29,7 +29,10 @@ def resolve_moe_layers(moe_layers: MoeLayers, depth: int, able: Collection[int] 
     every_two = tuple(index for index in range(0, depth, 2) if able is None or index in able)
     if isinstance(moe_layers, str):
         named = {"every_two": every_two, "last_two": every_two[-2:]}
-        if named.get(moe_layers):
+        if moe_layers in named:
+            if not every_two:
+                remedy = "no even-numbered block can become a mixture; give block indices"
+                raise MoeLayersError.of("moe_layers", moe_layers, remedy)
             return named[moe_layers]
         if set(moe_layers) - set("SF") or len(moe_layers) != depth:
             remedy = f"choose one of {sorted(named)}, block indices, or one letter S or F for each of {depth} blocks"

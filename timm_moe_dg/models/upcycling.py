@@ -94,7 +94,7 @@ def _without_numbers(name: str) -> str:
 
 
 def _mark_padding(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-    """Forward hook of a NaFlex block: tells its mixture which tokens are attended to."""
+    """Forward hook of a NaFlex block: sets the mixture's mask of tokens that are not padding."""
     valid, mask = None, kwargs.get("attn_mask")
     if mask is not None:
         # (..., N or 1, N): booleans, or numbers that are the smallest of their type for padding

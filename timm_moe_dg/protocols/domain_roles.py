@@ -25,7 +25,7 @@ def describe_role(domain: Domain, tested: bool) -> str:
 
 
 class Recognized(NamedTuple):
-    """What a run knows of a domain."""
+    """A domain's place in the run's data."""
 
     position: int | None  # in the run's data; None for a new domain
     trained: bool  # whether the run trained on it

@@ -211,7 +211,7 @@ class OutputOptions:
     dry_run: bool = option(False, role=ONCE,
         help="read the data with every image, build the model, describe the run, and stop")
     check_images: bool = option(True, role=ONCE,
-        help="open every image in a dry run, to find and count damaged ones (default: on)")
+        help="open every image, to find and count damaged ones; dry runs alone (default: on)")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
         help="folder of a run to resume; auto: --experiment's run, or the newest unfinished one")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
@@ -276,8 +276,17 @@ def _kind(hint: Any) -> Kind:
     return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
 
 
+_WORDS = {bool: "boolean", float: "number", int: "whole number", str: "text", dict: "mapping"}
 _KINDS = {item.name: _kind(item.type) for item in fields(RunOptions)}
 _KINDS["hparams"] = dict | str | None  # DomainBed's records have JSON or nothing there
+
+
+def _described(kind: Kind) -> str:
+    """Names a type in words, such as "a list of texts"."""
+    item = kind[0] if isinstance(kind, list) else kind
+    types = {item, *get_args(item)} - ({int} if {bool, float} & set(get_args(item)) else set())
+    words = [word for type_, word in _WORDS.items() if type_ in types]
+    return " or ".join(f"a {word}" for word in words) if item is kind else f"a list of {'s or '.join(words)}s"
 
 
 def fits(value: object, kind: Kind) -> bool:
@@ -293,7 +302,7 @@ def mistyped(args: Arguments) -> str | None:
     for name, value in args.items():
         kind = _KINDS.get(name)
         if kind and not fits(value, kind) and not (value is None and DEFAULTS[name] is None):
-            return f"{name}={value!r:.60}: must be of the type {getattr(kind, '__name__', kind)}"
+            return f"{name}={value!r:.60}: must be {_described(kind)}"
     return None
 
 

@@ -66,7 +66,7 @@ class NetworkFacts(Evaluated):
     @cached_property
     def assessment(self) -> Assessment:
         """The scores."""
-        # The worst domain is one of those that are new to the network, as far as they have images
+        # Held-out domains with images, first those that are not "id", or else all domains
         with_images = set((self.outputs.group // 2).tolist())
         choices = (unseen_domains(self.domains, self.test_domains), self.test_domains, range(len(self.domains)))
         present = ([position for position in choice if position in with_images] for choice in choices)

@@ -10,7 +10,7 @@ from ..analysis.curves import plot_learning_curves
 from ..analysis.run_view import open_run
 from ..analysis.score_plots import plot_confusion, plot_reliability
 from ..errors import ArgumentError
-from ..protocols.headline import counted, images, worst_groups
+from ..protocols.headline import FEW, counted, images, worst_groups
 from ..storage.atomic import write_text
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
@@ -49,7 +49,7 @@ def run_page(facts: RunFacts, settings: ReportSettings) -> str:
     draw = partial(plot_learning_curves, facts.records, facts.domains)
     curves = inlined(draw, "Losses and accuracies over the training steps")
     sections = network_sections(facts, settings)
-    return render("run.html", facts=facts, cautions=cautions(facts), curves=curves, **sections)
+    return render("run.html", facts=facts, cautions=cautions(facts), curves=curves, few=FEW, **sections)
 
 
 def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, object]:

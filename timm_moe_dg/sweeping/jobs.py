@@ -68,7 +68,7 @@ class Job:
             record = json.loads((self.folder / "results.jsonl").read_text().splitlines()[-1])
             done, steps, seconds = record["step"] + 1, record["args"]["steps"], record["step_time"]
             return f"{done} of {steps} steps, {duration((steps - done) * seconds)} left"
-        # Nothing is evaluated yet, or a line is being written, or somebody else wrote it
+        # Nothing is evaluated yet, or a line is being written, or the file is damaged
         except (OSError, ValueError, LookupError, TypeError, OverflowError):
             return "no evaluation yet"
 
