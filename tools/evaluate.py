@@ -63,7 +63,7 @@ from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.networks.build import check_channels, data_config
 from timm_moe_dg.networks.trained import class_positions, load_trained, takes_metadata
 from timm_moe_dg.protocols.assessment import SPLITS, restrict
-from timm_moe_dg.protocols.domain_roles import Recognized, describe_role, recognize, unseen_domains
+from timm_moe_dg.protocols.domain_roles import Recognized, recognize, unseen_domains
 from timm_moe_dg.protocols.evaluation import collect_outputs
 from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
@@ -132,6 +132,8 @@ def read_domains(args: argparse.Namespace) -> tuple[Sequence[Domain], list[Recog
     known = recognize(run, domains, digests)
     if args.test_domains is not None:
         args.test_domains = find(args, "test_domains", domains)
+        if trained := [domains[index].name for index in args.test_domains if known and known[index].trained]:
+            raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
     elif known:
         args.test_domains = [index for index, domain in enumerate(known) if not domain.trained]
     else:
@@ -139,7 +141,7 @@ def read_domains(args: argparse.Namespace) -> tuple[Sequence[Domain], list[Recog
     if args.domains == [ALL] or (args.domains is None and not args.test_domains):
         args.domains = list(range(len(domains)))
     elif args.domains in (None, [HELD_OUT]):
-        args.domains = unseen_domains(domains, args.test_domains) or args.test_domains
+        args.domains = unseen_domains(domains, args.test_domains, roles(domains, known)) or args.test_domains
     else:
         args.domains = find(args, "domains", domains)
     if not args.domains:
@@ -189,17 +191,12 @@ def predict(
     answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
     name = run_arguments(args.model).get("model", args.model)
     engine_name = "onnxruntime" if args.engine else "torch"
-    return Evaluated(name, images, answers, args.test_domains, args.domains, engine_name, roles(args, domains, known))
+    return Evaluated(name, images, answers, args.test_domains, args.domains, engine_name, roles(domains, known))
 
 
-def roles(args: argparse.Namespace, domains: Sequence[Domain], known: Sequence[Recognized] | None) -> list[str]:
-    """Describes the part of each domain in training, as the command line and the run say; empty if neither does."""
-    if known is None:
-        return []
-    return [
-        describe_role(domain, True) if index in args.test_domains and of_run.trained else of_run.role(domain)
-        for index, (domain, of_run) in enumerate(zip(domains, known, strict=True))
-    ]
+def roles(domains: Sequence[Domain], known: Sequence[Recognized] | None) -> list[str]:
+    """Describes the part of each domain in training as the run says; empty if it says nothing."""
+    return [] if known is None else [part.role(domain) for domain, part in zip(domains, known, strict=True)]
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Scores of the "id" and "ood" domains, by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.finetuning.progress import role_line
 from timm_moe_dg.protocols import Predictions, role_scores
-from timm_moe_dg.protocols.domain_roles import Recognized, recognize
+from timm_moe_dg.protocols.domain_roles import Recognized, recognize, unseen_domains
 
 
 def domain(role: str, group: str) -> FolderDomain:
@@ -112,6 +115,16 @@ def test_a_renamed_domain_is_what_it_was_and_one_with_other_images_is_not_taken_
     assert roles_of(RUN, art="9", photo="8") == ["train, changed", "held out, changed"]
     same = {**RUN, "domain_digests": digests(art="1", photo="1", sketch="1")}
     assert roles_of(same, photo="1", zebra="1") == ["held out", "train"]
+
+
+def test_new_domains_are_unseen_whatever_their_role_in_the_data() -> None:
+    domains = [domain("id", "Asia"), domain("ood", "Asia"), domain("id", "Africa")]
+    assert unseen_domains(domains, [0, 1, 2]) == [1]
+    roles = ["new", "new", "test (id)"]
+    assert unseen_domains(domains, [0, 1, 2], roles) == [0, 1]
+    scored = Evaluated("vit", SimpleNamespace(domains=domains), TESTED, [0, 1, 2], [0, 1], known_roles=roles)
+    assert scored.counted_name == "not trained on: id Asia, ood Asia"
+    assert scored.domain_order == [0, 1, 2]
 
 
 def test_a_run_without_fingerprints_has_the_names_of_its_benchmark_or_none() -> None:

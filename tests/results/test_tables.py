@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
-from timm_moe_dg.errors import RecordError
+from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
+from timm_moe_dg.results.comparison import compare, with_improvements
+from timm_moe_dg.results.paired import paired_tests
 from timm_moe_dg.results.rendering import cell_text, render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, domain_names, find_runs
 from timm_moe_dg.results.table_columns import Cell, average
@@ -249,6 +251,22 @@ def test_other_data_and_options_given_by_hand_make_rows_that_say_so():
         "ERM, vit, data=ab12, weights_sha256=ef56",
         "ERM, vit, data=cd34",
     ]
+
+
+def test_rows_of_two_networks_name_their_data_and_are_not_compared_if_these_differ():
+    made = [("a", "ab12"), ("b", "ab12"), ("b", "cd34"), ("c", None)]
+    runs = [run_of((domain,), model=model, data=data) for model, data in made for domain in range(3)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [str(row) for row in table.rows] == ["ERM, a, data=ab12", "ERM, b, data=ab12", "ERM, b, data=cd34", "ERM, c"]
+    tested = [(test.first.model, test.second.variant) for test in paired_tests(table)]
+    assert tested == [("a", "data=ab12"), ("a", ""), ("b", ""), ("b", "")]
+    assert "cd34" not in compare([table], "a", "b", "text")
+    with pytest.raises(ArgumentError, match=r"compare=\['a', 'data=cd34'\]: have different data; give rows"):
+        compare([table], "a", "data=cd34", "text")
+    improved = with_improvements(table, "ERM, a, data=ab12").rows
+    assert [bool(cells[-1].values) for cells in improved.values()] == [True, True, False, True]
+    columns = [run_of((0,), model=model, data=model, metadata_columns=[model]) for model in ("a", "b")]
+    assert paired_tests(make_tables(columns, ["oracle"])[0])  # fingerprints with other columns cannot be compared
 
 
 def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):

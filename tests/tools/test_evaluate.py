@@ -260,6 +260,14 @@ def test_on_other_data_no_domain_is_taken_for_one_of_the_run_and_all_count(place
     assert "together (all domains): 60 images" in capsys.readouterr().out
 
 
+def test_a_domain_that_was_trained_on_is_no_test_domain(placed, tmp_path):
+    with pytest.raises(SystemExit, match=r"test_domains=\['art'\]: the run trained on these; use --domains"):
+        evaluate("--model", best(placed), "--test-domains", "photo", "art")
+    words = ["--model", best(placed), "--test-domains", "photo", "--domains", "art", "--output", tmp_path / "scores"]
+    evaluate(*words)
+    assert roles_in(tmp_path / "scores") == {"photo": "held out", "art": "train", "sketch": "train"}
+
+
 def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_stands(placed, tmp_path):
     root, domains = placed
     for before, after in (("art", "zebra"), ("photo", "photo"), ("sketch", "sketch")):

@@ -71,7 +71,7 @@ class Evaluated:
     @property
     def domain_order(self) -> list[int]:
         """Positions of the domains for display: held out first, then other test domains, then training domains."""
-        first = unseen_domains(self.domains, self.test_domains)
+        first = unseen_domains(self.domains, self.test_domains, self.known_roles)
         rest = sorted(set(range(len(self.domains))) - set(first), key=lambda index: index not in self.test_domains)
         return [*first, *rest]
 
@@ -81,7 +81,7 @@ class Evaluated:
         if len(self.counted) == len(self.domains):
             return "all domains"
         names = ", ".join(self.domains[index].name for index in self.counted)
-        if sorted(self.counted) == sorted(unseen_domains(self.domains, self.test_domains)):
+        if sorted(self.counted) == sorted(unseen_domains(self.domains, self.test_domains, self.known_roles)):
             return f"{'not trained on' if 'new' in self.domain_roles else 'held out'}: {names}"
         return names
 

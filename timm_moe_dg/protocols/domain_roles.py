@@ -66,9 +66,18 @@ def recognize(run: Arguments, domains: Sequence[Domain], digests: Fingerprint) -
     return known
 
 
-def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[int]:
-    """Returns the positions of the test domains that are new to a network; groups of "id" domains were trained on."""
-    return [position for position in test_domains if domains[position].role != "id"]
+def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int], roles: Sequence[str] = ()) -> list[int]:
+    """Returns the positions of the test domains that are new to a network.
+
+    Groups of "id" domains were trained on, except in domains that the network's run did not have.
+
+    Args:
+        domains: All domains.
+        test_domains: Positions of the domains that the network was not trained on.
+        roles: Each domain's part in training, where a run recorded it; see `Recognized.role`.
+    """
+    new = [position for position, role in enumerate(roles) if role == "new"]
+    return [position for position in test_domains if domains[position].role != "id" or position in new]
 
 
 def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -> dict[str, RoleScores]:

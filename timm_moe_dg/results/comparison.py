@@ -24,11 +24,13 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     """Formats one comparison for each table and pair of rows. Its rows are the table's columns, such as domains.
 
     Differences are computed within a trial seed, for the seeds of both rows. Their mean and standard error follow.
-    `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same algorithm or the same model.
+    `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same data, and the same algorithm
+    or the same model.
     """
-    texts = [
-        _comparison(table, *pair, format_) for table in tables if table.runs for pair in _pairs(table, first, second)
-    ]
+    pairs = [(table, *pair) for table in tables if table.runs for pair in _pairs(table, first, second)]
+    texts = [_comparison(table, *pair, format_) for table, *pair in pairs if not table.on_other_data(*pair)]
+    if pairs and not texts:
+        raise ArgumentError.of("compare", [first, second], "have different data; give rows with the same data=")
     if not texts:
         rows = sorted({str(row) for table in tables for row in table.rows})
         raise ArgumentError.of("compare", [first, second], f"no table has both; the rows are: {'; '.join(rows)}")
@@ -110,10 +112,11 @@ def with_improvements(table: Table, reference: str) -> Table:
         remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
         raise ArgumentError.of("relative_to", reference, remedy)
     base = table.rows[named[0]]
-    improved = {
-        row: [*cells, *(_improvement([(cells[i], base[i]) for i in positions]) for positions in kinds.values())]
-        for row, cells in table.rows.items()
-    }
+    missing = [Cell({}, cell.expected) for cell in base]  # accuracies on other data are no reference
+    improved = {}
+    for row, cells in table.rows.items():
+        pairs = list(zip(cells, missing if table.on_other_data(row, named[0]) else base, strict=True))
+        improved[row] = [*cells, *(_improvement([pairs[i] for i in positions]) for positions in kinds.values())]
     return replace(table, columns=[*table.columns, *(f"{kind} improvement" for kind in kinds)], rows=improved)
 
 

@@ -81,12 +81,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_tests(table: Table) -> list[PairedTest]:
-    """Tests every pair of rows of a table over the seeds and domains that both rows have."""
+    """Tests every pair of rows of a table with the same data, over the seeds and domains that both rows have."""
     # Pairs, not the means of two rows: a hard domain lowers both values of a pair, but not their difference
     tests = []
     for title, columns in _tested_columns(table).items():
         compared = []
         for first, second in combinations(table.rows, 2):
+            if table.on_other_data(first, second):
+                continue
             pairs = [(table.rows[first][column], table.rows[second][column]) for column in columns]
             values = [value for pair in pairs for value in paired_differences(*pair).values()]
             differences = tuple(value for value in values if not isnan(value))  # NaN: a domain without images

@@ -116,10 +116,13 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
     for run in runs:
         alike.setdefault((run.algorithm, run.model), []).append(run)
     rows: dict[RowKey, list[FinishedRun]] = {}
+    # Data that differ name the rows of all methods and networks. DomainBed's runs did not record theirs.
+    common = {"data"} if len({run.args.get("data") for run in runs} - {None}) > 1 else set()
     for (algorithm, model), group in sorted(alike.items()):
         tables = [settings(run.args) for run in group]
         # Only settings that differ between these runs name a row. Others would repeat in every row.
-        varying = sorted(name for name in set().union(*tables) if _differs([table.get(name) for table in tables]))
+        differing = {name for name in set().union(*tables) if _differs([table.get(name) for table in tables])}
+        varying = sorted(differing | common)
         for run, table in zip(group, tables, strict=True):
             variant = ", ".join(f"{name}={table[name]}" for name in varying if table.get(name) is not None)
             rows.setdefault(RowKey(algorithm, model, variant), []).append(run)

@@ -76,6 +76,12 @@ class Table:
     trained_on: str | None = None  # the only training domain, in single-source tables
     groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
 
+    def on_other_data(self, first: RowKey, second: RowKey) -> bool:
+        """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
+        args = [run.args for row in (first, second) for run in self.runs.get(row, ())[:1]]
+        columns = {tuple(each.get("metadata_columns") or ()) for each in args}
+        return len({each.get("data") for each in args} - {None}) > 1 and len(columns) == 1
+
 
 def make_tables(
     runs: Sequence[FinishedRun],
