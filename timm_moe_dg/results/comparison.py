@@ -28,7 +28,7 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     or the same model.
     """
     pairs = [(table, *pair) for table in tables if table.runs for pair in _pairs(table, first, second)]
-    texts = [_comparison(table, *pair, format_) for table, *pair in pairs if not table.on_other_data(*pair)]
+    texts = [_comparison(*pair, format_) for pair in pairs if not pair[0].on_other_data(*pair[1:])]
     if pairs and not texts:
         raise ArgumentError.of("compare", [first, second], "have different data; give rows with the same data=")
     if not texts:
