@@ -41,10 +41,11 @@ from typing import Any
 
 from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint
-from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.errors import ArgumentError, MoeDgError
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
     OFFICIAL,
@@ -155,30 +156,43 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if differing := differences(parsed, recorded, get_benchmark(options["dataset"])):
             remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
-        if reason := other_files(parsed, recorded):
+        if reason := other_files(parsed, recorded, args.status):
             raise ArgumentError.of("output", str(folder), f"holds a run {reason}; give another --output")
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
-def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any]) -> str | None:
-    """Describes how data or initial weights differ from those of a recorded run; None if they are the same."""
+def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient: bool = False) -> str | None:
+    """Describes how data or initial weights differ from those of a recorded run; None if they are the same.
+
+    If `lenient`, data that cannot be read count as the same.
+    """
     weights, before = weights_file(planned), recorded.get("weights_sha256")
-    if before and (weights is None or sha256_of(weights) != before):
+    if before and weights is None:
+        return f"that started from {planned.get('initial_checkpoint') or planned['model']!r}, whose file is not there"
+    if before and sha256_of(weights) != before:
         return "that started from other weights under the same name"
     if not (digests := recorded.get("domain_digests")):
         return None
     columns = tuple(planned["metadata_columns"] or ())
-    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"])
-    reason = difference(digests, now, FILES)
+    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"], lenient)
+    reason = None if now is None else difference(digests, now, FILES)
     return reason and f"on other data: {reason}"
 
 
 @cache
-def digests_of(dataset: str, data_dir: str | None, columns: Sequence[str], bands: int) -> Fingerprint:
-    """Computes the fingerprint of a data set once for all runs."""
-    return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands))
+def digests_of(
+    dataset: str, data_dir: str | None, columns: Sequence[str], bands: int, lenient: bool
+) -> Fingerprint | None:
+    """Computes the fingerprint of a data set once for all runs; if `lenient`, None for data that cannot be read."""
+    try:
+        return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands))
+    except (MoeDgError, OSError) as error:
+        if not lenient:
+            raise
+        print(one_line(f"{dataset}: the data are not compared with those of its runs ({error})"))
+        return None
 
 
 sha256_of = cache(sha256)  # the weights of many runs

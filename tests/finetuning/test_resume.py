@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from PIL import Image
 from safetensors.torch import save_file
 from torch import ones
@@ -13,7 +14,7 @@ from torch import ones
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning import FineTuning, make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.resume import run_to_resume
+from timm_moe_dg.finetuning.resume import nothing_to_do, run_to_resume
 from timm_moe_dg.storage.ownership import owned
 
 
@@ -32,6 +33,18 @@ def test_auto_finds_the_newest_unfinished_run(tmp_path):
     newest = begun(tmp_path, "new", 20)
     begun(tmp_path, "finished", 10, done=True)
     assert run_to_resume("auto", tmp_path, None) == newest
+
+
+def test_test_domains_of_a_finished_run_are_compared_by_position(tmp_path):
+    run = begun(tmp_path, "finished", 10, done=True)
+    digests = [{"name": name} for name in ("art", "photo")]
+    (run / "args.yaml").write_text(yaml.safe_dump({"test_domains": [0], "domain_digests": digests}))
+
+    def line(name):
+        return nothing_to_do(parse_resumable(run_parser(), ["--resume", str(run), "--test-domains", name]))
+
+    assert line("art") == line("0") == f"{run} is finished: nothing to do"
+    assert line("photo").endswith("nothing to do; ignored: test_domains=[1]")
 
 
 def test_auto_without_a_name_does_not_start_a_run(tmp_path):

@@ -65,6 +65,20 @@ def test_a_damaged_fingerprint_is_refused_with_the_file(tmp_path, value):
         read_arguments(path, "run")
 
 
+def test_a_run_of_this_format_without_a_fingerprint_is_refused(tmp_path):
+    for table in ({}, {"domain_digests": []}):
+        with pytest.raises(ArgumentError, match="domain_digests: must be tables with names; restore the file"):
+            read_arguments(write(tmp_path / "args.yaml", **stamp(), **table), "run")
+
+
+def test_changed_data_and_missing_weights_are_named_without_a_part_that_differs():
+    recorded = {"data": "ab12", "domain_digests": [{"name": "a"}], "data_dir": "d", "weights_sha256": "1"}
+    with pytest.raises(ArgumentError, match=r"^data_dir='d': .* on other data: its fingerprint is another, or start"):
+        check_unchanged(recorded, {**recorded, "data": "cd34"})
+    with pytest.raises(ArgumentError, match="from a file of weights that is not there; restore the file, or"):
+        check_unchanged(recorded, {**recorded, "weights_sha256": None})
+
+
 def test_a_changed_argument_is_named_with_both_values():
     recorded = {"lr": 0.1, "test_domains": [0], "model_kwargs": {"moe_layers": [8, 10]}, "workers": 2, "resume": None}
     check_unchanged(recorded, {**recorded, "model_kwargs": {"moe_layers": (8, 10)}, "workers": 0, "resume": "auto"})

@@ -11,6 +11,7 @@ import yaml
 from tests.load_tool import load_tool
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import fingerprint
+from timm_moe_dg.errors import DataError
 
 STAND_IN = """
 import argparse, json, sys
@@ -69,7 +70,7 @@ def sweep(tmp_path, monkeypatch, capsys):
             status = error.code
         return status, capsys.readouterr().out
 
-    run.folder = tmp_path / "runs"
+    run.folder, run.tool = tmp_path / "runs", tool
     return run
 
 
@@ -136,7 +137,7 @@ def test_a_run_with_other_options_does_not_count_as_this_one(sweep, first, secon
     assert re.search(f"holds a run with other options .*{difference}", status)
 
 
-def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sweep, tmp_path):
+def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sweep, monkeypatch):
     sweep()
     recorded = fingerprint(get_benchmark("colored_digits").read(None))
     path = sweep.folder / RUNS[1] / "args.yaml"
@@ -149,7 +150,28 @@ def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sw
     )
     assert sweep("--status")[0] == f"sweep.py: ArgumentError: {message}; give another --output"
     path.write_text(yaml.safe_dump({**args, "weights_sha256": "0"}))
+    reason = "holds a run that started from 'gmoe_small_patch16', whose file is not there; give another --output"
+    assert reason in sweep("--status")[0]
+    monkeypatch.setattr(sweep.tool, "weights_file", lambda args: path)
     assert "holds a run that started from other weights under the same name" in sweep("--status")[0]
+
+
+def test_the_status_of_a_sweep_is_shown_without_its_data(sweep, monkeypatch):
+    sweep()
+    for name in RUNS:
+        path = sweep.folder / name / "args.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "domain_digests": [{"name": "+90%"}]}))
+
+    def unmounted(*_):
+        raise DataError("data_dir='away': no such folder")
+
+    monkeypatch.setattr(sweep.tool, "fingerprint", unmounted)
+    status, out = sweep("--status")
+    assert status == 0
+    line = "colored_digits: the data are not compared with those of its runs (data_dir='away': no such folder)"
+    assert out.count(line) == 1
+    assert "3 finished" in out
+    assert sweep("--dry-run")[0] == "sweep.py: DataError: data_dir='away': no such folder"
 
 
 def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):

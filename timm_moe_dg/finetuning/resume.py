@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cli.arguments import from_parsed, parse_arguments
-from ..data.splits import NO_DOMAIN
+from ..data.splits import domain_positions
 from ..errors import ArgumentError
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
 from ..protocols.run_identity import canonical_json, read_arguments, read_repeatable, with_defaults
@@ -64,7 +64,8 @@ def nothing_to_do(options: RunOptions) -> str | None:
     run = Path(options.output, options.experiment)
     if not (run / DONE).exists():
         return None
-    recorded = with_defaults(read_arguments(run / ARGUMENTS, "resume"))
+    args = read_arguments(run / ARGUMENTS, "resume")
+    recorded = with_defaults(args)
     steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))
     longer = (options.steps or 0) > steps or (options.epochs or 0) > epochs
     obstacle = _obstacle(run, recorded)
@@ -75,8 +76,8 @@ def nothing_to_do(options: RunOptions) -> str | None:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
     given = {name: value for name, value in vars(options).items() if value is not None and name not in _UNREPORTED}
     if "test_domains" in given:  # recorded as positions
-        domains = [domain for domain in given["test_domains"] if domain != NO_DOMAIN]
-        given["test_domains"] = [int(domain) if str(domain).isdecimal() else domain for domain in domains]
+        names = [table["name"] for table in args.get("domain_digests") or ()]
+        given["test_domains"] = domain_positions(given["test_domains"], names)
     ignored = [
         f"{name}={given[name]!r}" for name in given if canonical_json(given[name]) != canonical_json(recorded[name])
     ]

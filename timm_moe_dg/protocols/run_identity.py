@@ -54,7 +54,8 @@ def read_arguments(path: Path, argument: str) -> Arguments:
     table = _read_table(str(path), argument)
     if wrong := mistyped(table):
         raise ArgumentError.of(argument, str(path), f"{wrong}; restore the file")
-    if not is_fingerprint(table.get("domain_digests", [])):
+    digests = table.get("domain_digests", [])
+    if not is_fingerprint(digests) or (not digests and "format" in table):
         raise ArgumentError.of(argument, str(path), "domain_digests: must be tables with names; restore the file")
     return table
 
@@ -152,10 +153,13 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
             source, reason = name, f"the run to resume was started with {old!r}; use that"
             if name == "data":
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
-                source, reason = "data_dir", f"the run to resume was started on other data: {difference(*tables)}"
+                # A change of the fingerprint as a whole may be in no part of it
+                change = difference(*tables) or "its fingerprint is another"
+                source, reason = "data_dir", f"the run to resume was started on other data: {change}"
             elif name == "weights_sha256":
                 source = "initial_checkpoint" if now.get("initial_checkpoint") else "model"
-                reason = "the run to resume was started from other weights under this name; restore them"
+                weights = "other weights under this name" if new else "a file of weights that is not there"
+                reason = f"the run to resume was started from {weights}; restore the file"
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
 
 
