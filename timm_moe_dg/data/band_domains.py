@@ -24,10 +24,7 @@ def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[
 def band_statistics(
     domains: Sequence[Domain], splits: Sequence[Split], training: Iterable[int], workers: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Computes each band's mean and standard deviation over the training pixels. Every image has the same weight.
-
-    `splits` has one entry per domain, of which only the inside part is read. The deviation of a constant band is 1.
-    """
+    """Computes each band's mean and standard deviation (1 if constant) over the inside parts. Images weigh the same."""
     images = [(domains[domain], int(position)) for domain in training for position in splits[domain].inside]
     with ThreadPoolExecutor(max(1, workers)) as pool:
         moments = list(pool.map(_moments, images))

@@ -1,7 +1,4 @@
-"""Image files with any number of bands, as satellites record them, read whole or shown as RGB.
-
-Also the types of an image between file and network, and the formats that are decoded.
-"""
+"""Image files with any number of bands, types of images on their way to the network, and the formats that are read."""
 
 from collections.abc import Callable
 from functools import cache

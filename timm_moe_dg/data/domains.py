@@ -19,11 +19,7 @@ Stored = TypeVar("Stored")
 
 @dataclass(frozen=True)
 class Split:
-    """Positions of one domain's images.
-
-    `inside` is the "in" part: training images, and the images that a test domain's accuracy is reported on. `outside`
-    is the "out" part, for validation.
-    """
+    """Positions of one domain's images: `inside` to train on, or to test a test domain; `outside` to validate."""
 
     inside: np.ndarray
     outside: np.ndarray

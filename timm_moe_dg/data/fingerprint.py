@@ -1,8 +1,4 @@
-"""Fingerprints of data, by which a run recognizes the images that it was trained on.
-
-Files count by their names below their domain's folder and by their sizes, and images in memory by their pixels. The
-place of the data folder has no influence, and neither have the times of files.
-"""
+"""Fingerprints of data: of files by their names below the domain's folder and sizes, of images in memory by pixels."""
 
 import hashlib
 import json

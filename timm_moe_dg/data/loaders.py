@@ -64,10 +64,7 @@ class TrainingDraws(Dataset):
 
 @dataclass(frozen=True)
 class StepSampler(Sampler[list[DrawIndex]]):
-    """An endless sampler that lists the draws of each step.
-
-    Step s uses draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains. Processes take turns.
-    """
+    """An endless sampler: step s lists draws s * batch_size to (s + 1) * batch_size - 1 of each of its domains."""
 
     domains: Sequence[int]  # positions of the training domains
     batch_size: int  # images per domain and step, over all processes
@@ -102,11 +99,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
 def training_loader(
     draws: TrainingDraws, sampler: StepSampler, *, workers: int, pin_memory: bool = False
 ) -> DataLoader:
-    """Builds the endless training loader. Each step is a list of `Minibatch`, one per training domain of the step.
-
-    Raises:
-        ProtocolError: The processes cannot share the batch evenly, or a step needs more domains than there are.
-    """
+    """Builds the endless training loader. Each step is a list of `Minibatch`, one per training domain of the step."""
     processes = sampler.num_processes
     if sampler.batch_size < 1 or sampler.batch_size % processes:
         remedy = f"give a multiple of the number of processes ({processes}), which share each domain's batch"
@@ -124,10 +117,7 @@ def training_loader(
 
 @dataclass(frozen=True)
 class AugmentedValidation:
-    """Augmentation of validation images, as in DomainBed: of the "out" parts of the training domains.
-
-    An image's augmentation is a function of (seed, domain, position), so that it is the same at every evaluation.
-    """
+    """DomainBed's augmentation of training domains' "out" parts, a function of (seed, domain, position)."""
 
     transform: Transform  # applied with torch's CPU generator seeded for the image
     domains: Sequence[int]  # positions of the training domains

@@ -19,9 +19,6 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
     """Decodes every image once and leaves out those that fail. Returns the domains and a message for each such image.
 
     A domain that loses an image has another split, so its results do not compare with those of a complete copy.
-
-    Raises:
-        DataError: No image of a domain can be read.
     """
     readable: list[Domain] = []
     errors = _read_errors(domains, workers)

@@ -1,7 +1,4 @@
-"""Seeds, the split of a domain into training and validation images, and the choice of test domains.
-
-Seeds and splits equal DomainBed's number for number, so that results of both can share a table.
-"""
+"""Seeds, splits of domains and choices of test domains, number for number as in DomainBed."""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,10 +23,7 @@ def seed_hash(*parts: object) -> int:
 
 
 def split_domain(size: int, domain: int, *, trial_seed: int, holdout_fraction: float = 0.2) -> Split:
-    """Splits one domain as DomainBed does: its main split, seeded by seed_hash(trial_seed, domain).
-
-    `domain` is a position among all domains of the benchmark. The share `holdout_fraction`, rounded down, goes "out".
-    """
+    """DomainBed's split by seed_hash(trial_seed, position). The share `holdout_fraction`, rounded down, goes "out"."""
     positions = np.arange(size)
     # RandomState shuffles an array as it shuffles DomainBed's list.
     np.random.RandomState(seed_hash(trial_seed, domain)).shuffle(positions)
@@ -45,11 +39,7 @@ def split_domains(
     holdout_fraction: float = 0.2,
     positions: Sequence[int] | None = None,
 ) -> list[Split]:
-    """Splits every domain by `split_domain`, except those with an official `split`.
-
-    Raises:
-        ProtocolError: `holdout_fraction` is not between 0 and 1, or leaves a training domain no validation images.
-    """
+    """Splits every domain by `split_domain`, except those with an official `split`."""
     if not 0 < holdout_fraction < 1:
         raise ProtocolError.of("holdout_fraction", holdout_fraction, "give a share between 0 and 1, such as 0.2")
     splits = [
@@ -85,9 +75,6 @@ def split_by_photograph(domains: Sequence[Domain], training: Sequence[int]) -> l
 
     A photograph has the same part in all domains. `inside` has a training domain's train photographs, and a test
     domain's test photographs. `outside` has the validation photographs of every domain. All others are in neither.
-
-    Raises:
-        ProtocolError: A domain is not made of files, or lacks photographs in one of its parts.
     """
     # Split domain by domain, most photographs of a test domain would be trained on in the other domains' styles.
     return [_split(domain, "train" if index in training else "test") for index, domain in enumerate(domains)]
@@ -102,9 +89,6 @@ def domain_positions(given: Sequence[int | str], names: Sequence[str], argument:
     """Returns the positions of domains, given as positions (numbers), or as texts that are names or positions.
 
     As test domains, the text "none" alone gives no position. The caller checks that positions exist.
-
-    Raises:
-        ProtocolError: A text is unknown, or is one domain's name and another's position.
     """
     if list(given) == [NO_DOMAIN] and argument == "test_domains":
         if NO_DOMAIN in names:
@@ -130,12 +114,7 @@ def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
-    """Returns the positions of the training domains: all but the test domains, which must include `test_only`.
-
-    Raises:
-        ProtocolError: A position does not exist or comes twice, a `test_only` domain is missing, or nothing is left to
-            train on.
-    """
+    """Returns the positions of the training domains: all but the test domains, which must include `test_only`."""
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     unknown = [position for position in test_domains if not 0 <= position < len(names)]
     if unknown or len(set(test_domains)) < len(test_domains):

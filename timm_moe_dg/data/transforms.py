@@ -50,9 +50,6 @@ def training_transform(
 
     It turns an RGB image, or as many bands as there are means, into a float tensor (channels, height, width) of `size`
     pixels, normalized by `mean` and `std`.
-
-    Raises:
-        ArgumentError: `augmentation` is not a name in `AUGMENTATIONS`.
     """
     if augmentation not in AUGMENTATIONS:
         raise ArgumentError.of("augmentation", augmentation, f"choose from {', '.join(AUGMENTATIONS)}")
@@ -74,8 +71,7 @@ def with_timm_augmentation(
 ) -> Transform:
     """Adds timm's automatic augmentation before a transform and its random erasing after it, if either is given.
 
-    `policy` is timm's name, such as rand-m9-mstd0.5, augmix-m3-w3, original or v0. `erasing` is the probability that a
-    rectangle is replaced by noise. `size` is in pixels. `mean` and `std` are those that the transform normalizes by.
+    `policy` is timm's name, such as rand-m9-mstd0.5. `erasing` is the probability that noise replaces a rectangle.
     """
     if policy is None and not erasing:
         return transform

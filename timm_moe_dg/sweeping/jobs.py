@@ -119,10 +119,7 @@ class Attempt:
         return self.poll() or 0
 
     def stop(self, seconds: float) -> None:
-        """Waits some seconds for a process that was asked to end, then kills the process group.
-
-        A launcher may end before the processes that it started, which are asked as well.
-        """
+        """Waits some seconds for a process that was asked to end, then kills the process group with its children."""
         deadline = time.monotonic() + seconds
         try:
             self.process.wait(seconds)
@@ -166,11 +163,8 @@ def run_jobs(
     """Runs jobs in their order, one at a time in each slot, and yields each as it ends.
 
     A slot is a table of environment variables. `watch` is called every `watch_every` seconds with the running jobs.
-    When the caller stops early, by an exception or by closing the iterator, running processes get SIGTERM, and SIGKILL
-    after `grace` seconds, in which they save a checkpoint.
-
-    Yields:
-        The job, its exit status (None: another process runs it or has finished it) and its duration in seconds.
+    When the caller stops early, running processes get SIGTERM, and SIGKILL after `grace` seconds, in which they save a
+    checkpoint. A job is yielded with its exit status (None: another process runs it or has finished it) and seconds.
     """
     waiting, running = list(reversed(jobs)), dict[int, Attempt]()
     watched = time.monotonic()

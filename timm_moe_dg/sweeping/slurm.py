@@ -48,8 +48,7 @@ def submit_jobs(
 ) -> list[tuple[Job, Handle]]:
     """Submits jobs to Slurm as one array, and returns each with submitit's handle.
 
-    Slurm queues them again at their time limit. Every machine needs the same folders and this package.
-    `cluster="local"` means processes on this machine.
+    Every machine needs the same folders and this package. `cluster="local"` means processes on this machine.
     """
     try:
         import submitit

@@ -21,12 +21,7 @@ Value = TypeVar("Value")
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Columns:
-    """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up.
-
-    Raises:
-        DataError: There is no such file, it has no rows, or it lacks a required column. Two columns have one name, or a
-            line has more fields than there are columns.
-    """
+    """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up."""
     try:
         check_regular_file(path)
         # utf-8-sig skips the byte order mark that spreadsheets write.
@@ -59,13 +54,10 @@ def _row_count(columns: Columns) -> int:
 
 
 def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value], expected: str) -> list[Value]:
-    """Parses every field of a column.
+    """Parses every field of a column. A `DataError` names the lines of empty or wrong fields, the header as line 1.
 
     `parse` gets fields without surrounding spaces, never empty, and raises ValueError or KeyError on wrong ones.
     `expected` tells in messages what a field must be.
-
-    Raises:
-        DataError: Some fields are empty or wrong. The message names their lines, counting the header as line 1.
     """
     values, wrong_lines = [], []
     for line, text in enumerate(columns[name], start=2):
@@ -91,11 +83,7 @@ def check_unique(path: Path, name: str, values: Sequence[str]) -> None:
 
 
 def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
-    """Reads every row's coordinates as float32 (N, 2), longitude first. "nan" in both columns means unknown.
-
-    Raises:
-        DataError: A field is empty, no number, or out of range. The message names the lines.
-    """
+    """Reads every row's coordinates as float32 (N, 2), longitude first. "nan" in both columns means unknown."""
     degrees = [
         parsed(path, columns, name, partial(_within, limit), f"degrees in -{limit:g}..{limit:g}, or nan where unknown")
         for name, limit in ((longitude, 180.0), (latitude, 90.0))
@@ -107,9 +95,6 @@ def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
     """Reads further metadata, such as a time or a sensor's number, as float32 (N, len(names)). "nan" means unknown.
 
     float32 keeps seven digits, so a time is better given in years than in seconds.
-
-    Raises:
-        DataError: A column is missing, or a field is empty, infinite or no number. The message names the lines.
     """
     missing = [name for name in names if name not in columns]
     if missing:

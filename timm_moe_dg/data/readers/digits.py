@@ -66,10 +66,7 @@ class DigitsDomain(Domain[np.ndarray]):
 
 
 def rotated_digits() -> list[DigitsDomain]:
-    """Builds the six rotation domains. No digit is in two of them: held-out digits are not trained on at another angle.
-
-    A fixed permutation (numpy's `RandomState(0)`) is dealt out in turn: domain i gets its entries i, i + 6, i + 12, ...
-    """
+    """Builds the six rotation domains: domain i gets i, i + 6, i + 12, ... of numpy's `RandomState(0)` permutation."""
     images, targets = load_digits("rotated_digits")
     order = np.random.RandomState(SEED).permutation(len(images))
     domains = []
@@ -81,10 +78,9 @@ def rotated_digits() -> list[DigitsDomain]:
 
 
 def colored_digits() -> list[DigitsDomain]:
-    """Builds the three color domains, which are the same in every run. DomainBed draws new ones for every run.
+    """Builds the three color domains, with digits dealt out as in `rotated_digits`, the same in every run.
 
-    Digits are dealt out as in `rotated_digits`. The label noise and then the color noise are drawn for all digits from
-    the same generator.
+    The label noise and then the color noise are drawn for all digits from the same generator.
     """
     images, digits = load_digits("colored_digits")
     random = np.random.RandomState(SEED)
@@ -139,10 +135,7 @@ def enlarge(image: np.ndarray) -> np.ndarray:
 
 
 def rule_probabilities(lonlat: np.ndarray) -> np.ndarray:
-    """Points (N, 2) in degrees -> the probabilities of `RULES`, (N, 4): a softmax over continents of depth / BORDER.
-
-    The depth is the radius of a continent minus the distance to its center.
-    """
+    """Degrees (N, 2) -> probabilities of `RULES`, (N, 4): a softmax over continents of (radius - distance) / BORDER."""
     depth = np.stack([cap[2] - _distance(lonlat, cap[:2]) for cap in CONTINENTS.values()], axis=1) / BORDER
     odds = np.exp(depth - depth.max(axis=1, keepdims=True))
     shares = odds / odds.sum(axis=1, keepdims=True)

@@ -33,11 +33,8 @@ class FolderDomain(Domain[str | bytes]):
 def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
     """Reads a folder of domains: sub-folders sorted by name, each with the same class folders.
 
-    Images are listed as by torchvision's ImageFolder, in its order, so that DomainBed's splits carry over.
-
-    Raises:
-        DataError: The folder does not exist or holds no domain. Its domains have different classes or no images. A
-            folder cannot be listed, or is a link below a class folder.
+    Images are in the order of torchvision's ImageFolder, so that DomainBed's splits carry over. Links to folders are
+    errors.
     """
     root = Path(data_dir)
     if not root.is_dir():

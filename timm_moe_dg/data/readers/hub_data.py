@@ -58,12 +58,7 @@ class HubDomain(Domain[int]):
 
 
 def read_hub(path: str) -> list[HubDomain]:
-    """Loads a data set by OWNER/NAME or from a local folder, from the cache if it is there, and divides it by domain.
-
-    Raises:
-        MissingDependencyError: `datasets` is not installed.
-        DataError: There is no such data set or no network, or a column is missing or of the wrong kind.
-    """
+    """Loads a data set by OWNER/NAME or a local folder, from the cache if it is there, and divides it by domain."""
     table, sizes = _load(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:

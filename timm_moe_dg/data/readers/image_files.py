@@ -23,11 +23,8 @@ Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (
 def find_images(sources: Sequence[str]) -> list[str]:
     """Lists image files in the order of the sources, sorted by path within each, every file once.
 
-    Sources are files with any extension, folders, or patterns with *, ? and **. Folders are searched to any depth for
-    torchvision's image extensions.
-
-    Raises:
-        DataError: A source gives no file, a folder cannot be listed, or a folder is a link below another.
+    Sources are files with any extension, patterns with *, ? and **, or folders with torchvision's image extensions at
+    any depth.
     """
     files: dict[str, str] = {}
     for source in sources:
@@ -43,15 +40,8 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
     """Looks up the metadata of images in a csv table with a column path, relative to the table's folder or absolute.
 
     Its other columns are lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`. With
-    `ids` there is one column, location: an integer that is negative if unknown.
-
-    Returns:
-        float32 (N, 2 + len(columns)) longitude, latitude and the further columns, or int64 (N,) ids. Images that are
-        not in the table have NaN or -1.
-
-    Raises:
-        DataError: A column is missing, a field is empty or wrong, or an image has two rows. The message names the
-            lines.
+    `ids` there is one column, location: an integer that is negative if unknown. The result is float32
+    (N, 2 + len(columns)), longitude first, or int64 (N,) ids. Images that are not in the table have NaN or -1.
     """
     fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
@@ -66,10 +56,9 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 
 
 class ImageFiles(Dataset):
-    """Image files with their positions in the list, and optionally a row of `metadata` (N, ...) for each.
+    """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
-    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`. Files must have
-    `in_chans` bands. Three are read as RGB.
+    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
     """
 
     def __init__(
@@ -104,10 +93,7 @@ class ImageFiles(Dataset):
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
-    """Builds the loader, which yields lists of positions (B,), images (B, C, H, W), metadata in the order of the files.
-
-    A batch lacks the images that were skipped. If all were, the batch is an empty list.
-    """
+    """Builds the loader of positions (B,), images (B, C, H, W) and metadata. A batch of skipped images is empty."""
     return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
 
 

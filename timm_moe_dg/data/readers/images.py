@@ -18,11 +18,10 @@ _warned_bands: set[tuple[str, ...]] = set()
 
 
 def images_below(folder: str) -> list[tuple[str, list[str]]]:
-    """Lists files with torchvision's image extensions, to any depth, in the order of its ImageFolder.
+    """Lists folders and their image names, both sorted, to any depth, in the order of torchvision's ImageFolder.
 
-    Hidden files and folders are skipped, such as the ._x.png that macOS writes beside x.png.
-    Returns folders and the names of their images, both sorted. Links to files are followed. Links to folders are
-    errors: they could form a circle, or lead to images that are listed elsewhere as well.
+    Hidden files and folders are skipped, such as the ._x.png that macOS writes beside x.png. Links to files are
+    followed. Links to folders are errors: they could form a circle, or lead to images that are listed elsewhere.
     """
     listing = []
     for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
@@ -62,10 +61,7 @@ def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
 
     Other modes become RGB by PIL's `convert`, which drops transparency without blending. An EXIF rotation is ignored.
     Both are what torchvision's ImageFolder does, and DomainBed with it. Two cases differ. 16 bits become the upper 8,
-    where torchvision clips at 255. A truncated file is an error, where DomainBed fills the missing part with gray.
-
-    Raises:
-        ImageReadError: The file cannot be decoded, its format is not in `bands.DECODERS`, or it is not a regular file.
+    where torchvision clips at 255. A truncated file is an `ImageReadError`, where DomainBed fills in gray.
     """
     try:
         if file is None:

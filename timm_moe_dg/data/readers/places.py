@@ -1,8 +1,7 @@
 """Images with metadata (coordinates or a camera's id) and an official split, as domains with a role.
 
-Training domains have training images inside and their validation images outside. "id" and "ood" domains are only
-evaluated, one per group and role. They have test images inside, and outside what the benchmark reserves for validation
-under shift.
+Training domains validate on their "out" part. "id" and "ood" domains hold test images inside, one domain per group and
+role, and outside what the benchmark reserves for validation under shift.
 """
 
 import logging
@@ -80,11 +79,7 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
     """Divides a table into domains: training domains first, then "id", then "ood", groups in alphabetical order.
 
     All groups are one training domain if `pooled`. Otherwise each training step draws equally from every group.
-    `training` names other training domains, (N,), such as camera traps. Those without validation images have an empty
-    "out" part.
-
-    Raises:
-        DataError: There is nothing to train on, to validate on, or to test on.
+    `training` names other training domains, (N,), such as camera traps, whose "out" part may be empty.
     """
     counts = {part: int((places.part == part).sum()) for part in PARTS}
     if not counts["train"] or not counts["id_val"] or not counts["id_test"] + counts["ood_test"]:
@@ -113,11 +108,7 @@ def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
     labels in alphabetical order. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the
-    metadata.
-
-    Raises:
-        DataError: There is no folder, a column is missing, a field is empty or wrong, or an image does not exist or
-            has two rows. The message names the lines. A group has id_val rows and no train row. See also `domains_of`.
+    metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")

@@ -121,10 +121,7 @@ def draw_animals(targets: np.ndarray, random: np.random.Generator) -> Animals:
 
 
 def part_distances(animals: Animals, angle: float = 0.0) -> np.ndarray:
-    """Returns every pixel's signed distance to every part but the background: (7, N, 48, 48) pixels, negative inside.
-
-    The picture is turned about its middle by `angle` degrees, counter-clockwise.
-    """
+    """Signed distances of pixels to all parts but the background: (7, N, 48, 48) pixels, negative inside."""
     # float32 throughout: half the memory of (7, N, 48, 48) distances
     middle = np.arange(SIZE, dtype=np.float32) - np.float32((SIZE - 1) / 2)
     down, right = np.meshgrid(middle, middle, indexing="ij")

@@ -46,11 +46,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
-    """Reads FMoW with the official split by time.
-
-    With `pooled`, all images are one training domain, as in WILDS. Otherwise the five regions are domains, without
-    images of no region.
-    """
+    """Reads FMoW with the official split by time, `pooled` as one training domain, else as the five known regions."""
     return domains_of(_fmow_table(data_dir, regionless=pooled), pooled=pooled)
 
 
@@ -70,11 +66,7 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
 
 
 def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS) -> list[PlacesDomain]:
-    """Reads FMoW in DomainBed's form, one domain for each region, with or without "Other".
-
-    Without "Other", the splits of the five regions are the same, but runs train on other images and do not compare with
-    DomainBed's.
-    """
+    """Reads FMoW in DomainBed's form, one domain for each region. Runs without "Other" do not compare with its."""
     places = _fmow_table(data_dir)
     released = places.part != "seq"
     members = {region: np.flatnonzero(released & (places.group == region)) for region in domains}
@@ -88,11 +80,10 @@ def read_fmow_by_region(data_dir: DataDir, domains: Sequence[str] = SIX_REGIONS)
 
 
 def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
-    """Reads iWildCam with the official split by camera trap. The metadata are location ids.
+    """Reads iWildCam with the official split by camera trap: `pooled` as one training domain, else a domain for each.
 
-    Traps that are not trained on get the id -1, unknown, for which MoGE uses its shared expert. With `pooled`, all
-    images are one training domain. Otherwise the camera traps are domains. As in WILDS, a trap with a single training
-    image is a domain too, and its image is drawn again and again. A warning counts such traps.
+    The metadata are location ids. Traps that are not trained on get -1, for which MoGE uses its shared expert. As in
+    WILDS, a trap with a single training image is a domain too. A warning counts such traps.
     """
     root = _release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
     table = root / "metadata.csv"
@@ -134,10 +125,7 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
 
 
 def _fmow_table(data_dir: DataDir, regionless: bool = True) -> Places:
-    """All images of FMoW. The part of images outside the official split is "none", or "seq" if sequestered.
-
-    Images of no region are in no part either, unless `regionless`.
-    """
+    """All images of FMoW. Those outside the split have the part "none", or "seq" if sequestered."""
     root = _release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
     table = root / "rgb_metadata.csv"
     fields = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
