@@ -18,7 +18,7 @@ import yaml
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.planner import Choice, Sweep, plan_runs
-from timm_moe_dg.protocols.run_identity import benchmark_defaults, stamp
+from timm_moe_dg.protocols.run_identity import benchmark_defaults
 
 from .processes import peak
 
@@ -45,14 +45,14 @@ def command(output: Path, trial_seeds: int, *words: str) -> list[str]:
 
 
 def write_finished(output: Path, trial_seeds: int) -> int:
-    """Writes args.yaml and done of every second run; returns how many runs are planned."""
+    """Writes args.yaml, without a fingerprint of data, and done of every second run; returns how many runs are planned."""
     runs = plan_runs(planned(trial_seeds))
     for run in runs[::2]:
         folder = output / run.name
         folder.mkdir(parents=True)
         given = {**DEFAULTS, "experiment": run.name, **run.options}
         filled = benchmark_defaults(given, get_benchmark(run.options["dataset"]))
-        args = {**given, **{name: value for name, value in filled.items() if given[name] is None}, **stamp()}
+        args = {**given, **{name: value for name, value in filled.items() if given[name] is None}}
         (folder / "args.yaml").write_text(yaml.dump(args, Dumper=yaml.CSafeDumper))
         (folder / "done").write_text("done")
     return len(runs)
