@@ -45,7 +45,7 @@ def command(output: Path, trial_seeds: int, *words: str) -> list[str]:
 
 
 def write_finished(output: Path, trial_seeds: int) -> int:
-    """Writes args.yaml, without a fingerprint of data, and done of every second run; returns how many runs are planned."""
+    """Writes args.yaml (no digests of data) and done of every second run; returns how many runs are planned."""
     runs = plan_runs(planned(trial_seeds))
     for run in runs[::2]:
         folder = output / run.name
