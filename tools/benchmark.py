@@ -23,18 +23,16 @@ GMoE's Table 16 (160 images) and SF-MoE's Table 4 compare several networks:
         --model resnet50.tv_in1k vit_small_r26_s32_224 sfmoe_small hybrid_sfmoe_r26_s16 \
         --algorithm ERM DANN IRM Fish Fishr --averaging swad moving
 
-Rounds go A B C A B C. Each ratio is taken within a round, so that noise of the machine cancels. Tables show medians
+Rounds go A B C A B C, and ratios are taken within a round, so that noise of the machine cancels. Tables show medians
 over rounds, and quartiles of ratios. Peak memory is measured in a process of its own: allocated on a GPU, resident
 beyond the imports on a CPU (Linux).
 
-`models` measures each mixture beside two dense models on the same input. Its dense twin is the timm model that its
-weights come from. The FLOP-equivalent is the twin with a feed-forward K times as wide in the mixture blocks (1 + K for
-MoGE). It computes as much without routing, so the ratio to it is pure overhead. On Linux the C library is told to keep
-freed memory, so that no model waits for memory pages. With --glibc-defaults it is not.
+`models` measures each mixture beside its dense twin, the timm model of its weights, and the FLOP-equivalent: the
+twin with a feed-forward K times as wide in the mixture blocks (1 + K for MoGE). On Linux the C library keeps freed
+memory, unless --glibc-defaults is given.
 
-`methods` trains a copy of each network by each method on the same random images. Hyper-parameters are the defaults,
-with the full penalty from the first step on. Ratios are to ERM with the first network. A step of DANN is the mean of
-the network's step and the discriminator's.
+`methods` trains on random images with default hyper-parameters, the full penalty from the first step on. Ratios are to
+ERM with the first network. A step of DANN is the mean of the network's step and the discriminator's.
 """
 
 import argparse

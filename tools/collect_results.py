@@ -6,8 +6,7 @@
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
 The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Runs without a `done`
-file are left out. Missing runs are listed below their table, for those domains that any run of the table holds out. The
-formats csv and json have an entry for each cell, with its number of seeds, and list missing runs on stderr.
+file are left out. Missing runs are listed below their table; csv and json list them on stderr.
 """
 
 import argparse

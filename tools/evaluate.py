@@ -8,14 +8,13 @@ Any other checkpoint, with the domains that it was not trained on:
 
     python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains sketch
 
-The checkpoint's classes must be those of the data, in any order. The table has a row for every domain, held-out domains
-first, with the accuracies on in-split and out-split that a run's records have. Overall scores and confusions are those
-of the held-out domains, or of the domains that `--domains` names.
+The classes must be those of the data, in any order. Overall scores are those of the held-out domains, or of the
+domains that `--domains` names.
 
 `--output DIR` writes metrics.json, per_domain.csv, confusion.csv (rows are the images' classes), predictions.csv (file,
-domain, target, prediction and probabilities of each image) and, where matplotlib is installed, confusion.png and
-projection.png, the classifier's inputs in two dimensions. `--save-features FILE.npz` saves these inputs. A text that a
-spreadsheet would take for a formula gets an apostrophe. Under accelerate launch the processes share the images.
+domain, target, prediction and probabilities) and, with matplotlib, confusion.png and projection.png. `--save-features
+FILE.npz` saves the classifier's inputs. A text that a spreadsheet would take for a formula gets an apostrophe. Under
+accelerate launch the processes share the images.
 """
 
 import argparse

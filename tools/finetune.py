@@ -22,19 +22,17 @@ refused):
 `-c args.yaml` repeats a run. Add `--trial-seed 1` for another repetition.
 
 The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, log.txt, learning_curves.png,
-checkpoints/, best/ and best_oracle/. The last two load with timm.create_model("local-dir:.../best", pretrained=True).
-best/ is the network that training-domain validation selects. best_oracle/ is that of the last evaluation, which
-test-domain validation looks at.
+checkpoints/, best/ (selected by training-domain validation) and best_oracle/ (the last evaluation's, for test-domain
+validation). The last two load with timm.create_model("local-dir:.../best", pretrained=True).
 
-A run that was ended by a signal or a power failure resumes from its newest checkpoint:
+An interrupted run resumes from its newest checkpoint, and a finished one takes more steps, as if asked for from the
+start. Runs with a schedule or an average of weights cannot take more:
 
     python tools/finetune.py --resume output/NAME
+    python tools/finetune.py --resume output/NAME --steps 1000
 
 On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second
-Ctrl-C ends it at once. A finished run takes more steps, with the same results as if it had been asked for them from the
-start. Runs with a schedule or an average of weights cannot, because both depend on the number of steps:
-
-    python tools/finetune.py --resume output/NAME --steps 1000
+Ctrl-C ends it at once.
 """
 
 import logging

@@ -12,10 +12,7 @@ from .base import SHARE, Tunable
 
 
 class Averaging(Tunable, ABC):
-    """Averages the weights of a network that is not wrapped, routers included, during training.
-
-    An average is a module, so that its `state_dict` holds it and a resumed run continues it.
-    """
+    """Averages the weights of an unwrapped network, routers included, during training. Its `state_dict` resumes it."""
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(hparams)

@@ -52,31 +52,19 @@ class Tunable(nn.Module):
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments of a training method.
+    """Arguments of a training method."""
 
-    Attributes:
-        network: The timm model with its starting weights, not wrapped, on its device.
-        num_domains: Number of training domains.
-        hparams: The run's hyper-parameters, among them the method's.
-        aux_coef: Weight of the routers' auxiliary loss, which each forward pass adds.
-        cka_coef: Weight of MoGE's diversity loss, which exists while tokens are forced.
-        supcon_coef: Weight of MoGE's invariance loss, of `supcon_temperature`.
-        task_loss: Loss of logits (N, C) and targets (N,), for methods with `TAKES_TASK_LOSS`.
-        domains_per_step: Number of domains in a step; None for all.
-        aux_form: Form of the auxiliary loss, see `losses.router_loss`.
-    """
-
-    network: nn.Module
-    num_domains: int
+    network: nn.Module  # timm model with its starting weights, not wrapped, on its device
+    num_domains: int  # training domains
     num_classes: int
     hparams: Mapping[str, float] = field(default_factory=dict)
-    aux_coef: float = 0.0
-    cka_coef: float = 0.0
-    supcon_coef: float = 0.0
+    aux_coef: float = 0.0  # weight of the routers' auxiliary loss
+    cka_coef: float = 0.0  # weight of MoGE's diversity loss, which exists while tokens are forced
+    supcon_coef: float = 0.0  # weight of MoGE's invariance loss
     supcon_temperature: float = 0.1
-    task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    domains_per_step: int | None = None
-    aux_form: str = "vmoe"
+    task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # logits (N, C), targets (N,)
+    domains_per_step: int | None = None  # None for all
+    aux_form: str = "vmoe"  # see losses.router_loss
 
     @property
     def step_domains(self) -> int:
@@ -123,10 +111,7 @@ class Algorithm(Tunable, ABC):
 
     @abstractmethod
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Returns the scalar "loss" to minimize, and its parts for the records.
-
-        The context's model maps images (B, 3, H, W) to logits (B, num_classes).
-        """
+        """Returns the scalar "loss" to minimize, and its parts for the records."""
 
     def parameter_groups(self, lr: float, weight_decay: float) -> list[ParameterGroup]:
         """Returns the method's parameters for the run's optimizer, with their learning rates; none by default."""

@@ -7,10 +7,7 @@ from .step import Minibatches, StepContext
 
 
 class ERM(Algorithm):
-    """Cross-entropy over the concatenated minibatches, plus the routers' auxiliary loss and, for MoGE, its own losses.
-
-    The mean is over images, so a domain with more images in the step weighs more.
-    """
+    """Mean cross-entropy over the images of all domains, plus the routers' auxiliary loss and MoGE's own losses."""
 
     TAKES_TASK_LOSS = True
 

@@ -16,25 +16,15 @@ Minibatches = Sequence[Minibatch]
 
 @dataclass(frozen=True)
 class StepContext:
-    """The model, its optimizer and the run's settings in a step.
+    """The model, its optimizer and the run's settings in a step."""
 
-    Attributes:
-        model: The network as the launcher wrapped it; every forward pass goes through it.
-        optimizer: Optimizer of the network's parameters and those of `Algorithm.parameter_groups`.
-        backward: Computes gradients of a loss, scaled or synchronized as the run needs.
-        reduce: Mean of a tensor over processes.
-        grad_accum_steps: Number of parts of a step's minibatches, to save memory.
-        autocast: Context of the run's mixed precision, for networks that the launcher did not wrap.
-        domains: Positions of the step's domains among the training domains; None for all of them, in order.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    backward: Callable[[Tensor], None] = Tensor.backward
-    reduce: Callable[[Tensor], Tensor] = lambda value: value
-    grad_accum_steps: int = 1
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    domains: Sequence[int] | None = None
+    model: nn.Module  # as the launcher wrapped it; every forward pass goes through it
+    optimizer: Optimizer  # of the network and of `Algorithm.parameter_groups`
+    backward: Callable[[Tensor], None] = Tensor.backward  # scaled or synchronized as the run needs
+    reduce: Callable[[Tensor], Tensor] = lambda value: value  # mean over processes
+    grad_accum_steps: int = 1  # parts of a step's minibatches
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # for networks that are not wrapped
+    domains: Sequence[int] | None = None  # positions among the training domains; None for all, in order
 
     def mean_keeping_gradient(self, value: Tensor) -> Tensor:
         """Averages a statistic over processes and keeps this process's gradient."""

@@ -7,10 +7,7 @@ from .step import full_precision
 
 
 class Tap:
-    """Stores one tensor of the last forward pass in training mode, or of any forward pass of a `frozen` network.
-
-    The network's mode counts. That of a module may differ, such as that of a frozen BatchNorm.
-    """
+    """Stores one tensor of the last forward pass of a network in training mode, or of a `frozen` one in any mode."""
 
     def __init__(self, network: nn.Module, *, frozen: bool = False) -> None:
         self._network = network

@@ -25,10 +25,7 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
 
 
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
-    """Draws the accuracies of a run in one panel and the losses in a second, without records of averaged weights.
-
-    Lines of held-out domains are dashed. A vertical line marks the step that training-domain validation selects.
-    """
+    """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them."""
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     curves, steps = learning_curves(trained, domains), [record.step for record in trained]
     accuracies = {name: values for name, values in curves.items() if name not in trained[0].losses}

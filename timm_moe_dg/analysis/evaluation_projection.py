@@ -63,10 +63,9 @@ def check_projection(method: str) -> None:
 
 
 def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
-    """Draws features as points, colored by class in one panel and by domain in the other.
+    """Draws features as points, by class in one panel and by domain in the other. Test images are crosses.
 
-    Images of test domains are crosses. More than 16 classes get no panel, since so many colors cannot be told apart.
-    With more than 16 domains, colors show the domain's role in training.
+    More than 16 classes get no panel. With more than 16 domains, colors show the domain's role in training.
     """
     total = len(evaluated.outputs.group)
     # The seed is fixed, so that the picture is the same each time

@@ -1,7 +1,7 @@
 """What a MoGE model's experts do: discovered domains, usage, and the accuracy of each expert on each domain.
 
-The discovered domain of a place is the routed expert with the largest weight there. Models are MoGE models, not
-wrapped, and their training mode is restored. Axes: L mixture layers, E routed experts, B images or places.
+The discovered domain of a place is the routed expert with the largest weight there. The model is not wrapped.
+Axes: L mixture layers, E routed experts, B images or places.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,57 +22,33 @@ Batches = Iterable[Sequence[Tensor]]  # images (B, 3, H, W), targets, groups and
 
 
 class DomainMap(NamedTuple):
-    """Discovered domains on a grid.
+    """Discovered domains on a grid."""
 
-    Attributes:
-        longitude: (W,) degrees, centers of the cells.
-        latitude: (H,) degrees, centers of the cells, south to north.
-        experts: (H, W) int64, the discovered domain of each cell; -1 where the model does not route.
-        num_experts: E.
-        distance: (H, W) km from each cell to the nearest training coordinate; None if the model does not store these.
-        radius: km, beyond which the model does not route; None if it routes everywhere.
-    """
-
-    longitude: Tensor
-    latitude: Tensor
-    experts: Tensor
-    num_experts: int
-    distance: Tensor | None = None
-    radius: float | None = None
+    longitude: Tensor  # (W,) degrees, centers of the cells
+    latitude: Tensor  # (H,) degrees, centers of the cells, south to north
+    experts: Tensor  # (H, W) int64, the discovered domain of each cell; -1 where the model does not route
+    num_experts: int  # E
+    distance: Tensor | None = None  # (H, W) km to the nearest training coordinate; None if not stored
+    radius: float | None = None  # km, beyond which the model does not route; None if it routes everywhere
 
 
 class ExpertUsage(NamedTuple):
-    """Routing statistics over a set of images.
+    """Routing statistics over a set of images."""
 
-    Attributes:
-        frequency: (L, E) share of the routed images for which the expert has the largest weight; rows sum to 1.
-        selected: (L, E) share for which it is among the top K; rows sum to K.
-        weight: (L, E) mean weight; rows sum to 1.
-        num_routed: Images with metadata.
-        num_images: All images.
-        blocks: Indices of the transformer blocks that hold the layers.
-    """
-
-    frequency: Tensor
-    selected: Tensor
-    weight: Tensor
-    num_routed: int
+    frequency: Tensor  # (L, E) share of the routed images with the largest weight; rows sum to 1
+    selected: Tensor  # (L, E) share for which it is among the top K; rows sum to K
+    weight: Tensor  # (L, E) mean weight; rows sum to 1
+    num_routed: int  # images with metadata
     num_images: int
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()  # transformer blocks that hold the layers
 
 
 class ExpertMatrix(NamedTuple):
-    """Accuracy by discovered domain of the sample and by forced expert (MoGE, Figure 3).
+    """Accuracy by discovered domain of the sample and by forced expert (MoGE, Figure 3)."""
 
-    Attributes:
-        accuracy: (E, E) rows are domains, columns forced experts; NaN in the row of a domain without samples.
-        num_samples: (E,) samples of each domain.
-        routed: (E,) accuracy of each domain with ordinary routing.
-    """
-
-    accuracy: Tensor
-    num_samples: Tensor
-    routed: Tensor
+    accuracy: Tensor  # (E, E) rows are domains, columns forced experts; NaN in the row of a domain without samples
+    num_samples: Tensor  # (E,) by domain
+    routed: Tensor  # (E,) accuracy of each domain with ordinary routing
 
 
 def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
@@ -103,10 +79,7 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
 
 
 def domain_map(model: Network, step: float = 2.0) -> DomainMap:
-    """Discovered domains of the whole globe, in cells of `step` degrees: 0 to 90, of which 180 should be a multiple.
-
-    The model's metadata are coordinates. Further columns are set to their training means.
-    """
+    """The globe in cells of `step` degrees: 0 to 90, a divisor of 180. Further metadata are at their training means."""
     if not 0 < step <= 90:
         raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
     longitude = torch.arange(-180 + step / 2, 180, step)

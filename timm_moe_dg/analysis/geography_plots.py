@@ -1,7 +1,4 @@
-"""Pictures of a MoGE model's discovered domains and experts: the world map, expert usage and forced experts.
-
-Coastlines are Natural Earth's (see coastlines.md). The map's axes are degrees, so that a cell is a rectangle.
-"""
+"""A MoGE model's world map (coastlines of Natural Earth, see coastlines.md), expert usage and forced experts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,8 +37,7 @@ def plot_domain_map(
 ) -> None:
     """Draws discovered domains as a map. Cells far from all training coordinates are pale, cells without routing white.
 
-    `places` and `held_out` map names of groups to coordinates (N, 2). Places are points, groups that were not trained
-    on have an outline.
+    `places` and `held_out` map names of groups to coordinates (N, 2). Groups that were not trained on have an outline.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
     with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:

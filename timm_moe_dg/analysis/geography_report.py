@@ -25,8 +25,7 @@ def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
 def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
     """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
-    The images have the role "id" or "ood". `map_step` is the width of the map's cells in degrees. In the returned
-    numbers, "nmi" is the agreement of discovered domains with the groups.
+    `map_step` is in degrees. "nmi" of the returned numbers is the agreement of discovered domains with the groups.
     """
     from sklearn.metrics import normalized_mutual_info_score
 

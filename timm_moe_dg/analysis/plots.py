@@ -26,10 +26,7 @@ def bars_of(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:
 
 
 def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
-    """Sorts one column of a table by a setting that its rows differ in, such as "top_k".
-
-    A line has the name that its rows have in common, and points (value of the setting, cell) in ascending order.
-    """
+    """Name of rows -> (value of a setting, such as "top_k", and the rows' cell of a column), in ascending order."""
     if column not in table.columns:
         raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
     lines: dict[str, list[tuple[Any, Cell]]] = {}
@@ -62,8 +59,7 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
 def plot_accuracies(tables: Sequence[Table], path: Path) -> None:
     """Draws tables as bars with standard errors: a panel for each table, a group of bars for each column.
 
-    A dotted line marks the accuracy of guessing if all runs have the same number of classes. The legend counts the
-    seeds of each row.
+    A dotted line marks guessing if all runs have equally many classes. The legend counts the seeds of each row.
     """
     rows = sorted({row for table in tables for row in table.rows})
     colors = dict(zip(rows, model_colors([row.model for row in rows]), strict=True))

@@ -14,10 +14,7 @@ MAX_NAMED = 90  # classes; of more, only every second or third is named
 
 
 def plot_confusion(matrix: Tensor, classes: Sequence[str], path: Path, title: str = "") -> None:
-    """Draws a confusion matrix, (C, C) counts with a row for each target, and adds the number of images to the title.
-
-    Colors are shares of each target. Up to 30 classes, the cells hold counts.
-    """
+    """Draws (C, C) counts, a row for each target, colored by share. Up to 30 classes, the cells hold counts."""
     shares = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(3.2 + 0.36 * len(classes), 14.0)
     cell = 72 * (side - 1.5) / max(len(classes), 4)  # approximate width, points

@@ -141,10 +141,7 @@ def optional_picture(path: Path) -> Iterator[Path]:
 def image_grid(
     path: Path, rows: Sequence[str], columns: Sequence[str], extra: float = 0.0
 ) -> Iterator[tuple["Figure", np.ndarray]]:
-    """Yields a figure and its axes (rows, columns): square panels with names of rows at the left and of columns on top.
-
-    `extra` is the room for a legend below the panels, in lines of text.
-    """
+    """Yields a figure and axes (rows, columns) of square panels, above `extra` lines of text for a legend."""
     width = 0.6 + GRID_SIDE * len(columns)
     size = text_size(width)
     letters = max(6, int(72 * GRID_SIDE / (LETTER_WIDTH * size)))  # that fit beside or above a panel

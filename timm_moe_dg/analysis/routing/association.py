@@ -1,7 +1,4 @@
-"""Statistics of tables of counts, such as parts of birds (R rows) against experts (C columns).
-
-Permutation tests compare a statistic with its null distribution: its values under random exchanges of the data.
-"""
+"""Statistics of tables of counts, such as parts of birds (R rows) against experts (C columns), and their tests."""
 
 import math
 from typing import NamedTuple

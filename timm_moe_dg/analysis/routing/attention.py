@@ -1,7 +1,6 @@
-"""The class token's attention in the last block, and the similarity of its heads.
+"""The class token's attention in the last block, and the similarity of its heads (Li et al., SF-MoE, 2022, figure 3).
 
-See Sparse Fusion Mixture-of-Experts are Domain Generalizable Learners (Li et al., 2022), figure 3. Axes: B images, M
-heads, N tokens, H x W patches.
+Axes: B images, M heads, N tokens, H x W patches.
 """
 
 from collections.abc import Iterator

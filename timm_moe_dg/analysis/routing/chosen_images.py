@@ -35,10 +35,7 @@ ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and i
 def choose_images(
     view: RunView, data_dir: str | None, images: Sequence[str] | None, target: str | None, columns: int
 ) -> ImageRows:
-    """Chooses images of one class, a row for each domain with the same picture in one column.
-
-    Without a `target`, this is the first class. Files, folders or patterns in `images` replace the run's data.
-    """
+    """Chooses a class's pictures, by default the first's, from the run or from `images`: a row for each domain."""
     if images is not None:
         return _files(view, images, columns)
     domains = view.domains(data_dir)

@@ -74,13 +74,9 @@ def routing_invariance(
     angles: Mapping[str, float],
     permutations: int = 199,
 ) -> list[PairInvariance]:
-    """Compares every two domains that share pictures.
+    """Compares every two domains that share pictures: `experts` int64 (B, H, W), `pictures` B names by domain.
 
-    Args:
-        experts: Domain -> int64 (B, H, W), the first expert of every patch.
-        pictures: Domain -> names of the pictures, B of them, in the same order.
-        angles: Domain -> degrees by which its pictures are rotated counter-clockwise; 0 for missing domains.
-        permutations: Size of each pair's null distribution.
+    `angles` are degrees by which a domain's pictures are rotated counter-clockwise, 0 if missing.
     """
     check_paired(pictures)
     pairs = []

@@ -64,10 +64,9 @@ def draw_attention(
     columns: int,
     mass: float | None,
 ) -> dict[str, float]:
-    """Draws attention.png, a row for each image and network, and writes attention.json.
+    """Draws attention.png, a row for each image and network (`twin` is a dense run), and writes attention.json.
 
-    `twin` is the run of a dense model, drawn above the other. `mass` shows the fewest patches that hold this share of
-    each map. Returns for each network the mean cosine similarity between the maps of two heads, over the images.
+    `mass` shows the fewest patches that hold this share of a map. Returns each network's mean cosine between heads.
     """
     rows = choose_images(view, data_dir, images, target, columns)
     # A row of pictures for each image and network: those of one domain fill a page

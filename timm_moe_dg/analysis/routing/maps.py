@@ -1,7 +1,6 @@
-"""The first expert of each patch of an image, and the entropy of its routing.
+"""The first expert of each patch, and the entropy of its routing (GMoE, Li et al., ICLR 2023, figures 3 and 8 to 17).
 
-See Sparse Mixture-of-Experts are Domain Generalizable Learners (Li et al., ICLR 2023), figures 3 and 8 to 17. Axes: B
-images, H x W patches, E experts.
+Axes: B images, H x W patches, E experts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,10 +41,7 @@ def routes_patches(model: Network) -> bool:
 
 
 def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
-    """Routes images (B, 3, height, width) and returns the routing of every mixture block, on CPU.
-
-    The model is a vision transformer of this package, not wrapped. Its training mode is restored.
-    """
+    """Routes images (B, 3, height, width) through an unwrapped model: each mixture block's routing, on CPU."""
     layers = mixture_blocks(model)
     with evaluation_mode(model), record_routing(model):
         model(images) if metadata is None else model(images, metadata)

@@ -31,10 +31,7 @@ def draw_attributes(
     max_images: int | None,
     permutations: int,
 ) -> dict[str, Association]:
-    """Draws parts.png and attributes.png, and writes their numbers to attributes.json. See `annotate` for `cub`.
-
-    Returns the association of experts with `PARTS` and with each group of attributes, by name.
-    """
+    """Draws parts.png and attributes.png, and writes the associations that it returns to attributes.json."""
     block = _patch_block(view, block)
     grid = view.model.patch_embed.dynamic_feat_size(view.size)
     annotated = annotate(view, view.domains(data_dir), grid, cub, max_images)
@@ -68,10 +65,9 @@ def draw_invariance(
     permutations: int,
     angles: Sequence[tuple[str, Any]],
 ) -> tuple[list[PairInvariance], PermutationTest]:
-    """Draws invariance.png, and writes its numbers to invariance.json.
+    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns.
 
     `angles` are pairs of a domain and its pictures' counter-clockwise rotation in degrees, which override the data's.
-    Returns the agreement of every two domains that share pictures, and the mean of all agreements.
     """
     block = _patch_block(view, block)
     domains = view.domains(data_dir)
