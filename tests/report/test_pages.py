@@ -168,7 +168,7 @@ def test_a_sweep_compares_rows_with_dots_and_tests(tmp_path):
 
 
 def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):
-    write_sweep(tmp_path, trial_seeds=(0,), hparams_seeds=(0,), skip=[((1,), 0, 0)], steps=700)
+    write_sweep(tmp_path, trial_seeds=(0,), hparams_seeds=(0, 1), skip=[((1,), 0, 0)], steps=700)
     write_run(tmp_path / "half", invented_records([1], steps=700), finished=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "results.jsonl").write_text("")
@@ -178,7 +178,7 @@ def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):
     assert "half incomplete step 601 of 700" in page.text
     assert "died failed no evaluation yet" in page.text
     assert "empty incomplete" in page.text
-    assert "Unfinished runs: 3 of 8" in page.text
+    assert "Unfinished runs: 3 of 14" in page.text
     assert "the same trial seed" in page.text
     assert "test domains [1], trial seeds [0]" in page.text
 
