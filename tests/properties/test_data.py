@@ -68,7 +68,7 @@ def test_every_domain_is_trained_on_or_tested_on_or_the_choice_is_refused(number
     names = [f"domain {position}" for position in range(number)]
     positions = range(number)
     remaining = [position for position in positions if position not in test]
-    possible = test and remaining and set(set_apart) <= set(test) <= set(positions) and len(set(test)) == len(test)
+    possible = remaining and set(set_apart) <= set(test) <= set(positions) and len(set(test)) == len(test)
     if possible:
         assert training_domains(names, test, set_apart) == remaining
     else:

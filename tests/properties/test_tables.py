@@ -87,4 +87,6 @@ def test_the_order_of_runs_does_not_matter_and_a_lost_one_is_named(sweep, data):
     lost = data.draw(st.sampled_from(sorted(key for key in runs if len(key[0]) == 1)))
     fewer = make_tables([run for key, run in runs.items() if key != lost], ["training_domain_validation"])
     (test,), trial, draw = lost
-    assert [f"test domains [{test}], trial seeds [{trial}], hparams seed {draw}" in line for line in fewer[0].missing]
+    phrase = f"test domains [{test}], trial seeds [{trial}], hparams seed {draw}"
+    planned = any(key[0] == lost[0] for key in runs if key != lost)  # other runs hold out the same domain
+    assert any(phrase in line for line in fewer[0].missing) == planned

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
-import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
@@ -95,6 +94,8 @@ def threads_given(environment: Mapping[str, str]) -> bool:
     """Whether the user has set OMP_NUM_THREADS, which torch follows."""
     if not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & environment.keys():
         return "OMP_NUM_THREADS" in environment
+    import psutil  # imports modules of Unix, so that it stays out of the package's own import
+
     # The launchers set it to 1 if it is not there, so that the launcher's own environment has to be asked
     try:
         return (

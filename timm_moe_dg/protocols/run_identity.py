@@ -147,7 +147,9 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     """Checks that a run is resumed with the arguments that it was started with, as far as they affect results."""
     # JSON turns tuples into lists, as in a file
     before, now = (json.loads(json.dumps(canonical_names(arguments), default=str)) for arguments in (recorded, given))
-    for name in sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS):
+    names = sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS)
+    # Options first: other metadata columns, for instance, make other data
+    for name in sorted(names, key=("data", "weights_sha256").__contains__):
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
         if old != new:
             source, reason = name, f"the run to resume was started with {old!r}; use that"
