@@ -1,4 +1,4 @@
-"""Lines of "ok" and "not ok" of scripts that are run by hand, with the commands that docs/cluster.md shows."""
+"""Lines of "ok" and "not ok" of scripts that are run by hand, with the commands that docs/guides/slurm.md shows."""
 
 import shlex
 import sys
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "cluster.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "slurm.md"
 
 
 class Checks:
@@ -41,7 +41,7 @@ def page_lines(text: str) -> list[str]:
 
 
 def shown_command(start: str, **places: object) -> list[str]:
-    """The one command of docs/cluster.md that starts with some words, its placeholders replaced.
+    """The one command of docs/guides/slurm.md that starts with some words, its placeholders replaced.
 
     Args:
         start: The beginning of one line.

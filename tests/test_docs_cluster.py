@@ -1,4 +1,4 @@
-"""What docs/cluster.md shows is run by a script or parsed by the tool, and its figures are those of the code."""
+"""What docs/guides/slurm.md shows is run by a script or parsed by the tool, and its figures are those of the code."""
 
 import re
 import signal

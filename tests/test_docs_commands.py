@@ -21,7 +21,7 @@ from tests.load_tool import load_tool
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 PROGRAMS = ("python", "accelerate", "pip", "bash", "git")
 INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
@@ -160,7 +160,7 @@ def test_every_output_file_that_a_page_names_is_looked_for_by_a_test():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
     named = {(page.name, file) for page in PAGES for file in FILE.findall(FENCED.sub("", page.read_text()))}
     assert len(named) > 20
-    folders = (ROOT / name for name in (".", "docs", "tools/recipes", "hub_cards"))
+    folders = [ROOT, ROOT / "tools" / "recipes", ROOT / "hub_cards", *(ROOT / "docs").glob("*/")]
     there = {path.name for folder in folders for path in folder.iterdir()} | set(re.findall(r"[\w.-]+", tests))
     assert sorted((page, file) for page, file in named if Path(file).name not in there | OTHERS_FILES) == []
 

@@ -1,4 +1,4 @@
-"""Both launchers of docs/hub.md register the models in scripts that import timm alone."""
+"""Both launchers of docs/guides/hub.md register the models in scripts that import timm alone."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-BASH = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "hub.md").read_text(), re.DOTALL)
+BASH = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "guides" / "hub.md").read_text(), re.DOTALL)
 
 # What timm's train.py does, through the same parts of timm, for two steps
 SCRIPT = """

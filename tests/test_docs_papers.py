@@ -1,4 +1,4 @@
-"""docs/papers.md: each row of the papers' tables has a recipe or a reason, and each recipe is on the page."""
+"""docs/results/papers.md: each row of the papers' tables has a recipe or a reason, and each recipe is on the page."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.results.paper_figures import FIGURES
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "papers.md").read_text()
+PAGE = (ROOT / "docs" / "results" / "papers.md").read_text()
 RECIPES = {path.stem for path in (ROOT / "tools" / "recipes").glob("*.yaml")}
 ROWS = re.findall(r"^\| (GMoE|SF-MoE|MoGE) \| ([^|]+) \| ([^|]+) \| (.+) \|$", PAGE, re.MULTILINE)
 # Counted in the papers; Table 12 has its four networks once for each of six sources

@@ -236,7 +236,7 @@ def test_folders_and_weights_that_cannot_be_used_are_refused_in_one_line(cub, we
 
 
 def test_the_commands_of_page_and_docstring_parse():
-    text = (ROOT / "docs" / "cub_dg.md").read_text() + make_cub_dg.__doc__
+    text = (ROOT / "docs" / "results" / "cub_dg.md").read_text() + make_cub_dg.__doc__
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("python ")]
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
     assert [Path(script).stem for script, *_ in commands] == ["make_cub_dg", "make_cub_dg", "finetune", "make_cub_dg"]

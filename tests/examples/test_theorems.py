@@ -156,7 +156,7 @@ def test_a_short_run_has_every_number_of_experts_for_every_seed(tmp_path):
 @pytest.mark.parametrize("script", ["theorem1", "theorem2"])
 def test_the_commands_of_page_and_docstring_parse(script):
     module = {"theorem1": theorem1, "theorem2": theorem2}[script]
-    text = (ROOT / "docs" / "theorems.md").read_text() + module.__doc__
+    text = (ROOT / "docs" / "results" / "theorems.md").read_text() + module.__doc__
     start = f"python examples/theorems/{script}.py "
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(start)]
     assert len(lines) >= 3

@@ -1,6 +1,6 @@
 """What other libraries do to a network: meta tensors, torch.func, quantization, offloading, shards, adapters, wrappers.
 
-peft, torchao and transformers are tried where they are installed; docs/ecosystem.md has the versions and results.
+peft, torchao and transformers are tried where they are installed. Versions and results: docs/guides/other_libraries.md.
 """
 
 import copy
@@ -233,7 +233,7 @@ def test_low_rank_adapters_on_router_and_experts_learn_and_merge(case: Case) -> 
 
 
 def quantizable(module: nn.Module, name: str) -> bool:
-    """Linear layers and experts, but not routers and encoders of metadata, as docs/ecosystem.md has it."""
+    """Linear layers and experts, but not routers and encoders of metadata, as docs/guides/other_libraries.md has it."""
     return type(module) is nn.Linear or name.endswith((".experts.fc1", ".experts.fc2"))
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.scale.upcycling_coverage --output output/upcycling                # everything, resumed
     python -m tests.scale.upcycling_coverage --output output/upcycling --only convnext  # one family
-    python -m tests.scale.upcycling_coverage --output output/upcycling --docs docs/upcycling.md
+    python -m tests.scale.upcycling_coverage --output output/upcycling --docs docs/guides/backbones.md
 
 Every architecture is built without storage, and its feed-forwards are counted by form. The smallest of each family and
 form is then built with random weights, perturbed so that nothing is zero, and upcycled: its logits are compared with

@@ -16,7 +16,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
-SPEED = TOOLS.parent / "docs" / "speed.md"
+SPEED = TOOLS.parent / "docs" / "results" / "speed.md"
 QUICK = ["--rounds", "2", "--warmup", "0", "--threads", "1"]
 LAYER = ["--model", "gmoe", "--backbone", "test_vit", "--layer"]
 METHODS = ["--model", "test_vit", "--img-size", "32", "--batch-size", "2", "--no-memory"]

@@ -123,7 +123,7 @@ def test_the_recipe_of_the_page_reads_images_of_16_bits_as_the_tools_do(exported
     values = np.random.default_rng(0).integers(0, 2**16, (40, 30)).astype(np.uint16)
     Image.fromarray(values).save(tmp_path / "photograph.png")
     (tmp_path / "exported").symlink_to(folder)
-    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "export.md").read_text(), re.DOTALL)
     assert json.loads((folder / "preprocessing.json").read_text())["read"].startswith(
         "RGB of 8 bits: the upper 8 of 16"
     )

@@ -191,7 +191,7 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
     if _has_modes(network) and drops and from_scratch and "metadata_drop" not in options.model_kwargs:
         _logger.warning(
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
-            "(docs/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
+            "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
         )
 
 

@@ -1,7 +1,7 @@
 """Expert feed-forward networks with stacked weights, and the choice of how they are computed.
 
 Nothing else in the package knows which way is taken. Conditions are checked from top to bottom. "Simple" experts have
-GELU or SiLU, alone or as a gate, and no normalization of the hidden features. The figures are those of docs/speed.md.
+GELU or SiLU, alone or as a gate, and no normalization of the hidden features. Figures: docs/results/speed.md.
 
 | where                      | which experts         | way     | why                                                   |
 |----------------------------|-----------------------|---------|-------------------------------------------------------|

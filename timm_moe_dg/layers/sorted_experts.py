@@ -8,7 +8,7 @@ Forward:
 Backward: for each expert, compute h again from a, and write the gradients into the stacked ones.
 
 Every result is written into a buffer. Autograd over slices of the stacked weights would copy each expert's gradient
-into the stack and save h beside a. It was 4% slower (docs/speed.md).
+into the stack and save h beside a. It was 4% slower (docs/results/speed.md).
 
 `sorted_experts` is the eager form. `compiled_experts` is the same as operators for torch.compile.
 
