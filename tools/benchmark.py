@@ -329,7 +329,8 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     network.train(entry.mode == "train")
     network.forward = autocast(args.device, args.amp_dtype)(network.forward)  # as accelerate prepares it
-    context = StepContext(network, torch.optim.Adam(groups, lr=1e-5, fused=True))
+    mixed_precision = partial(autocast, args.device, args.amp_dtype)
+    context = StepContext(network, torch.optim.Adam(groups, lr=1e-5, fused=True), autocast=mixed_precision)
     size = args.img_size or timm.data.resolve_model_data_config(network)["input_size"][-1]
     generator = torch.Generator().manual_seed(0)
     minibatches = [

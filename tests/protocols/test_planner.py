@@ -110,6 +110,8 @@ def test_the_number_of_domains_is_read_from_the_folder(tmp_path):
 
 def test_the_official_test_domains_are_left_to_the_data():
     assert held_out(sweep(["geo_digits"], [OFFICIAL], trial_seeds=(0, 1))) == [None, None]
+    with pytest.raises(ProtocolError, match=r"domains=\['ood_test'\]: the protocol 'official' has the test domains"):
+        held_out(sweep(["geo_digits"], [OFFICIAL], domains=["ood_test"]))
     with pytest.raises(ProtocolError, match=r"dataset='geo_digits': sets its test domains apart itself.*'official'"):
         plan_runs(sweep(["geo_digits"]))
 

@@ -67,7 +67,6 @@ def with_timm_augmentation(
     erasing: float,
     size: Sequence[int],
     mean: Sequence[float],
-    std: Sequence[float],
 ) -> Transform:
     """Adds timm's automatic augmentation before a transform and its random erasing after it, if either is given.
 

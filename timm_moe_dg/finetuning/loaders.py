@@ -41,13 +41,13 @@ def build_loaders(
     Without `eval_train`, the evaluation loader has only the images outside of training.
     """
     options = plan.options
-    view = (config["input_size"][1:], config["mean"], config["std"])
-    transform = training_transform(plan.benchmark.augmentation, *view)
-    augmented = with_timm_augmentation(transform, options.aa, options.reprob, *view)
+    size, mean, std = config["input_size"][1:], config["mean"], config["std"]
+    transform = training_transform(plan.benchmark.augmentation, size, mean, std)
+    augmented = with_timm_augmentation(transform, options.aa, options.reprob, size, mean)
     draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
-    images = EvaluationImages(plan.domains, splits, evaluation_transform(*view), with_metadata, validation)
+    images = EvaluationImages(plan.domains, splits, evaluation_transform(size, mean, std), with_metadata, validation)
     evaluation = evaluation_loader(
         images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
     )

@@ -127,6 +127,9 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
     domain_sets: list[tuple[int, ...] | None] = []
     for protocol in sweep.protocols:
         if protocol == OFFICIAL:
+            if sweep.domains is not None:
+                remedy = f"the protocol {OFFICIAL!r} has the test domains of the data; leave it out"
+                raise ProtocolError.of("domains", list(sweep.domains), remedy)
             domain_sets.append(None)
         elif protocol == PER_REGION:
             domain_sets += _all_but_one_region(sweep, dataset)
