@@ -20,6 +20,7 @@ from typing import Any
 import timm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.cli.arguments import tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options, vmoe_preprocessing
@@ -30,7 +31,7 @@ from timm_moe_dg.networks.build import without_origin
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tool_parser("convert_vmoe.py", __doc__)
     parser.add_argument("prefix", metavar="PREFIX", help="path of the files without .index and .data-...")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
     help_ = "experts per token, which the files do not contain (default: %(default)s, as in all published networks)"

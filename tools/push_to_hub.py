@@ -25,7 +25,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import parse_words
+from timm_moe_dg.cli.arguments import parse_words, tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import code, one_line
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
@@ -48,7 +48,7 @@ CARDS = Path(__file__).parent.parent / "hub_cards"
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = tool_parser("push_to_hub.py", __doc__)
     add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
     add(
         "run",

@@ -42,6 +42,7 @@ from typing import Any
 from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.program import command, program
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint
@@ -159,8 +160,8 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if reason := other_files(parsed, recorded, args.status):
             raise ArgumentError.of("output", str(folder), f"holds a run {reason}; give another --output")
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
-    command = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
-    return Job(run.name, command, folder, Path(args.output, "logs", f"{run.name}.log"))
+    words = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
+    return Job(run.name, words, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
 def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient: bool = False) -> str | None:
@@ -253,8 +254,8 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> None:
         failed = run_locally(todo, slots(args))
         if failed:
             names = ", ".join(job.name for job in failed)
-            raise SystemExit(f"sweep.py: {len(failed)} of {len(todo)} runs failed: {names}")
-        print(f"report: python tools/report.py {shlex.quote(args.output)}")
+            raise SystemExit(f"{program('sweep.py')}: {len(failed)} of {len(todo)} runs failed: {names}")
+        print(f"report: {command('report')} {shlex.quote(args.output)}")
 
 
 @tool

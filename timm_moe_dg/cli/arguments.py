@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from ..errors import ArgumentError, check_regular_file
+from .program import program, recipe_file
 from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten time
 def tool_parser(prog: str, description: str | None, *, config: bool = False) -> argparse.ArgumentParser:
     """Makes a tool's parser, whose description keeps its lines, with `--config` for a tool that has this option."""
     parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program(prog), description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if config:
         words = "file of option values; the command line overrides it"
@@ -40,12 +41,15 @@ def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
 
 def read_yaml(path: str, argument: str) -> Options:
-    """Reads a YAML file of option names and values. `argument` named it, for the error message.
+    """Reads a YAML file of option names and values, or the recipe of that name.
+
+    `argument` named it, for the error message.
 
     Raises:
         ArgumentError: The file cannot be read, or is not a table.
     """
     try:
+        path = recipe_file(path)
         check_regular_file(path)
         table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
     # ValueError: bytes that are not UTF-8, or a date such as 2024-99-99

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import MoeDgError
 from .escape import one_line
+from .program import program
 
 BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
 LONGEST = 4000  # characters of a message
@@ -22,10 +23,10 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
     A `MoeDgError` ends the process with status 1 and one line that starts with the tool's name. A closed pipe
     (`| head`) and Ctrl-C end it without a traceback, with the usual statuses.
     """
-    name = Path(main.__code__.co_filename).name
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> None:
+        name = program(Path(main.__code__.co_filename).name)
         # File names may hold bytes that are not UTF-8, and printing them would raise an error
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -14,6 +14,7 @@ from accelerate.utils import get_int_from_env
 from tqdm import tqdm
 
 from ..cli.escape import one_line
+from ..cli.program import program
 from ..errors import MoeDgError
 from ..storage.atomic import explained
 from ..storage.run_folder import LOG, RunFolder
@@ -57,7 +58,7 @@ class RunLog(MemoryHandler):
         self._is_main = not get_int_from_env(_RANKS, 0)
         self._screen = _Screen()
         self._screen.setFormatter(_Escaped())
-        self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} finetune.py {shlex.join(words)}")
+        self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {program('finetune.py')} {shlex.join(words)}")
 
     def __enter__(self) -> Self:
         _logger.setLevel(logging.INFO if self._is_main else logging.ERROR)

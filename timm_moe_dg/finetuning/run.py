@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..algorithms import Minibatches, StepContext
+from ..cli.program import command
 from ..data import StepSampler
 from ..errors import ArgumentError
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
@@ -193,7 +194,7 @@ class FineTuning:
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
-        _logger.info(f"report: python tools/report.py {shlex.quote(str(folder.path))}")
+        _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 
     def interrupted(self) -> str:
         """Describes where a run that was asked to end goes on."""
@@ -201,10 +202,10 @@ class FineTuning:
         if not folder.records:
             return "asked to end at the start"
         launched = self.accelerator.num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        program, algorithm = "accelerate launch" if launched else "python", self.plan.options.algorithm
+        launcher, algorithm = "accelerate launch" if launched else "python", self.plan.options.algorithm
         words = [str(folder.path), *(["--algorithm", algorithm] if ":" in algorithm else [])]
-        command = f"{program} tools/finetune.py --resume {shlex.join(words)}"
-        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {command}"
+        again = f"{command('finetune', launcher)} --resume {shlex.join(words)}"
+        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {again}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
         """Scores a model on every domain. All processes take part."""

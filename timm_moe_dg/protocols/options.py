@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
+from ..cli.program import program
 from ..cli.values import (
     folder_name,
     fraction,
@@ -324,7 +325,7 @@ def canonical_names(args: Arguments) -> Arguments:
 def run_parser(description: str | None = None) -> argparse.ArgumentParser:
     """Builds the command line of tools/finetune.py."""
     parser = argparse.ArgumentParser(
-        prog="finetune.py",
+        prog=program("finetune.py"),
         usage="%(prog)s [options]",  # a list of all 75 options would hide the error message below it
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
