@@ -1,0 +1,57 @@
+"""Draws the made-up images of pages: `python -m tests.page_data hospitals photos` (see tests/write_outputs.py)."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SITES = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
+CLASSES = ("benign", "malignant")
+SIDE = 48  # pixels
+
+
+def draw(label: int, tint: float, random: np.random.Generator) -> Image.Image:
+    """Draws a round (label 0) or square (1) spot, in the tint of its site."""
+    y, x = np.mgrid[:SIDE, :SIDE] - random.uniform(18, 30, (2, 1, 1))
+    distance = np.maximum(abs(x), abs(y)) if label else np.hypot(x, y)
+    spot = (distance < random.uniform(8, 14))[..., None]
+    values = np.where(spot, (120, 60, 40), (220, 180, 160)) * tint + random.normal(0, 8, (SIDE, SIDE, 3))
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def hospitals(folder: Path) -> None:
+    """Writes FOLDER/HOSPITAL/CLASS/IMAGE: four hospitals, 16 images of one class and 8 of the other in each."""
+    random = np.random.default_rng(0)
+    for number, site in enumerate(SITES):
+        for label, (name, count) in enumerate(zip(CLASSES, (16, 8), strict=True)):
+            (folder / site / name).mkdir(parents=True)
+            for image in range(count):
+                draw(label, 0.7 + 0.1 * number, random).save(folder / site / name / f"{image:02}.png")
+
+
+def new_photos(folder: Path) -> None:
+    """Writes four images without labels."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(1)
+    for image in range(4):
+        draw(image % 2, 0.8, random).save(folder / f"new_{image}.png")
+
+
+def patients(folder: Path) -> None:
+    """Writes hospitals and their FOLDER/patients.csv: path, label, hospital, patient; two images for each patient."""
+    hospitals(folder)
+    paths = sorted(folder.glob("*/*/*.png"))
+    rows = [
+        (path.relative_to(folder), path.parts[-2], path.parts[-3], f"p{number // 2:03}")
+        for number, path in enumerate(paths)
+    ]
+    with (folder / "patients.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "hospital", "patient"), *rows])
+
+
+DATA = {"hospitals": hospitals, "new_photos": new_photos, "patients": patients}
+
+if __name__ == "__main__":
+    DATA[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,91 @@
+"""The ```text blocks of pages are what their commands print, up to numbers."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.write_outputs import BLOCK, command_server, outputs_of, refreshed, script_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_OUTPUT = [page for page in PAGES if script_of(page.read_text())[1]]
+
+
+def test_numbers_widths_and_left_out_lines_may_differ_and_words_may_not():
+    block = "run 20261123-101500-a\n...\n  rot_0   test  0.5\nlong line ...\n"
+    output = "run 20270101-000001-a\none\ntwo\n  rot_0  test  0.75\nlong line that goes on\n"
+    assert refreshed(block, output) == "run 20270101-000001-a\n...\n  rot_0  test  0.75\nlong line ...\n"
+    assert refreshed(block, output.replace("test", "train")) is None
+    assert refreshed(block, output + "more\n") is None
+    assert refreshed("one\nthree\n", "one\ntwo\nthree\n") is None
+
+
+def test_marked_and_shown_commands_run_with_their_files_and_added_options(tmp_path):
+    page = """
+<!-- short: finetune --steps 3 -->
+<!-- file: numbers.txt -->
+```
+one
+```
+
+<!-- before: echo two >> numbers.txt -->
+```bash
+cat numbers.txt
+```
+
+It prints:
+
+```text
+one
+two
+```
+
+<!-- run -->
+```python
+open("numbers.txt", "a").write("three\\n")
+```
+
+```bash
+exit 1  # is not run
+```
+
+```bash
+tail -n 1 numbers.txt; echo ${short[finetune]}
+```
+
+```text
+```
+"""
+    script, shown = script_of(page)
+    outputs = outputs_of(script, {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"})
+    assert outputs[1::2] == ["one\ntwo\n", "three\n--steps 3\n"]
+    assert [block[3] for block in shown] == ["one\ntwo\n", ""]
+    assert "--steps 3" not in script_of(page, full=True)[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_output_is_typed(page):
+    text = page.read_text()
+    assert len(re.findall(r"^```text$", text, re.MULTILINE)) == len(script_of(text)[1]), "a block without a command"
+    assert len(re.findall("^```", text, re.MULTILINE)) == 2 * len(BLOCK.findall(text)), "a fence that is not seen"
+
+
+@pytest.fixture(scope="module")
+def environment():
+    with command_server() as environment:
+        yield environment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_OUTPUT, ids=lambda page: page.name)
+def test_the_commands_of_a_page_print_its_blocks(page, environment):
+    script, shown = script_of(page.read_text())
+    outputs = outputs_of(script, environment)
+    different = [
+        f"page:\n{block[3]}\nprinted:\n{output}"
+        for block, output in zip(shown, outputs[1::2], strict=True)
+        if refreshed(block[3], output) is None
+    ]
+    assert not different, "\n".join([*different, "unseen:", *outputs[::2]])

@@ -1,0 +1,167 @@
+"""Runs the commands of a page and writes what they print into its ```text blocks, so that no output is typed.
+
+    python -m tests.write_outputs docs/start/own_photos.md  # shortened runs, as the test makes them
+    python -m tests.write_outputs --full README.md          # the commands as printed
+
+A ```text block holds the output of the ```bash or ```python block before it. Begin with an empty ```text block, which
+the script fills. Then put a line of `...` for lines that nobody needs, and end a long line early with ` ...`. Later
+calls keep this form and refresh the rest. tests/test_docs_outputs.py (slow) runs the same commands and compares.
+Numbers, times and widths of columns may differ; predicted classes may not, so cut them. Text that is no output stands
+in fences of another name, or of none.
+
+Blocks without a ```text block are not run. Comments above a block, each in lines of its own, change this:
+
+    <!-- before: COMMAND -->            runs COMMAND first, unseen, such as `python -m tests.page_data hospitals photos`
+                                        for images, or a short training whose run the page reads
+    <!-- run -->                        runs the block below, which has no ```text block
+    <!-- file: NAME -->                 writes the block below to a file
+    <!-- short: finetune --steps 3 -->  adds options to `timm-moe-dg finetune` from here on, except with --full; say so
+                                        on the page wherever its output shows them
+
+The commands of a page run in one bash and an empty folder, where `tools` and `examples` lead to the clone. `pip` does
+nothing. The Hub is offline, with random weights of DeiT-Ti and DeiT-S in its cache, so that accuracies from
+`--pretrained` are no results. Commands that need a GPU, Slurm or a download have no ```text block.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+
+import timm
+
+from tests.hub_cache import fill_cache
+
+ROOT = Path(__file__).parent.parent
+DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
+BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MARK = re.compile(r"<!-- (before|run|file|short)(?:: (.*?))? -->", re.DOTALL)
+# Digests and numbers, then rules and widths of columns
+MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
+PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals show a bar
+SEPARATOR = "\x1e"
+BEGIN = f"""exec 2>&1
+declare -A short
+timm-moe-dg() {{ python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[$1]}}; }}
+pip() {{ :; }}
+"""
+
+
+def script_of(page: str, full: bool = False) -> tuple[str, list[re.Match[str]]]:
+    """Returns the bash commands of a page, with separators around each output to compare, and the blocks for these."""
+    parts, shown = [BEGIN], []
+    blocks = list(BLOCK.finditer(page))
+    for block, following in zip_longest(blocks, blocks[1:]):
+        marks, language, body = block.groups()
+        for kind, value in MARK.findall(marks):
+            if kind == "before":
+                parts.append(value)
+            elif kind == "short" and not full:
+                tool, _, options = value.partition(" ")
+                parts.append(f"short[{tool}]={quote(options)}")
+            elif kind == "file":
+                parts.append(f"cat > {value} <<'END_OF_FILE'\n{body}END_OF_FILE")
+        command = body if language == "bash" else f"python - <<'END_OF_FILE'\n{body}END_OF_FILE"
+        if language in ("bash", "python") and following and following[2] == "text":
+            parts.append(f"printf '{SEPARATOR}'\n{command}\nprintf '{SEPARATOR}'")
+            shown.append(following)
+        elif "<!-- run -->" in marks:
+            parts.append(command)
+    return "\n".join(parts), shown
+
+
+@contextmanager
+def command_server() -> Iterator[dict[str, str]]:
+    """Starts the process that `timm-moe-dg` of pages is a copy of, and yields the environment of their commands."""
+    with TemporaryDirectory() as folder:
+        for name in DENSE:
+            fill_cache(Path(folder, "hub"), f"timm/{name}", timm.create_model(name).state_dict())
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+        environment.setdefault("OMP_NUM_THREADS", "1")  # pages are tested beside other tests
+        environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SERVER": f"{folder}/socket"}
+        command = [sys.executable, "-m", "tests.page_commands", environment["SERVER"]]
+        with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
+            try:
+                while not Path(environment["SERVER"]).exists() and server.poll() is None:
+                    time.sleep(0.1)
+                yield environment
+            finally:
+                server.terminate()
+
+
+def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
+    """Runs a page's commands; returns what is printed outside (even positions) and inside (odd) of the separators."""
+    with TemporaryDirectory() as folder:
+        for name in ("tools", "examples"):
+            Path(folder, name).symlink_to(ROOT / name)
+        done = subprocess.run(["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+        return [PROGRESS.sub("", text.replace(f"{folder}/", "")) for text in done.stdout.split(SEPARATOR)]
+
+
+def mask(line: str) -> str:
+    """Returns a line without what may differ between two runs."""
+    for pattern, replacement in MASKS:
+        line = re.sub(pattern, replacement, line)
+    return line.rstrip()
+
+
+def refreshed(block: str, output: str) -> str | None:
+    """Returns a block with the numbers of an output, or None where its lines are not the output's."""
+    lines, actual = block.splitlines(), output.splitlines()
+    pattern = ""
+    for line in lines:
+        if line.strip() == "...":
+            pattern += r"((?:.*\n)*?)"
+        else:
+            start, cut, _ = line.partition(" ...") if line.endswith(" ...") else (line, "", "")
+            pattern += re.escape(mask(start)) + (".*\n" if cut else "\n")
+    match = re.fullmatch(pattern, "".join(f"{mask(line)}\n" for line in actual))
+    if match is None:
+        return None
+    position, gaps, result = 0, iter(match.groups()), []
+    for line in lines:
+        if line.strip() == "...":
+            position += next(gaps).count("\n")
+            result.append(line)
+            continue
+        fresh = actual[position].rstrip()
+        if line.endswith(" ..."):
+            kept = re.match(rf"(?:\s*\S+){{{len(line.split()) - 1}}}", fresh)
+            fresh = f"{kept[0] if kept else fresh} ..."
+        result.append(fresh)
+        position += 1
+    return "".join(f"{line}\n" for line in result)
+
+
+def write_outputs(page: Path, environment: dict[str, str], full: bool) -> None:
+    """Rewrites the blocks of a page; an output that has lost its form is written whole."""
+    text = page.read_text()
+    script, shown = script_of(text, full)
+    outputs = outputs_of(script, environment)
+    for block, output in reversed(list(zip(shown, outputs[1::2], strict=True))):
+        fresh = refreshed(block[3], output)
+        if fresh is None:
+            sys.stdout.write(f"{page}: written whole:\n{output}\n")
+        start, end = block.span(3)
+        text = text[:start] + (output if fresh is None else fresh) + text[end:]
+    page.write_text(text)
+    sys.stdout.write("".join(outputs[::2]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--full", action="store_true", help="leave out the options of `short` comments")
+    arguments = parser.parse_args()
+    with command_server() as environment:
+        for page in arguments.pages:
+            write_outputs(page, environment, arguments.full)
