@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from itertools import accumulate
 from multiprocessing import get_context
 
 import pytest
@@ -70,20 +71,31 @@ def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_pa
     wait_for(lambda: job.state() == "incomplete")
 
 
+# Ends when two jobs have begun, and writes the seconds at which it began and ended
+COMPANION = """
+import pathlib, sys, time
+times = pathlib.Path(sys.argv[1])
+begun = time.time()
+times.touch()
+while len(list(times.parent.glob("*.times"))) < 2:
+    time.sleep(0.02)
+times.write_text(f"{begun} {time.time()}")
+"""
+
+
 @pytest.mark.slow
 def test_as_many_at_a_time_as_there_are_slots(tmp_path):
-    jobs = [make_job(tmp_path, name, seconds=0.3) for name in "abcde"]
+    files = {name: tmp_path / f"{name}.times" for name in "abcde"}
+    commands = {name: (sys.executable, "-c", COMPANION, str(file)) for name, file in files.items()}
+    jobs = [Job(name, commands[name], tmp_path / name, tmp_path / f"{name}.log") for name in files]
     ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]
     assert sorted(ended) == [(name, 0) for name in "abcde"]
     events = []
-    for job in jobs:
-        start, end = map(float, (job.folder / "times").read_text().split())
+    for file in files.values():
+        start, end = map(float, file.read_text().split())
         events += [(start, 1), (end, -1)]
-    at_once, most = 0, 0
-    for _, change in sorted(events):
-        at_once += change
-        most = max(most, at_once)
-    assert most == 2
+    at_once = list(accumulate(change for _, change in sorted(events)))
+    assert max(at_once) == 2
 
 
 def test_one_failure_does_not_stop_the_rest(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from timm_moe_dg.sweeping.jobs import Job
 
-# Owns its folder, as a run does, and writes the seconds at which it began and ended. On SIGTERM it saves and exits.
+# Owns its folder, as a run does. On SIGTERM it saves and exits.
 SCRIPT = """
 import filelock, pathlib, signal, sys, time
 folder, seconds, status = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
@@ -15,12 +15,10 @@ lock = filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
 lock.acquire()
 signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
 folder.mkdir(parents=True, exist_ok=True)
-begun = time.time()
 print("begun", flush=True)
 time.sleep(seconds)
 if status:
     sys.exit(f"broken" if status == 1 else status)
-(folder / "times").write_text(f"{begun} {time.time()}")
 (folder / "done").write_text("done")
 """
 
