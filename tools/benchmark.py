@@ -20,7 +20,7 @@ GMoE's Table 16 (160 images) and SF-MoE's Table 4 compare several networks:
         --model resnet50.tv_in1k deit_small_patch16_224 gmoe_small_patch16 \
         --algorithm ERM DANN IRM Fish Fishr --averaging swad --output table16.json
     python tools/benchmark.py methods --device cuda --domains 5 --batch-size 32 --output table4.json \
-        --model resnet50.tv_in1k vit_small_r26_s32_224 sfmoe_small hybrid_sfmoe_r26_s16 \
+        --model resnet50.tv_in1k deit_small_patch16_224 sfmoe_small hybrid_sfmoe_r26_s16 \
         --algorithm ERM DANN IRM Fish Fishr --averaging swad moving
 
 Rounds go A B C A B C, and ratios are taken within a round, so that noise of the machine cancels. Tables show medians

@@ -47,6 +47,8 @@ def load_loss(
 ) -> Tensor:
     """Squared coefficient of variation of the experts' expected number of items (GMoE, eq. 10; V-MoE, appendix A).
 
+    This is V-MoE's form. GMoE's equation takes the threshold after the softmax and compares it with raw logits.
+
     Experts were chosen from the `noisy_logits` (T, E), which are the `logits` (T, E) with noise of a positive standard
     deviation. Other arguments are those of `importance_loss`.
     """
@@ -96,7 +98,7 @@ def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
 def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
     """Sum of `router_loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
 
-    Call this between forward and backward, once per forward, and add it with a small coefficient (0.01 in the papers).
+    Call this between forward and backward, once per forward, and add it with a small coefficient (GMoE's code: 0.01).
     The sum is 0 for a model without mixture layers. The model may be wrapped for distributed training.
     """
     layers = list(_routed_modules(model))

@@ -31,8 +31,9 @@ class MetadataOptions:
         metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
             'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
             (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
-        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The paper's 0.5 hides from the router most
-            of where an image is. Trained from scratch on few images, no domains form until it is lowered.
+        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The default of 0.5 is that of SatCLIP's
+            code (MoGE's text has no dropout). It hides from the router most of where an image is. Trained from scratch
+            on few images, no domains form until it is lowered.
         metadata_features: Width of the embedding (R). None means 256, or the module's `out_features`.
         num_locations: Number of locations that 'location_id' tells apart.
         metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:

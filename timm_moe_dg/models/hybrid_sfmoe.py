@@ -4,7 +4,7 @@ Sparse Fusion Mixture-of-Experts are Domain Generalizable Learners (Li et al., 2
 
 "R26-S/16" is the paper's label; its code loads AugReg's `vit_small_r26_s32_224`, whose stem has stride 32 (7 x 7 tokens
 at 224 px). So does the registered name; `output_stride=16` gives a 14 x 14 grid from the same weights, with the
-position embedding resampled.
+position embedding resampled. The released code has mixtures in blocks 5 and 11: `moe_layers=(5, 11)`.
 """
 
 from functools import partial

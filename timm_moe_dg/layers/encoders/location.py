@@ -83,8 +83,9 @@ class LocationEncoder(CoordinateEncoder):
     """Spherical harmonics followed by a SIREN: coordinates to an embedding (MoGE, section 2.3; SatCLIP).
 
     The network is L*L -> hidden -> hidden -> R with sine activations (frequency 30 in the first layer, then 1), dropout
-    at the rate `drop` before each sine in training, and a linear last layer. It is randomly initialized. `degrees` is L
-    and `out_features` R. The `norm` of the harmonics is 'orthonormal' or 'satclip', and their type always float64.
+    at the rate `drop` before each sine in training (0.5 in SatCLIP's code), and a linear last layer. It is randomly
+    initialized. `degrees` is L and `out_features` R. The `norm` of the harmonics is 'orthonormal' or 'satclip', and
+    their type always float64.
     """
 
     def __init__(
