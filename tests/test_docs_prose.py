@@ -32,11 +32,8 @@ NOT_YET = {
     "docs/reference/methods.md",
     "docs/reference/models.md",
     "docs/results/cub_dg.md",
-    "docs/results/digits.md",
     "docs/results/experts.md",
-    "docs/results/fashion_mnist.md",
     "docs/results/geo_digits.md",
-    "docs/results/papers.md",
     "docs/results/speed.md",
     "docs/results/theorems.md",
 }

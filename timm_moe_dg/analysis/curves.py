@@ -90,10 +90,11 @@ def _in_gray(domains: Sequence[Line]) -> list[Line]:
 
 
 def loss_lines(records: Sequence[Record]) -> list[Line]:
-    """Styles the lines of losses."""
+    """Styles the lines of losses, in one order whether the records come from the run or from its file."""
+    names = sorted(records[0].losses, key=lambda name: (name != "loss", name))
     return [
         Line(name, [record.losses[name] for record in records], color=category_color(index))
-        for index, name in enumerate(records[0].losses)
+        for index, name in enumerate(names)
     ]
 
 

@@ -34,10 +34,12 @@ def plot_domain_map(
     path: Path,
     places: Mapping[str, Tensor] | None = None,
     held_out: Mapping[str, Tensor] | None = None,
+    outline_places: bool = False,
 ) -> None:
     """Draws discovered domains as a map. Cells far from all training coordinates are pale, cells without routing white.
 
-    `places` and `held_out` map names of groups to coordinates (N, 2). Groups that were not trained on have an outline.
+    `places` and `held_out` map names of groups to coordinates (N, 2). Groups that were not trained on have a dashed
+    outline, and those of `places` a solid one if `outline_places`.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
     with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
@@ -45,7 +47,10 @@ def plot_domain_map(
         note = _draw_cells(axes, domains)
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
-        _draw_groups(axes, domains, _without_unknown(places or {}), _without_unknown(held_out or {}))
+        groups, unseen = _without_unknown(places or {}), _without_unknown(held_out or {})
+        if outline_places:
+            _draw_outlines(axes, domains, list(groups.values()), "solid")
+        _draw_groups(axes, domains, groups, unseen)
         axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
         axes.set_xticks(range(-180, 181, 60))
         axes.set_yticks(range(-90, 91, 30))
@@ -90,25 +95,30 @@ def _draw_groups(
     axes: "Axes", domains: DomainMap, groups: Mapping[str, np.ndarray], held_out: Mapping[str, np.ndarray]
 ) -> None:
     """Draws images as points, outlines held-out groups, and names both."""
-    margin = 1.5 * 180.0 / len(domains.latitude)  # degrees: one and a half cells
+    margin = _margin(domains)
     for name, lonlat in groups.items():
         axes.plot(*lonlat.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
         _write_name(axes, name, lonlat)
-    _draw_outlines(axes, domains, list(held_out.values()), margin)
+    _draw_outlines(axes, domains, list(held_out.values()), "dashed")
     for name, lonlat in held_out.items():
         _write_name(axes, f"{name} (held out)", lonlat, margin)
 
 
-def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray], margin: float) -> None:
-    """Surrounds each region at a distance that the map's cells can resolve."""
+def _margin(domains: DomainMap) -> float:
+    """Degrees of one and a half cells, which a map can resolve."""
+    return 1.5 * 180.0 / len(domains.latitude)
+
+
+def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray], dashes: str) -> None:
+    """Surrounds each region at a small distance."""
     across, up = np.meshgrid(domains.longitude.numpy(), domains.latitude.numpy())
     cells = torch.from_numpy(np.stack([across.ravel(), up.ravel()], axis=1))
     for lonlat in regions:
         points = thin_coordinates(torch.from_numpy(lonlat)).points
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
-        # A black dashed line on a white one is visible on every color
-        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):
-            level = [margin * _KM_PER_DEGREE]
+        # A black line on a white one is visible on every color
+        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, dashes)):
+            level = [_margin(domains) * _KM_PER_DEGREE]
             axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)
 
 
@@ -169,15 +179,21 @@ def _usage_bars(axes: "Axes", frequency: Tensor, selected: Tensor) -> None:
 
 
 def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
-    """Draws the accuracy of each forced expert (column) on the samples of each discovered domain (row)."""
+    """Draws the accuracy of each forced expert (column) on each discovered domain (row), its own expert framed."""
+    from matplotlib.patches import Rectangle
+
     columns = np.column_stack([matrix.routed.numpy(), matrix.accuracy.numpy()])
     with picture(path, 2.6 + 0.62 * columns.shape[1], 1.5 + 0.5 * len(columns)) as figure:
         axes = figure.subplots()
         image = axes.imshow(columns, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         write_numbers(axes, image, columns)
         axes.axvline(0.5, color="white", linewidth=3)
+        for domain in range(len(columns)):  # a frame around the domain's own expert
+            for width, color in ((3.5, "white"), (1.5, _INK)):
+                frame = Rectangle((domain + 0.53, domain - 0.47), 0.94, 0.94, fill=False, edgecolor=color)
+                axes.add_patch(frame).set_linewidth(width)
         axes.set_xticks(range(columns.shape[1]), ["routed", *map(str, range(len(columns)))])
         counts = matrix.num_samples.tolist()
         axes.set_yticks(range(len(columns)), [f"{domain} (n={count})" for domain, count in enumerate(counts)])
-        axes.set(xlabel="expert forced on all", ylabel="discovered domain")
+        axes.set(xlabel="expert forced on all (framed: the domain's own)", ylabel="discovered domain")
         figure.colorbar(image, label="accuracy")

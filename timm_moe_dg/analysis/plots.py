@@ -12,7 +12,7 @@ from ..protocols.run_identity import settings
 from ..results.runs import RowKey
 from ..results.table_columns import Cell
 from ..results.tables import Table
-from .style import LETTER_WIDTH, category_color, fitted, model_colors, picture, swatch, text_size
+from .style import LETTER_WIDTH, Style, category_color, fitted, model_colors, picture, swatch, text_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,6 +99,8 @@ def _seeds(tables: Sequence[Table], row: RowKey) -> str:
 
 
 def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
+    guessed = chance(table)
+    above = 1.0 if isnan(guessed) else guessed + 1.0  # so that the line of chance does not cross the text
     width = 0.8 / max(len(table.rows), 1)
     for number, row in enumerate(sorted(table.rows)):
         heights, errors = bars_of(table.rows[row])
@@ -106,10 +108,9 @@ def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
         axes.bar(centers, heights, width, yerr=errors, color=colors[row])
         for center, height in zip(centers, heights, strict=True):
             if np.isnan(height):
-                axes.text(
-                    center, 1.0, "missing", rotation=90, ha="center", va="bottom", size="small", color=colors[row]
-                )
-    if not isnan(guessed := chance(table)):
+                style: Style = {"rotation": 90, "ha": "center", "va": "bottom", "size": "small", "color": colors[row]}
+                axes.text(center, above, "missing", **style)
+    if not isnan(guessed):
         axes.axhline(guessed, color="black", linestyle=":", linewidth=1.2)
         # Right of the axes, at the height of the line
         axes.text(

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,10 +92,15 @@ def text_size(width: float) -> float:
 
 
 def fitted(name: str, width: int) -> str:
-    """Wraps a name into lines of at most `width` letters; the middle of a very long name is left out."""
+    """Wraps a name into lines of at most `width` letters; the middle of a very long name is left out.
+
+    Lines break at spaces, hyphens, underscores and slashes, and within a word only if it is longer than a line.
+    """
     if len(name) > MAX_LETTERS:
         name = f"{name[: MAX_LETTERS // 2 - 2]}...{name[-MAX_LETTERS // 2 + 2 :]}"
-    return "\n".join(wrap(name, width)) or " "
+    # The vertical tab is a space to textwrap, and in no name
+    lines = wrap(re.sub(r"([_/])(?=\w)", "\\1\v", name), width, replace_whitespace=False)
+    return "\n".join(lines).replace("\v", "") or " "
 
 
 def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":

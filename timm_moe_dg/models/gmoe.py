@@ -4,8 +4,8 @@ Sparse Mixture-of-Experts are Domain Generalizable Learners (Li et al., ICLR 202
 
 The paper's 33.8 M parameters are those at DomainNet's 345 classes. Its 4.8 GMACs are those of the released code, top-1
 routing with capacity factor 1.5 and padded places: 4.83 without the router, 4.87 with it. The text's top-2 routing, the
-default here, takes 5.06 and 5.10. The released configuration is `top_k=1, capacity_factor=1.5` (raw gate, batch
-prioritized; its capacity also holds in evaluation, which makes a prediction depend on its batch, and is not reproduced).
+default, takes 5.06 and 5.10. The released configuration is `top_k=1, capacity_factor=1.5` (raw gate, batch
+prioritized). Its capacity also holds in evaluation, so a prediction depends on its batch. This is not reproduced.
 """
 
 from typing import Any

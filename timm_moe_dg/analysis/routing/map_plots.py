@@ -12,10 +12,13 @@ from torch import Tensor
 from ..style import (
     GRID_SIDE,
     LEGEND_BELOW,
+    LETTER_WIDTH,
+    Style,
     category_color,
     expert_color,
     fitted,
     image_grid,
+    line_handle,
     styled,
     swatch,
     text_size,
@@ -163,30 +166,39 @@ def plot_association(association: Association, title: str, path: Path) -> None:
     height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
     strength = "undefined" if np.isnan(association.cramers_v) else f"{association.cramers_v:.3f}"
     numbers = f"NMI {association.nmi.value:.3f} (p {association.nmi.p:.3g}), Cramer's V {strength}"
-    bound = np.log2(MAX_LIFT)
+    shares, bound = association.shares.numpy(), np.log2(MAX_LIFT)
     with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
         log_lift = np.log2(association.lift.numpy()).clip(-bound, bound)
+    largest, strongest = (float(np.nan_to_num(np.abs(values)).max(initial=0.1)) for values in (shares, log_lift))
     with styled(width, 2.2 + height) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        _table(left, association.shares.numpy(), "share of the row", figure, cmap="cividis", vmin=0, vmax=1)
-        _table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-bound, vmax=bound)
+        _table(left, shares, "share of the row", figure, cmap="cividis", vmin=0, vmax=largest)
+        _table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-strongest, vmax=strongest)
         left.set_yticks(range(rows), names)
-        figure.suptitle(f"{fitted(title, 40)}\n{numbers}")
+        figure.suptitle(f"{fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))}\n{numbers}")
         write_figure(figure, path)
 
 
-def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> None:
-    """Draws statistics as points on the range of their null distributions."""
-    names = [fitted(name, 34) for name in tests]
-    with styled(6.0, 1.1 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
+def plot_nulls(
+    tests: Mapping[str, PermutationTest], label: str, path: Path, baseline: Mapping[str, float] | None = None
+) -> None:
+    """Draws statistics as points on the ranges of their null distributions, and an untrained router's as rings."""
+    names, untrained = [fitted(name, 34) for name in tests], baseline or {}
+    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1)}
+    ring: Style = {**point, "color": category_color(0), "fillstyle": "none", "markeredgewidth": 1.8}
+    with styled(6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
         axes = figure.subplots()
-        for row, test in enumerate(tests.values()):
+        for row, (name, test) in enumerate(tests.items()):
             low, high = float(test.null.min()), float(test.null.max())
             axes.plot([low, high], [row, row], color="#808080", linewidth=5, solid_capstyle="butt")
-            axes.plot(test.value, row, "o", color=category_color(1), markersize=6)
+            axes.plot(test.value, row, **point, markersize=6)
+            axes.plot(untrained.get(name, np.nan), row, **ring, markersize=9)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_xlabel(f"{label}; gray: range under permuted patches", loc="right")
+        axes.set_xlabel(label, loc="right")
+        entries = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
+        handles = [*entries, line_handle("untrained router", **ring)] if untrained else entries
+        figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})
         write_figure(figure, path)
 
 

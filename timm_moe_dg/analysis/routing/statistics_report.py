@@ -1,5 +1,6 @@
 """Association of a run's experts with parts and attributes, and their invariance to domains: numbers and pictures."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .maps import RoutingMap, chosen_block, mixture_blocks, routes_patches, rout
 from .parts import Association, associate_attributes, associate_parts
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
+ALL_PAIRS = "all pairs"
+UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 
 
 def draw_attributes(
@@ -67,6 +70,7 @@ def draw_invariance(
 ) -> tuple[list[PairInvariance], PermutationTest]:
     """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns.
 
+    The picture also has the agreement of an untrained router, if an invariance.json of it lies in untrained_router/.
     `angles` are pairs of a domain and its pictures' counter-clockwise rotation in degrees, which override the data's.
     """
     block = _patch_block(view, block)
@@ -82,8 +86,9 @@ def draw_invariance(
     }
     pairs = routing_invariance(experts, pictures, rotations, permutations)
     all_pairs = overall(pairs)
-    tests = {"all pairs": all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
+    tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
+    baseline = _agreements(figures / UNTRAINED / "invariance.json", block)
+    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
         **{"model": view.name, "block": block, "permutations": permutations, "angles": rotations},
         "all_pairs": _test(all_pairs),
@@ -91,6 +96,15 @@ def draw_invariance(
     }
     (figures / "invariance.json").write_text(json_text(numbers, indent=1))
     return pairs, all_pairs
+
+
+def _agreements(path: Path, block: int) -> dict[str, float]:
+    """Agreement by name of the pair in an earlier result of this block; empty if there is none."""
+    numbers = json.loads(path.read_text()) if path.is_file() else {}
+    if numbers.get("block") != block:
+        return {}
+    pairs = {" / ".join(pair["domains"]): pair["agreement"]["value"] for pair in numbers["pairs"]}
+    return {ALL_PAIRS: numbers["all_pairs"]["value"], **pairs}
 
 
 def _patch_block(view: RunView, block: int | None) -> int:
