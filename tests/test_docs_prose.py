@@ -30,7 +30,6 @@ NOT_YET = {
     "docs/guides/sweeps.md",
     "docs/guides/train.md",
     "docs/reference/methods.md",
-    "docs/reference/models.md",
     "docs/results/cub_dg.md",
     "docs/results/experts.md",
     "docs/results/geo_digits.md",

@@ -148,7 +148,7 @@ class Adversarial(Algorithm):
 
 
 class DANN(Adversarial):
-    """Adversarial features (Ganin et al., JMLR 2016)."""
+    """Adversarial features (Ganin et al., JMLR 2016, arXiv:1505.07818)."""
 
 
 class CDANN(Adversarial):

@@ -57,7 +57,7 @@ class MovingAverage(Averaging):
     """Simple moving average: the mean of the weights after step `sma_start_iter` and every later one, buffers copied.
 
     Steps are counted from 1. Before the start the average equals the trained network. Evaluations use the average
-    (Arpit et al., Ensemble of averages, NeurIPS 2022; their released code also counts the weights before the start).
+    (Arpit et al., NeurIPS 2022, arXiv:2110.10832; their released code also counts the weights before the start).
     """
 
     HPARAMS = MappingProxyType({"sma_start_iter": 100})

@@ -7,7 +7,10 @@ from .step import Minibatches, StepContext
 
 
 class ERM(Algorithm):
-    """Mean cross-entropy over the images of all domains, plus the routers' auxiliary loss and MoGE's own losses."""
+    """Mean cross-entropy over the images of all domains, plus the routers' auxiliary loss and MoGE's own losses.
+
+    Empirical risk minimization (Vapnik, 1998).
+    """
 
     TAKES_TASK_LOSS = True
 

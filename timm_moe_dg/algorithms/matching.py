@@ -48,7 +48,7 @@ class Alignment(Algorithm):
 
 
 class CORAL(Alignment):
-    """Distance of means and covariances (Sun and Saenko, Deep CORAL, 2016).
+    """Distance of means and covariances (Sun and Saenko, 2016, arXiv:1607.01719).
 
     The paper compares covariances of one layer's logits. The reference compares means too, and takes features.
     """
@@ -69,9 +69,9 @@ class MMD(Alignment):
 class Fishr(Annealed):
     """CE + lambda * mean over domains and classifier parameters of (v_e - mean_e v_e)^2.
 
-    Matches the variances of gradients (Rame et al., ICML 2022). v_e is the variance, over a domain's images, of the
-    gradient with respect to the linear classifier, smoothed over steps: v_e <- ema v_e + (1 - ema) Var_e, from 0. In
-    the penalty it is divided by 1 - ema, which makes its gradient independent of ema. Before step
+    Matches the variances of gradients (Rame et al., ICML 2022, arXiv:2109.02934). v_e is the variance, over a domain's
+    images, of the gradient with respect to the linear classifier, smoothed over steps: v_e <- ema v_e + (1 - ema)
+    Var_e, from 0. In the penalty it is divided by 1 - ema, which makes its gradient independent of ema. Before step
     `penalty_anneal_iters` the penalty weighs 0, and at that step the optimizer is reset. All this is as in the
     reference; the paper's penalty sums over parameters. With several processes, Var_e is the mean of the variances
     within each process.

@@ -17,7 +17,7 @@ from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, detached,
 class Fish(ERM):
     """w <- w + meta_lr * (w' - w), where w' comes from w by one optimizer step on each domain in turn.
 
-    Matches the gradients of the domains to first order (Shi et al., ICLR 2022, algorithm 1).
+    Matches the gradients of the domains to first order (Shi et al., ICLR 2022, arXiv:2104.09937, algorithm 1).
 
     The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
     the reference's inner Adam does. Floating-point buffers, such as running statistics, are interpolated like weights.
@@ -52,12 +52,12 @@ class Fish(ERM):
 class MLDG(ERM):
     """grad R_i(w) + beta * grad R_j(w'), with w' one Adam step from w on R_i: a step on domain i should help domain j.
 
-    Meta-learning for domain generalization (Li et al., AAAI 2018). A random `n_meta_test` of the domains are the j.
-    Every other domain i is paired with one of them in turn, and the larger minibatch of a pair is cut to the smaller.
-    The sum over pairs is divided by the number of all domains. As in the reference, gradients are first order (the
-    paper differentiates through the inner step), and each pair's inner step has a new Adam with the run's learning rate
-    and weight decay. The inner steps change the network in place, so running statistics are updated by every pass; the
-    reference's are not.
+    Meta-learning for domain generalization (Li et al., AAAI 2018, arXiv:1710.03463). A random `n_meta_test` of the
+    domains are the j. Every other domain i is paired with one of them in turn, and the larger minibatch of a pair is
+    cut to the smaller. The sum over pairs is divided by the number of all domains. As in the reference, gradients are
+    first order (the paper differentiates through the inner step), and each pair's inner step has a new Adam with the
+    run's learning rate and weight decay. The inner steps change the network in place, so running statistics are updated
+    by every pass; the reference's are not.
     """
 
     MIN_DOMAINS = 2

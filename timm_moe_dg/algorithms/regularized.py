@@ -21,7 +21,7 @@ SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 class Mixup(Algorithm):
     """mean over pairs of a CE(f(x), y_i) + (1 - a) CE(f(x), y_j), x = a x_i + (1 - a) x_j, a ~ Beta(alpha, alpha).
 
-    Mixup between domains (Zhang et al., ICLR 2018; Yan et al., 2020; Xu et al., AAAI 2020). The domains are put in
+    Mixup between domains (Yan et al., 2020, arXiv:2001.00677; Xu et al., AAAI 2020). The domains are put in
     random order, and each is paired with the next one, the last with the first. The larger of two minibatches is cut
     to the smaller. There is one a and one forward pass per pair. Metadata cannot be mixed, so minibatches with metadata
     are an error.
@@ -53,7 +53,7 @@ class Mixup(Algorithm):
 class SD(Algorithm):
     """CE + sd_reg * mean(logits^2), over the concatenated minibatches.
 
-    Spectral decoupling (Pezeshki et al., Gradient starvation, NeurIPS 2021). The reference takes the mean over all
+    Spectral decoupling (Pezeshki et al., NeurIPS 2021, arXiv:2011.09468). The reference takes the mean over all
     entries of the logits; the paper writes half the squared norm per image.
     """
 
@@ -70,11 +70,11 @@ class SD(Algorithm):
 class MIRO(Algorithm):
     """CE + ld * sum over blocks of mean((f - f0)^2 / v + log v) / 2.
 
-    Keeps features near those of the pretrained network (Cha et al., ECCV 2022). f is a block's output, and f0 that of
-    a frozen copy of the starting network. The variance v = softplus(b) + 1e-5 per channel starts at 0.1, and b is
-    learned at `lr_mult` times the learning rate. Blocks are those in timm's `feature_info` of the model: every
-    transformer block, or every stage of a convolutional network, as the reference takes the stem and the stages of a
-    ResNet. The copy is in evaluation mode, without router noise and dropout.
+    Keeps features near those of the pretrained network (Cha et al., ECCV 2022, arXiv:2203.10789). f is a block's
+    output, and f0 that of a frozen copy of the starting network. The variance v = softplus(b) + 1e-5 per channel starts
+    at 0.1, and b is learned at `lr_mult` times the learning rate. Blocks are those in timm's `feature_info` of the
+    model: every transformer block, or every stage of a convolutional network, as the reference takes the stem and the
+    stages of a ResNet. The copy is in evaluation mode, without router noise and dropout.
     """
 
     HPARAMS = MappingProxyType({"ld": 0.1, "lr_mult": 10.0})

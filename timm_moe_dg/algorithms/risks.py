@@ -14,10 +14,10 @@ from .step import Minibatches, StepContext
 class GroupDRO(Algorithm):
     """sum_e q_e R_e with q_e <- q_e exp(eta R_e) / sum, so that weights rise with risks.
 
-    Group distributionally robust optimization (Sagawa et al., ICLR 2020). A step's risks update the weights before they
-    are applied to the same step (paper, algorithm 1). Weights start equal and sum to 1 from the first step on. Risks
-    are means over all processes, so that all have the same weights. The reference makes one forward pass per domain;
-    here one pass takes all images.
+    Group distributionally robust optimization (Sagawa et al., ICLR 2020, arXiv:1911.08731). A step's risks update the
+    weights before they are applied to the same step (paper, algorithm 1). Weights start equal and sum to 1 from the
+    first step on. Risks are means over all processes, so that all have the same weights. The reference makes one
+    forward pass per domain; here one pass takes all images.
 
     If a step has m of the M domains, only their weights take the factor exp(eta R_e), and all M are normalized, as
     in WILDS. The loss is the sum over the m domains, times M / m, which keeps its proportion to the routers' auxiliary
@@ -77,10 +77,10 @@ class Annealed(Algorithm):
 class IRM(Annealed):
     """mean_e R_e + lambda * mean_e grad_w R_e(w * logits)^2 at w = 1, over training domains e.
 
-    Invariant risk minimization (Arjovsky et al., 2019). The square is the product of the gradients on the even and on
-    the odd images of the domain. The penalty weighs 1 before step `irm_penalty_anneal_iters` and `irm_lambda` from that
-    step on, at which the optimizer is reset. This is as in the reference; the paper instead divides the whole loss by
-    lambda. With several processes, each computes the penalty of its own images.
+    Invariant risk minimization (Arjovsky et al., 2019, arXiv:1907.02893). The square is the product of the gradients on
+    the even and on the odd images of the domain. The penalty weighs 1 before step `irm_penalty_anneal_iters` and
+    `irm_lambda` from that step on, at which the optimizer is reset. This is as in the reference; the paper instead
+    divides the whole loss by lambda. With several processes, each computes the penalty of its own images.
     """
 
     ANNEAL = "irm_penalty_anneal_iters"
@@ -105,9 +105,9 @@ class IRM(Annealed):
 class VREx(Annealed):
     """mean_e R_e + lambda * Var_e R_e, over training domains e, the variance divided by their number.
 
-    Risk extrapolation (Krueger et al., ICML 2021). The penalty weighs 1 before step `vrex_penalty_anneal_iters` and
-    `vrex_lambda` from that step on, at which the optimizer is reset. This is as in the reference; the paper takes the
-    sum of risks. Risks are means over all processes.
+    Risk extrapolation (Krueger et al., ICML 2021, arXiv:2003.00688). The penalty weighs 1 before step
+    `vrex_penalty_anneal_iters` and `vrex_lambda` from that step on, at which the optimizer is reset. This is as in the
+    reference; the paper takes the sum of risks. Risks are means over all processes.
     """
 
     ANNEAL = "vrex_penalty_anneal_iters"
@@ -132,10 +132,11 @@ class VREx(Annealed):
 class RDM(Annealed):
     """mean_e R_e + lambda * MMD^2(risks of the worst domain, risks of all) + variance_weight * (their variances).
 
-    Matches the distributions of risks between domains (Nguyen et al., WACV 2024). Risks are those of single images,
-    and the worst domain has the largest mean. Both penalties weigh 0 before step `rdm_penalty_anneal_iters`. At that
-    step the optimizer is reset with the learning rate `rdm_lr`, which it keeps. A run is refused if a schedule, a
-    warm-up or a decay by layer would change that rate. With several processes, each compares the risks of its images.
+    Matches the distributions of risks between domains (Nguyen et al., WACV 2024, arXiv:2310.18598). Risks are those of
+    single images, and the worst domain has the largest mean. Both penalties weigh 0 before step
+    `rdm_penalty_anneal_iters`. At that step the optimizer is reset with the learning rate `rdm_lr`, which it keeps. A
+    run is refused if a schedule, a warm-up or a decay by layer would change that rate. With several processes, each
+    compares the risks of its images.
 
     The authors' settings depend on the data set; the defaults here do not. For DomainNet they have `rdm_lambda` 0.5,
     `variance_weight` 0 and 2400 steps; for TerraIncognita and OfficeHome `variance_weight` 0. Their batch has 88

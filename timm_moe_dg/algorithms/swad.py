@@ -88,8 +88,8 @@ class SWAD(ValleyAverage):
     The start is the first evaluation whose validation loss is not above that of the next swad_n_converge - 1. The
     threshold is then (1 + swad_tolerance_ratio) times the mean loss of these swad_n_converge evaluations. The end is
     the last evaluation before swad_n_tolerance evaluations in a row above the threshold, or else the run's last step.
-    This is the paper's algorithm, with evaluations in place of steps, as in its experiments. `ReleasedSWAD` is the
-    authors' code, which differs.
+    This is the paper's algorithm (Cha et al., NeurIPS 2021, arXiv:2102.08604), with evaluations in place of steps, as
+    in its experiments. `ReleasedSWAD` is the authors' code, which differs.
 
     A run whose loss still falls has no start. The mean is then over the steps from its lowest loss on, with a warning.
     (The paper's algorithm would average the whole run, the released code the steps between its last two evaluations.)

@@ -15,7 +15,7 @@ Evaluation = tuple[int, float, Segment]  # step, validation loss, mean weights o
 class ReleasedSWAD(ValleyAverage):
     """Mean of segments, each the mean weights between two evaluations, chosen as in khanrc/swad.
 
-    Differences from `SWAD`:
+    Differences from `SWAD` (Cha et al., NeurIPS 2021, arXiv:2102.08604):
 
     - Segments have equal weights, whatever their numbers of steps (the first has one).
     - The average starts a segment earlier, because a segment ends with its evaluation.

@@ -18,12 +18,13 @@ class MixtureOptions:
         num_experts: Number of experts (E).
         top_k: Experts per token (K), 1 to E.
         router: 'cosine', 'linear', or a name given to `register_router`.
-        router_kwargs: Options of that router alone, such as `proj_features` of the cosine router.
-        capacity_factor: In training, an expert takes at most K * floor(capacity_factor * ceil(T / E)) of T tokens, by
-            batch prioritized routing. None drops no token. Evaluation never drops any.
-        normalize_weights: Whether the combine weights of a token sum to 1, for top_k > 1 alone. None means top_k > 1.
-        router_noise: Standard deviation of the noise on the router's logits in training. None means 1 / E.
-        expert_drop: Dropout rate of the experts' hidden activations in training. A `MoeMlp` built by itself has 0.
+        router_kwargs: Options of that router alone. The cosine router has `proj_features`.
+        capacity_factor: Limit on an expert's tokens in training, relative to an equal share. Of T tokens an expert
+            takes at most K * floor(capacity_factor * ceil(T / E)), by batch prioritized routing. None drops no token.
+            Evaluation never drops any.
+        normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
+        router_noise: Standard deviation of the noise on training logits. None means 1 / E.
+        expert_drop: Dropout rate inside the experts. A `MoeMlp` built by itself has 0.
     """
 
     num_experts: int = 6
@@ -52,9 +53,9 @@ class GeoMixtureOptions:
     Attributes:
         num_experts: Number of routed experts (E), beside the shared one.
         top_k: Routed experts per image (K), 1 to E.
-        router_noise: Standard deviation of the noise on the router's logits in training. None means 1 / E.
-        expert_drop: Dropout rate of the routed experts' hidden activations in training.
-        expert_perturbation: Standard deviation of the noise that upcycling adds to each routed expert's weights,
+        router_noise: Standard deviation of the noise on training logits. None means 1 / E.
+        expert_drop: Dropout rate inside the routed experts.
+        expert_perturbation: Noise that upcycling adds to each routed expert's weights. It is a standard deviation
             relative to that of the matrix. Equal experts have no gradient toward difference (see
             `losses.cka_diversity_loss`). 0 keeps the dense network's output.
         shared_expert: Whether there is a shared expert. Without one, an image without metadata is an error.

@@ -28,16 +28,17 @@ class MetadataOptions:
     """Options of reading metadata: of `GeoMoeVisionTransformer`, `LocationVisionTransformer`, `upcycle_with_metadata`.
 
     Attributes:
-        metadata_encoder: 'spherical_harmonics' or 'sincos' (longitude and latitude in degrees, float (B, 2)),
-            'satclip:FILE_OR_REPOSITORY' (likewise, pretrained and frozen; see `load_satclip`), 'location_id'
-            (int64 (B,)), or a module from metadata to (B, R). A module is not recorded in saved configurations.
-        metadata_drop: Dropout rate inside 'spherical_harmonics' in training. The default of 0.5 is that of SatCLIP's
-            code (MoGE's text has no dropout). It hides from the router most of where an image is. Trained from scratch
-            on few images, no domains form until it is lowered.
+        metadata_encoder: 'spherical_harmonics', 'sincos', 'satclip:FILE', 'location_id', or a module. The first two
+            take longitude and latitude in degrees, float (B, 2). So does 'satclip:FILE_OR_REPOSITORY', which is
+            pretrained and frozen (see `load_satclip`). 'location_id' takes int64 (B,). A module maps metadata to (B, R)
+            and is not recorded in saved configurations.
+        metadata_drop: Dropout rate inside 'spherical_harmonics'. The default of 0.5 is that of SatCLIP's code (MoGE's
+            text has no dropout). It hides from the router most of where an image is. Trained from scratch on few
+            images, no domains form until it is lowered.
         metadata_features: Width of the embedding (R). None means 256, or the module's `out_features`.
-        num_locations: Number of locations that 'location_id' tells apart.
-        metadata_columns: Numbers that follow longitude and latitude in the metadata, each with an encoder of its own:
-            name -> mean and standard deviation over the training images.
+        num_locations: Number of locations for 'location_id'.
+        metadata_columns: Mean and standard deviation of each further column. Columns follow longitude and latitude in
+            the metadata, and each has an encoder of its own. The statistics are of the training images, by name.
     """
 
     metadata_encoder: str | nn.Module = "spherical_harmonics"
@@ -75,10 +76,10 @@ class MetadataRoutingOptions(MetadataOptions):
     """Options of routing by metadata: those of `MetadataOptions`, and where the router is trusted.
 
     Attributes:
-        coverage_points: Size of the index of training coordinates that comes with the weights. `set_coverage` makes
-            an index.
-        coverage_radius: In evaluation, images farther than so many km from every coordinate of the index use the
-            shared expert alone. None routes all images.
+        coverage_points: Size of the index of training coordinates. It comes with the weights. `set_coverage` makes an
+            index.
+        coverage_radius: Distance in km from training coordinates beyond which the shared expert answers. This holds in
+            evaluation, and the distance is to the nearest coordinate of the index. None routes all images.
     """
 
     coverage_points: int = 0

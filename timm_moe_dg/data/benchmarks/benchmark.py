@@ -27,10 +27,13 @@ class Benchmark:
         name: The value of `--dataset`.
         reader: Opens the domains below a folder. Takes `metadata_columns` too if `takes_metadata_columns`.
         source: Where the images come from.
+        license: License of the images.
+        layout: What the data folder holds.
         domains: Names of the domains in order, empty if the folder decides.
         classes: Names of the classes in order, empty if the folder decides.
         num_classes: Number of classes, or None if the folder decides.
         images: Images by domain as published, empty if no count is known.
+        published: Published numbers of "classes" and "images" that `read` does not compare.
         aliases: Names of the folder, below the data folder, that may hold the domains. DomainBed's comes first.
         hparams: Default hyper-parameters. `batch_size` counts images per training domain and step.
         search_space: Name in `protocols.SEARCH_SPACES` of the ranges for random search.
@@ -49,10 +52,12 @@ class Benchmark:
     reader: Callable[..., Sequence[Domain]]
     source: str
     license: str
+    layout: str = "`DOMAIN/CLASS/IMAGE`"
     domains: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     num_classes: int | None = None
     images: Mapping[str, int] = field(default_factory=dict)
+    published: Mapping[str, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     hparams: Hparams = field(default_factory=lambda: DEFAULTS)
     search_space: str = "photographs"

@@ -16,7 +16,7 @@ from ..readers.sprites import SIZE as SPRITE_SIZE
 from ..readers.sprites import sprites
 from .benchmark import DEFAULTS, Benchmark
 
-_DIGITS = "sklearn.datasets.load_digits (UCI Optical Recognition of Handwritten Digits, test part)"
+_DIGITS = "scikit-learn's load_digits (UCI, test part)"
 _HPARAMS = {**DEFAULTS, "lr": 3e-4, "batch_size": 16}
 
 
@@ -43,6 +43,7 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
         eval_train=True,
         source=source,
         license=license,
+        layout="four IDX files",
     )
     colored = replace(
         rotated,
@@ -68,6 +69,7 @@ _handwritten = partial(
     image_size=digits.STORED_SIZE,
     source=_DIGITS,
     license="CC BY 4.0",
+    layout="no folder",
     takes_data_dir=False,
 )
 
@@ -107,8 +109,9 @@ DIGIT_ROWS = (
         image_size=SPRITE_SIZE,
         source="drawn by this package",
         license="Apache-2.0",
+        layout="no folder",
         takes_data_dir=False,
     ),
-    *_domainbed(MNIST, "MNIST", "LeCun et al., Gradient-based learning, 1998; as DomainBed divides it", "CC BY-SA 3.0"),
-    *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017; divided as DomainBed does MNIST", "MIT"),
+    *_domainbed(MNIST, "MNIST", "LeCun et al., 1998, divided as in DomainBed", "CC BY-SA 3.0"),
+    *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017, divided as in DomainBed", "MIT"),
 )

@@ -25,7 +25,7 @@ PHOTOGRAPH_ROWS = (
     Benchmark(
         name="folder",
         reader=_read_folder,
-        source="your own images, laid out as DOMAIN/CLASS/IMAGE",
+        source="your own images",
         license="that of your images",
     ),
     _published(
@@ -35,8 +35,8 @@ PHOTOGRAPH_ROWS = (
         num_classes=7,
         images={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         hparams={**DEFAULTS, "lr": 3e-5},
-        source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
-        license="not stated; published for research",
+        source="Li et al., ICCV 2017",
+        license="not stated",
     ),
     _published(
         name="VLCS",
@@ -47,7 +47,7 @@ PHOTOGRAPH_ROWS = (
         hparams={**DEFAULTS, "lr": 3e-5, "weight_decay": 1e-6},
         swad_hparams={"swad_tolerance_ratio": 0.2},
         swad_checkpoint_freq=50,
-        source="Fang et al., Unbiased Metric Learning, ICCV 2013; five classes of four older sets",
+        source="Fang et al., ICCV 2013, five classes of four older sets",
         license="those of the four sets",
     ),
     _published(
@@ -57,7 +57,7 @@ PHOTOGRAPH_ROWS = (
         num_classes=65,
         images={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         hparams={**DEFAULTS, "lr": 1e-5, "weight_decay": 1e-6},  # the authors later named 3e-5
-        source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
+        source="Venkateswara et al., CVPR 2017",
         license="non-commercial research and teaching",
     ),
     _published(
@@ -66,8 +66,7 @@ PHOTOGRAPH_ROWS = (
         domains=("location_100", "location_38", "location_43", "location_46"),
         num_classes=10,
         hparams={**DEFAULTS, "lr": 5e-5, "weight_decay": 1e-4},
-        source="Beery et al., Recognition in Terra Incognita, ECCV 2018, as DomainBed's download script selects; its "
-        "annotations were revised since, so that copies differ in their number of images",
+        source="Beery et al., ECCV 2018, four locations chosen by DomainBed; numbers of images differ between copies",
         license="CDLA-Permissive-1.0",
     ),
     _published(
@@ -88,14 +87,14 @@ PHOTOGRAPH_ROWS = (
         steps=15_001,
         checkpoint_freq=1000,
         swad_checkpoint_freq=500,
-        source="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019, without its duplicates",
+        source="Peng et al., ICCV 2019, without its duplicates",
         license="non-commercial research and teaching",
     ),
     _published(
         name="SVIRO",
         aliases=("sviro", "SVIRO", "SVIRO_DOMAINBED"),
         domains=("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe"),
-        source="Dias Da Cruz et al., SVIRO, WACV 2020; the subset that its authors made for DomainBed",
+        source="Dias Da Cruz et al., WACV 2020, the subset for DomainBed",
         license="CC BY-NC-SA 4.0",
     ),
     _published(
@@ -104,8 +103,7 @@ PHOTOGRAPH_ROWS = (
         domains=("Candy", "Mosaic", "Natural", "Udnie"),
         num_classes=200,
         images=dict.fromkeys(("Candy", "Mosaic", "Natural", "Udnie"), 11_788),
-        source="Li et al., Sparse Mixture-of-Experts are Domain Generalizable Learners (GMoE), ICLR 2023; photographs "
-        "of CUB-200-2011 (Natural) and three restyled versions",
+        source="Li et al., ICLR 2023 (GMoE), CUB-200-2011 and three restyled versions",
         license="non-commercial research and teaching",
     ),
     _published(
@@ -113,8 +111,7 @@ PHOTOGRAPH_ROWS = (
         aliases=("CUB_DG_paintings", "CUB-DG", "CUB_DG"),
         domains=("Art", "Cartoon", "Paint", "Photo"),
         num_classes=200,
-        source="Min et al., Grounding Visual Representations with Texts for Domain Generalization, ECCV 2022; "
-        "photographs of CUB-200-2011 and three restyled versions",
+        source="Min et al., ECCV 2022, CUB-200-2011 and three restyled versions",
         license="non-commercial research and teaching",
     ),
 )

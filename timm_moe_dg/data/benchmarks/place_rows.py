@@ -21,9 +21,18 @@ from .benchmark import DEFAULTS, Benchmark
 _FMOW_LICENSE = "FMoW Challenge Public License"
 _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 
-_fmow_domains = partial(Benchmark, num_classes=62, checkpoint_freq=100, eval_train=True, license=_FMOW_LICENSE)
-_fmow = partial(Benchmark, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, license=_FMOW_LICENSE)
-_iwildcam = partial(Benchmark, steps=97_001, checkpoint_freq=5000, image_size=448, license="CDLA-Permissive-1.0")
+_release = partial(Benchmark, license=_FMOW_LICENSE, layout="`fmow_v1.1`")
+_fmow_domains = partial(_release, num_classes=62, checkpoint_freq=100, eval_train=True)
+_fmow = partial(_release, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, published={"classes": 62})
+_iwildcam = partial(
+    Benchmark,
+    steps=97_001,
+    checkpoint_freq=5000,
+    image_size=448,
+    published={"classes": 182, "images": 203_029},
+    license="CDLA-Permissive-1.0",
+    layout="`iwildcam_v2.0`",
+)
 
 PLACE_ROWS = (
     Benchmark(
@@ -34,62 +43,64 @@ PLACE_ROWS = (
         images=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
         checkpoint_freq=100,
         eval_train=True,
-        source="WILDS camelyon17_v1.0, its hospitals as DomainBed's domains",
+        source="WILDS camelyon17_v1.0, a domain for each hospital",
         license="CC0",
+        layout="`camelyon17_v1.0`",
     ),
     _fmow_domains(
         name="WILDSFMoW",
         reader=read_fmow_by_region,
         domains=SIX_REGIONS,
-        source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the images of none, all years",
+        source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the other images",
     ),
     _fmow_domains(
         name="WILDSFMoW_five_regions",
         reader=partial(read_fmow_by_region, domains=REGIONS),
         domains=REGIONS,
-        source="WILDS fmow_v1.1, its five regions as domains, all years; not comparable with DomainBed's numbers, "
-        "which train on images of no region too",
+        source="WILDS fmow_v1.1, its five regions alone; does not compare with DomainBed's numbers",
     ),
     Benchmark(
         name="place_folder",
         reader=read_place_folder,
         takes_metadata_columns=True,
-        source="your own images, with a metadata.csv of path, label, lon, lat, split, group",
+        source="your own images",
         license="that of your images",
+        layout="`metadata.csv` and its images",
     ),
     _fmow(
         name="FMoW",
+        published={"classes": 62, "images": 141_696},
         reader=read_fmow,
-        source="WILDS fmow_v1.1, official split by time, all regions pooled in training",
+        source="WILDS fmow_v1.1, split by time, regions pooled",
     ),
     _fmow(
         name="FMoW_regions",
         reader=partial(read_fmow, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
-        source="WILDS fmow_v1.1, official split by time, every step draws equally from each region",
+        source="WILDS fmow_v1.1, split by time, a domain for each region",
     ),
     _fmow(
         name="FMoW_LAO",
         reader=read_fmow_lao,
-        source="WILDS fmow_v1.1 without Asia, which is the test",
+        source="WILDS fmow_v1.1, tested on Asia, regions pooled",
     ),
     _fmow(
         name="FMoW_LAO_regions",
         reader=partial(read_fmow_lao, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
-        source="WILDS fmow_v1.1 without Asia, which is the test; every step draws equally from each other region",
+        source="WILDS fmow_v1.1, tested on Asia, a domain for each region",
     ),
     _iwildcam(
         name="iWildCam",
         reader=read_iwildcam,
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 16},
-        source="WILDS iwildcam_v2.0, official split by camera trap",
+        source="WILDS iwildcam_v2.0, split by camera trap",
     ),
     _iwildcam(
         name="iWildCam_locations",
         reader=partial(read_iwildcam, pooled=False),
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 8},
         domains_per_step=2,
-        source="WILDS iwildcam_v2.0, official split by camera trap; every step draws two camera traps, as WILDS does",
+        source="WILDS iwildcam_v2.0, split by camera trap, a domain for each trap",
     ),
 )
