@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -9,6 +10,7 @@ from sphinx.application import Sphinx
 import timm_moe_dg
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))  # tools/ is no installed package
 # Files of the repository's root that are pages of the site
 ROOT_PAGES = {
     "README.md": "index.md",
