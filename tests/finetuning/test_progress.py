@@ -105,6 +105,18 @@ def test_splits_without_images_have_no_number():
     assert [line.split()[2:] for line in table.splitlines() if "cartoon" in line] == [["0.8000", "-"]]
 
 
+def test_validation_on_held_out_groups_is_labelled_oracle_in_the_log():
+    scores = {"accuracy": 0.5, "worst_accuracy": 0.5, "f1_macro": 0.5, "worst_group": "b", "num_samples": {"b": 1}}
+    facts = [["train", "a", "official"], ["ood", "b", "official"], ["train", "c", "official"]]
+    args = {**make_record().args, "domain_facts": facts, "split_sizes": [[3, 1]] * 3}
+    record = replace(make_record(roles={"ood": scores, "ood_val": scores}), args=args)
+    lines = domain_table(record, ["a", "b", "c"]).splitlines()
+    assert [line.strip().partition(":")[0] for line in lines[5:7]] == ["ood", "ood_val (held-out groups"]
+    assert "oracle): accuracy 0.5000" in lines[6]
+    facts[0][1] = "b"
+    assert "oracle" not in domain_table(record, ["a", "b", "c"])
+
+
 def test_names_cannot_move_the_cursor_or_reverse_text():
     scores = {
         "accuracy": 0.5,

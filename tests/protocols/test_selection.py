@@ -21,7 +21,7 @@ from timm_moe_dg.protocols import (
     validation_accuracy,
     whole_accuracy,
 )
-from timm_moe_dg.protocols.selection import transfer_accuracy
+from timm_moe_dg.protocols.selection import transfer_accuracy, validates_on_test_groups
 
 
 def invented(step, out_acc, in_acc=(0.0, 0.0, 0.0), test=(0,), hparams_seed=0):
@@ -211,6 +211,28 @@ def test_worst_group_and_f1_of_validation_under_shift_choose_each_its_own():
     assert ood_worst_group(drawn) is drawn[-1]  # the highest draw of equals
     averaged = [*records, replace(shifted(901, 0.1, 0.1), averaged=True)]
     assert ood_f1_macro(averaged) is averaged[-1]
+
+
+FMOW = [["train", "all"], ["id", "Asia"], ["ood", "Asia"], ["ood", "Africa"]]
+
+
+@pytest.mark.parametrize(
+    ("facts", "validated", "oracle"),
+    [
+        ([*FMOW, ["id", "Africa"]], (2, 3), False),  # a shift in time: both regions are trained on
+        (FMOW, (2,), False),  # Africa is held out and has no validation images
+        (FMOW, (2, 3), True),
+        ([["train", "Asia"], ["ood", "Africa"]], (1,), True),  # a table of one's own
+        ([["train", "all"], ["ood", "all"]], (1,), False),  # iWildCam: other camera traps
+    ],
+)
+def test_validation_on_held_out_groups_of_the_test_is_an_oracle(facts, validated, oracle):
+    sizes = [[5, 5 if number in validated else 0] for number in range(len(facts))]
+    record = invented(0, (0.5, 0.5, 0.5))
+    assert not validates_on_test_groups(record)
+    facts = [[*fact, "official"] for fact in facts]
+    known = replace(record, args={**record.args, "domain_facts": facts, "split_sizes": sizes})
+    assert validates_on_test_groups(known) == oracle
 
 
 def test_records_without_these_scores_say_what_is_lacking_in_one_line():

@@ -147,6 +147,16 @@ def test_tables_by_validation_under_shift():
     assert "1 of 1 evaluations lack f1_macro" in why_no_table("ood_f1_macro", runs[2:])
 
 
+def test_a_table_selected_on_held_out_groups_is_labelled_oracle():
+    facts = [["train", "Europe", "official"], *[["ood", "Asia", "official"]] * 2]
+    args = {"domain_facts": facts, "split_sizes": [[5, 5], [5, 5], [5, 0]]}
+    runs = [scored_run(0, (0.1, 0.9), **args)]
+    titles = {table.rule: table.title for table in make_tables(runs)}
+    assert "oracle" not in titles["official"]
+    assert titles["ood_f1_macro"].endswith("validation split (oracle: the split has held-out groups of the test)")
+    assert "oracle" in titles["ood_worst_group"]
+
+
 def test_mean_and_standard_error_over_trial_seeds():
     cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
     assert cell.mean == pytest.approx(0.65)

@@ -22,7 +22,8 @@ from ..cli.escape import one_line
 from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.headline import summary, worst_groups
 from ..protocols.options import Arguments, RunOptions
-from ..protocols.records import Record, RoleScores
+from ..protocols.records import OOD_VALIDATION, Record, RoleScores
+from ..protocols.selection import validates_on_test_groups
 
 LINE_EVERY = 60.0  # seconds
 TRACKERS = ("tensorboard", "wandb")
@@ -118,7 +119,8 @@ def domain_table(record: Record, names: Sequence[str]) -> str:
     for domain, (name, inside, outside) in enumerate(zip(names, record.in_acc, record.out_acc, strict=True)):
         role = "test" if domain in record.test_domains else "train"
         lines.append(f"  {name:<{width}}  {role:<5}  {_share(inside):>6}  {_share(outside):>7}")
-    lines += [role_line(role, scores) for role, scores in record.roles.items()]
+    labels = {OOD_VALIDATION: f"{OOD_VALIDATION} (held-out groups: oracle)"} if validates_on_test_groups(record) else {}
+    lines += [role_line(labels.get(role, role), scores) for role, scores in record.roles.items()]
     return "\n".join(map(one_line, [*lines, f"  {summary(record)}"]))
 
 

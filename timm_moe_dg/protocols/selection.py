@@ -134,6 +134,17 @@ def has_ood_validation(record: Record, score: Score) -> bool:
     return not isnan(record.roles.get(OOD_VALIDATION, RoleScores()).get(score, nan))
 
 
+def validates_on_test_groups(record: Record) -> bool:
+    """Whether the "ood" validation split holds a group of the "ood" test that is not trained on.
+
+    Selection on such a split is an oracle. FMoW's split is none: its regions are trained on, in earlier years.
+    """
+    facts, sizes = record.args.get("domain_facts") or (), record.args.get("split_sizes") or ()
+    trained = {group for role, group, _ in facts if role != "ood"}
+    pairs = zip(facts, sizes, strict=False)  # DomainBed's rows have neither
+    return any(role == "ood" and group not in trained and all(images) for (role, group, _), images in pairs)
+
+
 def _best_of_validation_under_shift(records: Sequence[Record], score: Score) -> Record:
     candidates = selectable(records)
     lacking = [record for record in candidates if not has_ood_validation(record, score)]

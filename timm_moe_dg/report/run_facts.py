@@ -14,7 +14,7 @@ from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy
 from ..results.runs import RESULTS, FinishedRun, domain_names
-from ..results.tables import TITLES
+from ..results.tables import rule_title
 from ..storage.run_folder import BEST
 from ..sweeping.jobs import Job, tail
 
@@ -66,7 +66,8 @@ class RunFacts:
         """The choices of all rules that need one run only, training-domain validation first."""
         selected = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._has_scores(rule)]
         return [
-            Choice(TITLES[rule], record, validation_accuracy(record), headlines(record)[0]) for rule, record in selected
+            Choice(rule_title(rule, [record]), record, validation_accuracy(record), headlines(record)[0])
+            for rule, record in selected
         ]
 
     @property

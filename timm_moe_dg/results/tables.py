@@ -12,7 +12,13 @@ from types import MappingProxyType
 from ..errors import RecordError
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
 from ..protocols.records import Record
-from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, reported_accuracy
+from ..protocols.selection import (
+    OOD_RULES,
+    SELECTION_RULES,
+    has_ood_validation,
+    reported_accuracy,
+    validates_on_test_groups,
+)
 from .regions import joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 from .table_columns import (
@@ -57,6 +63,7 @@ _ALSO_MISSING = {
     PER_REGION: ", or a region's model",
     **dict.fromkeys(OOD_RULES, ", or their scores on the ood validation split"),
 }
+_ORACLE = " (oracle: the split has held-out groups of the test)"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
@@ -122,6 +129,11 @@ def make_tables(
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
+
+
+def rule_title(rule: str, records: Sequence[Record]) -> str:
+    """Describes a rule. The rules for the ood validation split are oracles on some data."""
+    return TITLES[rule] + (_ORACLE if rule in OOD_RULES and any(map(validates_on_test_groups, records)) else "")
 
 
 def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
@@ -216,7 +228,8 @@ def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Colum
     missing_seeds = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in selected.items()}
     also = _ALSO_MISSING.get(rule, "")
     missing = [f"{row}: trial seeds {absent}{also}" for row, absent in missing_seeds.items() if absent]
-    how = TITLES[rule] if rule == PER_REGION else f"selection by {TITLES[rule if rule in OOD_RULES else VALIDATION]}"
+    selection = rule_title(rule if rule in OOD_RULES else VALIDATION, _first_records(rows))
+    how = TITLES[rule] if rule == PER_REGION else f"selection by {selection}"
     title = f"{dataset}, its own test domains, {how}"
     return Table(dataset, rule, title, _titles(columns), cells, rows, missing, groups=_titles(groups))
 

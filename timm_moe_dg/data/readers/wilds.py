@@ -54,14 +54,16 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads FMoW with Asia left out of training, as the "ood" test (MoGE, section 2.4). See `read_fmow` for `pooled`.
 
     The paper does not say which images of Asia are the test. Here it is those of both official test splits. "ood"
-    images of other regions are left out.
+    images of other regions are left out, and so are Asia's validation images, with which selection would be an oracle.
     """
     places = _fmow_table(data_dir, regionless=pooled)
     held_out = places.group == HELD_OUT_REGION
-    parts_in_asia = {"id_test": "ood_test", "id_val": "ood_val", "train": "none"}
+    parts_in_asia = {"id_test": "ood_test", "ood_test": "ood_test"}
     parts_elsewhere = {"ood_test": "none", "ood_val": "none"}
     pairs = zip(places.part.tolist(), held_out, strict=True)
-    part = np.array([(parts_in_asia if in_asia else parts_elsewhere).get(name, name) for name, in_asia in pairs])
+    part = np.array(
+        [parts_in_asia.get(name, "none") if in_asia else parts_elsewhere.get(name, name) for name, in_asia in pairs]
+    )
     return domains_of(replace(places, part=part), pooled=pooled)
 
 
