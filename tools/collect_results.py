@@ -3,6 +3,7 @@
     python tools/collect_results.py output/digits
     python tools/collect_results.py output/digits --format markdown --plot accuracies.png
     python tools/collect_results.py output/digits --format csv
+    python tools/collect_results.py output/gmoe_small --papers
     python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
 The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Runs without a `done`
@@ -21,6 +22,7 @@ from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
+from timm_moe_dg.results.paper_figures import why_no_figures
 from timm_moe_dg.results.rendering import RENDERERS, data_rows, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS
@@ -53,15 +55,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--relative-to", metavar="ROW", help=relative)
     pair = "print two rows side by side with their difference and the papers' figures (rows are named as above)"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
+    add("--papers", action="store_true", help="set the papers' figures beside the columns, for runs of their recipes")
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
     ablation = "draw a column of the first table against a setting that differs between its rows, such as top_k"
     add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
     return parser
 
 
-def write_data(tables: Sequence[Table], format_: str) -> None:
+def write_data(tables: Sequence[Table], format_: str, papers: bool) -> None:
     """Prints the tables' cells for other programs."""
-    rows = data_rows(tables)
+    rows = data_rows(tables, papers)
     if format_ == "json":
         print(json_text(rows, indent=1), end="")
     else:
@@ -103,9 +106,11 @@ def main(argv: Sequence[str]) -> None:
         if args.relative_to:
             printed = [with_improvements(table, args.relative_to) for table in tables if table.runs]
         if args.format in DATA_FORMATS:
-            write_data(printed, args.format)
+            write_data(printed, args.format, args.papers)
         else:
-            print("\n\n".join(render(table, args.format) for table in printed))
+            print("\n\n".join(render(table, args.format, args.papers) for table in printed))
+    for reason in why_no_figures(tables) if args.papers else ():
+        print(one_line(reason), file=sys.stderr)
     for folder in unfinished:
         print(f"not finished, left out: {one_line(folder)}", file=sys.stderr)
     if args.ablation:

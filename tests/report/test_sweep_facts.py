@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
+from timm_moe_dg.report.pages import render
 from timm_moe_dg.report.pictures import Missing
 from timm_moe_dg.report.sweep_facts import read_sweep
 
@@ -48,6 +49,21 @@ def test_columns_that_no_run_has_are_named_apart(tmp_path):
     assert list(compared.columns) == ["domain 0", "domain 2"]
     assert list(compared.empty) == ["domain 1", "average"]
     assert [len(cells) for cells in compared.rows.values()] == [2]
+
+
+def test_the_papers_figures_have_a_column_beside_a_recipe_s(tmp_path):
+    recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
+    write_sweep(tmp_path / "a", num_domains=4, hparams_seeds=(0,), **recipe)
+    write_sweep(tmp_path / "b", num_domains=4, hparams_seeds=(0,), **{**recipe, "aux_coef": 0.5})
+    compared = next(t for t in read_sweep(tmp_path).compared if t.table.rule == "training_domain_validation")
+    assert list(compared.columns)[-2:] == ["average", "average (papers)"]
+    stated = [cells[-1].text for cells in compared.rows.values()]
+    assert sorted(stated) == ["", "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)"]
+    assert all(len(cells) == len(compared.columns) for cells in compared.rows.values())
+    facts = read_sweep(tmp_path)
+    html = render("sweep.html", facts=facts, cautions=facts.cautions)
+    assert html.count("<th>average (papers)</th>") == 2  # also by cross-validation
+    assert html.count(f"<td>{max(stated)}</td>") == 1
 
 
 def test_only_what_all_runs_have_is_given(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
-from timm_moe_dg.analysis.plots import ablation_lines
+from timm_moe_dg.analysis.plots import ablation_lines, plot_ablation
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
@@ -123,10 +123,61 @@ def test_ablation(tmp_path, capsys):
     png = tmp_path / "ablation.png"
     shown(capsys, tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
     assert Image.open(png).width > 500
-    with pytest.raises(ArgumentError, match="ablation='num_experts': no run has this setting"):
+    with pytest.raises(ArgumentError, match="ablation='num_expert': no run has this setting"):
+        ablation_lines(table, "num_expert", "average")
+    with pytest.raises(ArgumentError, match="ablation='num_experts': all rows have the same value; give an option"):
         ablation_lines(table, "num_experts", "average")
     with pytest.raises(ArgumentError, match="ablation='oods': the columns are: domain 0,"):
         ablation_lines(table, "top_k", "oods")
+
+
+def ablated(folder, setting, *variants):
+    """The values of the longest line over runs with these options, each a table of `model_kwargs` and others."""
+    for number, options in enumerate(variants):
+        (folder / setting).mkdir(exist_ok=True)
+        record = invented_records([0], dataset="toy", **{"model": "moge_tiny", **options})
+        write_run(folder / setting / str(number), record)
+    (table, *_) = make_tables(find_runs([folder / setting])[0], ["oracle"])
+    lines = ablation_lines(table, setting, "average")
+    plot_ablation(table, setting, "average", folder / f"{setting}.png")
+    assert Image.open(folder / f"{setting}.png").width > 500
+    return [value for value, _ in max(lines.values(), key=len)]
+
+
+def test_an_ablation_shows_the_default_that_a_run_does_not_spell_out(tmp_path):
+    """The lines of MoGE's Figure 2, b and c, whose paper has six experts and top-3, and lists of blocks."""
+    experts = [{"supcon_coef": 0.0}, {}, *({"model_kwargs": {"num_experts": number}} for number in (9, 3, 12))]
+    assert ablated(tmp_path, "num_experts", *experts) == [3, 6, 9, 12]
+    without = [{"shared_expert": False, **({"top_k": k} if k else {})} for k in (5, None, 1)]
+    assert ablated(tmp_path, "top_k", *({"model_kwargs": kwargs} for kwargs in [{}, *without])) == [1, 3, 5]
+    blocks = [{"model_kwargs": {"moe_layers": layers}} for layers in ([2, 3], "every_two", [8, 10])]
+    assert ablated(tmp_path, "moe_layers", *blocks) == [(2, 3), (8, 10), "every_two"]
+    assert ablated(tmp_path, "supcon_coef", {}, {"supcon_coef": 1.0}, {"supcon_coef": 0.0}) == [0.0, 0.1, 1.0]
+
+
+def test_the_papers_figures_stand_beside_a_recipe_s_folder(tmp_path, capsys):
+    """In every format, in a column of their own; other runs are told what differs."""
+    recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
+    write_sweep(tmp_path / "recipe", num_domains=4, hparams_seeds=(0,), **recipe)
+    write_sweep(tmp_path / "other", num_domains=4, hparams_seeds=(0,), **{**recipe, "steps": 300})
+    stated = "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)"
+    for format_, cell in (("text", stated), ("markdown", stated), ("latex", stated.replace("±", r"$\pm$"))):
+        out = shown(
+            capsys, tmp_path / "recipe", "--papers", "--rules", "training_domain_validation", "--format", format_
+        )
+        assert out.count("(papers)") == 1
+        assert out.count(cell) == 1
+    (average,) = [row for row in csv_rows(shown(capsys, tmp_path / "recipe", "--papers", "--format", "csv",
+        "--rules", "training_domain_validation")) if row["column"] == "average"]  # fmt: skip
+    assert average["papers"] == stated
+    assert "(papers)" not in shown(capsys, tmp_path / "recipe")
+    load_tool("collect_results").main([str(tmp_path / "other"), "--papers"])
+    streams = capsys.readouterr()
+    assert "(papers)" not in streams.out
+    (line,) = [line for line in streams.err.splitlines() if line.startswith("papers: ")]
+    assert line == (
+        "papers: PACS, ERM, gmoe_small_patch16: differs from gmoe_small (GMoE, Table 1) in steps=300 (there 5001)"
+    )
 
 
 def test_a_rule_without_its_scores_says_so_in_one_line(folder, capsys):

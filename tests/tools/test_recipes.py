@@ -1,18 +1,20 @@
 """Every recipe has options of finetune.py, can be planned, and states the papers' figures in its header."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import timm
 import yaml
 
-from tests.invented import FIVE
+from tests.invented import FIVE, make_record
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.protocols.planner import plan_runs
-from timm_moe_dg.results.paper_figures import FIGURES, figures_for, with_tag
+from timm_moe_dg.results.paper_figures import FIGURES, PaperFigure, figures_for, with_tag
+from timm_moe_dg.results.runs import FinishedRun
 
 FILES = sorted((TOOLS / "recipes").glob("*.yaml"))
 RECIPES = [path for path in FILES if "model" in yaml.safe_load(path.read_text())]
@@ -67,18 +69,16 @@ def test_a_file_dry_runs_as_its_header_says(path, sweep, monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize("path", RECIPES, ids=names)
 def test_a_header_states_the_papers_figures(path):
-    options = {"steps": 15_001, "model_kwargs": {}, "algorithm": "ERM", "expert_mode": "routed"}
-    options |= yaml.safe_load(path.read_text())
-    options |= {"initial_checkpoint": "trained before"} if "freeze" in options else {}
-    algorithm = options["algorithm"] + (f" + {options['averaging']}" if "averaging" in options else "")
+    options = yaml.safe_load(path.read_text())
+    algorithm = options.get("algorithm", "ERM") + (f" + {options['averaging']}" if "averaging" in options else "")
     single = "single_source" in path.stem
     stated = header(path)
     count = 0
     for figure in FIGURES:
         if (figure.trained_on is not None) != single or figure.dataset not in {options.get("dataset"), *FIVE}:
             continue
-        row = (figure.dataset, figure.rule, options, algorithm, figure.column, figure.trained_on)
-        if figure in figures_for(*row) and options.get("dataset", figure.dataset) == figure.dataset:
+        run = run_of(path, figure.dataset, algorithm)
+        if figure in figures_of(run, figure) and options.get("dataset", figure.dataset) == figure.dataset:
             by_domain = figure.column if single else f"{figure.dataset} {figure.column}"
             where = figure.dataset if figure.column == "average" else by_domain
             error = "" if figure.error is None else f" ± {figure.error}"
@@ -86,6 +86,37 @@ def test_a_header_states_the_papers_figures(path):
             assert figure.source.partition(",")[2].strip() in stated
             count += 1
     assert count >= (36 if single else 1 if "dataset" in options else 5)
+
+
+def run_of(path: Path, dataset: str, algorithm: str) -> FinishedRun:
+    """The arguments that a recipe's run on a data set is recorded with, as far as figures depend on them."""
+    content = yaml.safe_load(path.read_text())
+    tables = [content.get("options", content)]
+    for axis, value in (("dataset", dataset), ("algorithm", algorithm), ("model", None)):
+        entries = [entry for entry in content.get(f"{axis}s", ()) if isinstance(entry, dict)]
+        tables += [entry for entry in entries if entry[axis] == value]
+    if "models" in content:
+        tables.append({"model": content["models"][0]})
+    args = {"algorithm": algorithm.partition(" + ")[0], "steps": BENCHMARKS[dataset].steps, "filled_in": []}
+    for table in tables:
+        args |= table
+    args |= {"initial_checkpoint": "trained before"} if "freeze" in args else {}
+    seeds = {"test_envs": [0], "trial_seed": 0, "hparams_seed": 0}
+    return FinishedRun(path, [make_record(args={**args, "dataset": dataset, **seeds})])
+
+
+def figures_of(run: FinishedRun, figure: PaperFigure) -> list[PaperFigure]:
+    return figures_for(run, figure.rule, figure.column, figure.trained_on)
+
+
+def test_every_figure_stands_beside_the_runs_of_its_recipe_and_of_no_other_settings():
+    for figure in FIGURES:
+        if figure.recipe:
+            run = run_of(TOOLS / "recipes" / f"{figure.recipe}.yaml", figure.dataset, figure.algorithm)
+            assert figure in figures_of(run, figure), figure
+            changed = FinishedRun("x", [replace(run.records[0], args={**run.args, "label_smoothing": 0.1})])
+            assert figures_of(changed, figure) == []
+    assert {figure.rule for figure in FIGURES if not figure.recipe} == {"per_region"}
 
 
 PLANS_WITH_FIGURES = {"fmow_regions": 12, "fmow_lao_regions": 2, "iwildcam_locations": 6, "resnet50_v2": 10}

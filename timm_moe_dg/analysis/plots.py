@@ -1,5 +1,6 @@
 """Pictures of result tables: bars of accuracies, and lines of ablations."""
 
+import re
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..protocols.run_identity import settings
+from ..results.in_effect import in_effect
 from ..results.runs import RowKey
 from ..results.table_columns import Cell
 from ..results.tables import Table
@@ -26,25 +27,38 @@ def bars_of(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:
 
 
 def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
-    """Name of rows -> (value of a setting, such as "top_k", and the rows' cell of a column), in ascending order."""
+    """Name of rows -> (value of a setting, such as "top_k", and the rows' cell of a column), in ascending order.
+
+    A run that does not spell the setting out has its default. Rows without a counterpart of another value are left out.
+    """
     if column not in table.columns:
         raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
     lines: dict[str, list[tuple[Any, Cell]]] = {}
     for row, cells in table.rows.items():
-        value = settings(table.runs[row][0].args).get(setting) if row in table.runs else None
-        if value is not None:
-            other_settings = [part for part in row.variant.split(", ") if part and not part.startswith(f"{setting}=")]
-            name = str(RowKey(row.algorithm, row.model, ", ".join(other_settings)))
+        values = in_effect(table.runs[row][0].args) if row in table.runs else {}
+        if (value := values.get(setting)) is not None:
+            spelled_out = re.escape(f"{setting}={value}")
+            others = re.sub(rf"(^|, ){spelled_out}(?=, |$)", "", row.variant).removeprefix(", ")
+            name = str(RowKey(row.algorithm, row.model, others))
+            value = tuple(value) if isinstance(value, list) else value
             lines.setdefault(name, []).append((value, cells[list(table.columns).index(column)]))
-    if not lines:
-        raise ArgumentError.of("ablation", setting, "no run has this setting; settings are options and model_kwargs")
-    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+    several = {name: points for name, points in lines.items() if len({value for value, _ in points}) > 1}
+    if not several:
+        reason = "all rows have the same value" if lines else "no run has this setting"
+        raise ArgumentError.of("ablation", setting, f"{reason}; give an option or model argument that differs")
+    return {name: sorted(points, key=lambda point: _order(point[0])) for name, points in several.items()}
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers in their order, then everything else by its text."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0.0, str(value)
 
 
 def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
     """Draws a column of a table against an option or model argument, with standard errors, as in MoGE's Figure 2."""
     lines = ablation_lines(table, setting, column)
-    values = sorted({value for points in lines.values() for value, _ in points})
+    values = sorted({value for points in lines.values() for value, _ in points}, key=_order)
     with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
         axes = figure.subplots()
         for number, (name, points) in enumerate(lines.items()):

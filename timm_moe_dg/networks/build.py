@@ -73,7 +73,7 @@ def build_network(
         model_kwargs: Further arguments of the model.
     """
     check_name(name)
-    kwargs = {"drop_path_rate": _default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
+    kwargs = {"drop_path_rate": default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
     if in_chans not in (None, RGB):
         kwargs = {"in_chans": in_chans, **kwargs}
     _check_kwargs(kwargs)
@@ -137,7 +137,8 @@ def _hub_or_cache() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = offline
 
 
-def _default_drop_path(name: str) -> float:
+def default_drop_path(name: str) -> float:
+    """Returns the rate of stochastic depth of a network that none was given for."""
     source, architecture = parse_model_name(name)
     is_resnet = source is None and is_model_in_modules(split_model_name_tag(architecture)[0], _WITHOUT_DROP_PATH)
     return 0.0 if is_resnet else DROP_PATH

@@ -11,6 +11,7 @@ from ..errors import RecordError
 from ..protocols.headline import images
 from ..protocols.records import SCORED_ROLES
 from ..results.paired import PairedTest, paired_tests
+from ..results.paper_figures import paper_columns
 from ..results.rendering import cell_text
 from ..results.runs import FinishedRun, domain_names, find_runs
 from ..results.table_columns import Cell
@@ -31,7 +32,7 @@ class ComparedTable(NamedTuple):
     """One table with tests of the differences between its rows."""
 
     table: Table
-    columns: Sequence[str]  # titles of the columns with a number in at least one row
+    columns: Sequence[str]  # titles of the columns with a number in at least one row, and of the papers' figures
     empty: Sequence[str]  # titles of the other columns
     rows: Mapping[str, Sequence[DotCell]]  # title -> cells, in the order of `columns`
     scale: tuple[float, float]  # accuracies in percent at the left and right end of the dots' scale
@@ -125,8 +126,14 @@ def _with_dots(table: Table) -> ComparedTable:
     low, high = _scale([100 * value for value in values if not isnan(value)])
     filled = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
     rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, filled)] for row, cells in table.rows.items()}
-    columns, empty = compress(table.columns, filled), compress(table.columns, [not value for value in filled])
-    return ComparedTable(table, list(columns), list(empty), rows, (low, high), paired_tests(table), _images(table))
+    columns, empty = list(compress(table.columns, filled)), compress(table.columns, [not value for value in filled])
+    for column, texts in paper_columns(table).items():
+        if column in columns:
+            after = columns.index(column) + 1
+            columns.insert(after, f"{column} (papers)")
+            for row, text in texts.items():
+                rows[str(row)].insert(after, DotCell(text, ()))
+    return ComparedTable(table, columns, list(empty), rows, (low, high), paired_tests(table), _images(table))
 
 
 def _images(table: Table) -> dict[str, str]:

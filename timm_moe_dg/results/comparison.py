@@ -10,7 +10,7 @@ from statistics import fmean
 from ..cli.escape import markdown, one_line
 from ..errors import ArgumentError
 from .paired import sign_flip_p
-from .paper_figures import PaperFigure, figures_for
+from .paper_figures import paper_columns
 from .rendering import RENDERERS, cell_text
 from .runs import RowKey
 from .table_columns import AVERAGE, AVERAGE_OOD, Cell, paired_differences
@@ -55,15 +55,15 @@ def rows_named(table: Table, name: str) -> list[RowKey]:
 
 def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
     names = [str(first), str(second)]
-    papers = [_paper_column(table, row) for row in (first, second)]
+    papers = paper_columns(table)
     # Most settings have no figure in a paper, so an empty column is left out.
-    with_figures = [number for number, column in enumerate(papers) if any(column)]
-    grid = [["domain", *names, "difference", *(f"paper's figure for {names[number]}" for number in with_figures)]]
+    with_figures = [row for row in (first, second) if any(texts[row] for texts in papers.values())]
+    grid = [["domain", *names, "difference", *(f"paper's figure for {row}" for row in with_figures)]]
     for position, domain in enumerate(table.columns):
         cells = [table.rows[row][position] for row in (first, second)]
         if any(cell.values for cell in cells):
             measured = [*map(cell_text, cells), difference_text(*cells)]
-            grid.append([domain, *measured, *(papers[number][position] for number in with_figures)])
+            grid.append([domain, *measured, *(papers.get(domain, {}).get(row, "") for row in with_figures)])
     comment = "% " if format_ == "latex" else ""
     escape = markdown if format_ == "markdown" else one_line
     titles = enumerate(map(escape, table.columns))
@@ -82,19 +82,6 @@ def difference_text(first: Cell, second: Cell) -> str:
     cell = Cell(paired_differences(first, second), max(first.expected, second.expected))
     text = cell_text(cell)  # has a sign only if negative
     return text if text.startswith(("-", "missing")) else f"+{text}"
-
-
-def _paper_column(table: Table, row: RowKey) -> list[str]:
-    args = table.runs[row][0].args
-    return [
-        "; ".join(map(_stated, figures_for(table.dataset, table.rule, args, row.algorithm, column, table.trained_on)))
-        for column in (column.removesuffix(" (IID)") for column in table.columns)
-    ]
-
-
-def _stated(figure: PaperFigure) -> str:
-    error = "" if figure.error is None else f" ± {figure.error}"
-    return f"{figure.value}{error} ({figure.source})"
 
 
 def with_improvements(table: Table, reference: str) -> Table:

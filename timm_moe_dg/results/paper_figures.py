@@ -5,28 +5,40 @@ of a paper differ, both figures are listed. Networks have timm's names. ViT-S/16
 experts start from. A tag names the weights, for example torchvision's first ones in "resnet50.tv_in1k". Without a tag
 they are timm's default weights.
 
+A figure belongs to a recipe of tools/recipes. It stands beside runs whose settings in effect are the recipe's.
+
 Known problems of the papers' tables:
 - GMoE's Table 10 swaps MLDG's accuracies on PACS and VLCS.
 - GMoE's Table 1 mixes runs of 5,000 and 15,000 steps on DomainNet. Table 9 separates them.
 - SF-MoE does not state its number of steps on DomainNet. Its ResNet-50 is DomainBed's with 5,000 steps.
 - MoGE does not state which of SatCLIP's encoders it uses. Its figure is listed for ten polynomials, the number of
   MoGE's own encoder.
+- MoGE selects by the worst group's accuracy in validation, and does not say whether that validation is "id" or "ood".
+  Its figures stand beside every rule for the data's own test domains.
+- MoGE does not say which deviation its ± is. GMoE and SF-MoE state the standard error of three runs.
 """
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
 import timm
 
-from ..protocols.options import Arguments
 from ..protocols.planner import OFFICIAL
 from ..protocols.selection import OOD_RULES
+from .in_effect import comparable, default_settings, spelled_out
+from .runs import FinishedRun, RowKey
+from .tables import Table
 
-_TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column")
+_TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column", "recipe")
+# Settings that the papers do not state: how numbers are computed, how often, and digests
+_NOT_STATED = {
+    *("amp_dtype", "channels_last", "compile", "grad_accum_steps", "grad_checkpointing", "skip_unreadable"),
+    *("data", "eval_freq", "initial_checkpoint", "pretrained", "validation_batch_size", "weights_sha256"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,25 +51,28 @@ class PaperFigure:
     algorithm: str  # followed by " + swad" if weights were averaged with SWAD
     model: str  # timm's name, with a tag unless the weights are timm's default
     column: str  # the evaluated domain, "average", or a role and a score such as "ood worst group"
+    recipe: str  # name of a file in tools/recipes, empty for a command on the page of the papers
     value: float  # percent
-    error: float | None = None  # standard error, None if not stated
+    error: float | None = None  # as printed after the plus-minus sign, None if not stated
     trained_on: str | None = None  # the only training domain, in single-source tables
-    steps: int | None = None  # length of the paper's runs, None if the figure holds for any length
-    expert_mode: str | None = None  # MoGE's, "routed" or "shared"; None for other models
-    model_kwargs: Mapping[str, object] = field(default_factory=dict)  # that differ from the registered model
+    settings: Mapping[str, object] = field(
+        default_factory=dict, hash=False
+    )  # the recipe's; None where the paper states none
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f" ± {self.error}"
+        return f"{self.value}{error} ({self.source})"
 
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
-    """Reads figures from CSV text with a header of `PaperFigure`'s fields. model_kwargs is JSON."""
+    """Reads figures from CSV text with a header of `PaperFigure`'s fields. Settings are JSON."""
     return tuple(
         PaperFigure(
             **{name: row[name] for name in _TEXTS},
             value=float(row["value"]),
             error=float(row["error"]) if row["error"] else None,
             trained_on=row["trained_on"] or None,
-            steps=int(row["steps"]) if row["steps"] else None,
-            expert_mode=row["expert_mode"] or None,
-            model_kwargs=json.loads(row["model_kwargs"] or "{}"),
+            settings=json.loads(row["settings"] or "{}"),
         )
         for row in csv.DictReader(text.splitlines())
     )
@@ -66,27 +81,71 @@ def read_figures(text: str) -> tuple[PaperFigure, ...]:
 FIGURES = read_figures((files(__package__) / "paper_figures.csv").read_text(encoding="utf-8"))
 
 
-def figures_for(
-    dataset: str, rule: str, args: Arguments, algorithm: str, column: str, trained_on: str | None = None
-) -> list[PaperFigure]:
-    """Finds the papers' figures for a run with the same network, published weights and options.
+def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None = None) -> list[PaperFigure]:
+    """Finds the papers' figures for runs with the same network, published weights and settings in effect.
 
-    The algorithm includes weight averaging. The column is a domain or "average".
+    The column is a domain, "average", or a role and a score.
     """
-    # The papers fine-tune pretrained networks. A network from scratch has no figure.
-    if not (args.get("pretrained") or args.get("initial_checkpoint")):
-        return []
-    model = with_tag(str(args.get("model")))
-    # MoGE does not state its rule: its figures match every rule for the data's own test domains
-    rule = OFFICIAL if rule in OOD_RULES else rule
-    setting = (dataset, rule, algorithm, model, column, trained_on, args.get("model_kwargs", {}))
-    return [
-        figure
-        for figure in FIGURES
-        if setting == _setting(figure)
-        and figure.steps in (None, args.get("steps"))
-        and figure.expert_mode in (None, args.get("expert_mode"))
-    ]
+    cell = (run.dataset, _papers_rule(rule), column, trained_on)
+    figures = [f for f in FIGURES if cell == (f.dataset, f.rule, f.column, f.trained_on)]
+    return [figure for figure in figures if not differences(figure, run)]
+
+
+def differences(figure: PaperFigure, run: FinishedRun) -> dict[str, tuple[object, object]]:
+    """Compares a run with the recipe of a figure. Returns name -> (the run's value, the recipe's) where they differ."""
+    if (run.algorithm, with_tag(run.model)) != (figure.algorithm, with_tag(figure.model)):
+        pairs: dict[str, tuple[object, object]] = {"algorithm": (run.algorithm, figure.algorithm)}
+        pairs["model"] = (with_tag(run.model), with_tag(figure.model))
+    else:
+        pairs = {}
+    # The papers fine-tune pretrained networks
+    pairs["pretrained"] = (bool(run.args.get("pretrained") or run.args.get("initial_checkpoint")), True)
+    defaults, given = default_settings(run.args), spelled_out(run.args)
+    ours, theirs = {**defaults, **given}, {**defaults, **figure.settings}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    for name in sorted((given.keys() | figure.settings.keys()) - _NOT_STATED):
+        stated = theirs.get(name) is not None or name not in figure.settings
+        if stated and comparable(name, ours) != comparable(name, theirs):
+            differing[name] = (ours.get(name), theirs.get(name))
+    return differing
+
+
+def paper_columns(table: Table) -> dict[str, dict[RowKey, str]]:
+    """Returns the papers' figures for a table: column -> row -> text, for the columns with any figure."""
+    columns = {
+        column: {
+            row: "; ".join(map(str, figures_for(runs[0], table.rule, column.removesuffix(" (IID)"), table.trained_on)))
+            for row, runs in table.runs.items()
+        }
+        for column in table.columns
+    }
+    return {column: texts for column, texts in columns.items() if any(texts.values())}
+
+
+def why_no_figures(tables: Sequence[Table]) -> list[str]:
+    """Says which settings differ from the nearest recipe, for each row that has no figure in any table."""
+    stated = [(table, texts) for table in tables for texts in paper_columns(table).values()]
+    with_figures = {(table.dataset, row) for table, texts in stated for row, text in texts.items() if text}
+    lines: dict[tuple[str, RowKey], str] = {}
+    for table in tables:
+        for row, runs in table.runs.items():
+            if (table.dataset, row) not in with_figures and (reason := _nearest(runs[0], table.rule)):
+                lines.setdefault((table.dataset, row), f"papers: {table.dataset}, {row}: {reason}")
+    return list(lines.values())
+
+
+def _nearest(run: FinishedRun, rule: str) -> str:
+    figures = [figure for figure in FIGURES if figure.dataset == run.dataset]
+    if not figures:
+        return "no paper has figures on this data set"
+    compared = [(figure, differences(figure, run)) for figure in figures if figure.rule == _papers_rule(rule)]
+    figure, differing = min(compared, key=lambda pair: len(pair[1]), default=(None, {}))
+    pairs = ", ".join(f"{name}={ours} (there {theirs})" for name, (ours, theirs) in differing.items())
+    return f"differs from {figure.recipe or 'a command'} ({figure.source}) in {pairs}" if figure and pairs else ""
+
+
+def _papers_rule(rule: str) -> str:
+    return OFFICIAL if rule in OOD_RULES else rule
 
 
 @cache
@@ -94,9 +153,3 @@ def with_tag(model: str) -> str:
     """Appends the tag of timm's default weights to a network's name without a tag."""
     cfg = None if "." in model else timm.get_pretrained_cfg(model, allow_unregistered=True)
     return f"{model}.{cfg.tag}" if cfg and cfg.tag else model
-
-
-def _setting(figure: PaperFigure) -> tuple[object, ...]:
-    model = with_tag(figure.model)
-    keys = (figure.dataset, figure.rule, figure.algorithm, model, figure.column, figure.trained_on)
-    return (*keys, figure.model_kwargs)

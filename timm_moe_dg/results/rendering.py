@@ -1,12 +1,14 @@
 """Formats result tables as text, Markdown and LaTeX."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from math import isnan
 from types import MappingProxyType
 
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from ..cli.escape import markdown, one_line
+from .paper_figures import paper_columns
 from .table_columns import Cell
 from .tables import Table
 
@@ -14,12 +16,20 @@ Grid = Sequence[Sequence[str]]
 _LATEX = str.maketrans({**LATEX_ESCAPE_RULES, "±": r"$\pm$"})
 
 
-def render(table: Table, format_: str) -> str:
-    """Formats a table in a format of `RENDERERS`, with its title and the list of missing runs."""
-    grid = [["algorithm", "model", *table.columns]]
+def render(table: Table, format_: str, papers: bool = False) -> str:
+    """Formats a table in a format of `RENDERERS`, with its title and the list of missing runs.
+
+    With `papers`, the papers' figures follow each column that has any.
+    """
+    stated = paper_columns(table) if papers else {}
+    titles = [[column, f"{column} (papers)"] if column in stated else [column] for column in table.columns]
+    grid = [["algorithm", "model", *chain.from_iterable(titles)]]
     for row, cells in table.rows.items():
         model = f"{row.model} ({row.variant})" if row.variant else row.model
-        grid.append([row.algorithm, model, *map(cell_text, cells)])
+        texts = [[cell_text(cell)] for cell in cells]
+        for column, text in zip(table.columns, texts, strict=True):
+            text += [stated[column][row]] if column in stated else []
+        grid.append([row.algorithm, model, *chain.from_iterable(texts)])
     return RENDERERS[format_](table.title, grid, table.missing)
 
 
@@ -34,8 +44,11 @@ def cell_text(cell: Cell, digits: int = 1) -> str:
     return f"{100 * cell.mean:.{digits}f}{error}{seeds}"
 
 
-def data_rows(tables: Sequence[Table]) -> list[dict[str, object]]:
-    """Returns one entry per cell, with percentages as numbers. A cell without a value has None."""
+def data_rows(tables: Sequence[Table], papers: bool = False) -> list[dict[str, object]]:
+    """Returns one entry per cell, with percentages as numbers, and the papers' figures if wanted.
+
+    A cell without a value has None.
+    """
     return [
         {
             "dataset": table.dataset,
@@ -49,8 +62,9 @@ def data_rows(tables: Sequence[Table]) -> list[dict[str, object]]:
             "standard_error": _percentage(cell.error),
             "seeds": len(cell.values),
             "expected_seeds": cell.expected,
+            **({"papers": stated.get(column, {}).get(row, "")} if papers else {}),
         }
-        for table in tables
+        for table, stated in ((table, paper_columns(table) if papers else {}) for table in tables)
         for row, cells in table.rows.items()
         for column, cell in zip(table.columns, cells, strict=True)
     ]
