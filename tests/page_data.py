@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import tifffile
 from PIL import Image
 
 SITES = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
@@ -51,7 +52,40 @@ def patients(folder: Path) -> None:
         csv.writer(file).writerows([("path", "label", "hospital", "patient"), *rows])
 
 
-DATA = {"hospitals": hospitals, "new_photos": new_photos, "patients": patients}
+def tiles(folder: Path) -> None:
+    """Writes FOLDER/CLASS/NUMBER.tif with ten bands, in three regions, and FOLDER/places.csv: path, lon, lat."""
+    random = np.random.default_rng(2)
+    corners = [(lon + 5 * block, lat) for lon, lat in ((0, 45), (15, 0), (-60, -15)) for block in range(4)]
+    rows = []
+    for number, (lon, lat) in enumerate(corner for corner in corners for _ in range(6)):
+        label = number % 2
+        values = random.uniform(0, 3000, (10, 16, 16))
+        values[label] += 3000
+        path = Path(("crops", "forest")[label], f"{number:03}.tif")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(folder / path, values.astype(np.uint16), photometric="minisblack", planarconfig="separate")
+        rows.append((path, round(lon + random.uniform(0, 5), 3), round(lat + random.uniform(0, 5), 3)))
+    with (folder / "places.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "lon", "lat"), *rows])
+
+
+def domain_net(folder: Path) -> None:
+    """Writes the folders of DomainNet with one image for each class and domain."""
+    image = draw(0, 1.0, np.random.default_rng(3)).resize((8, 8))
+    for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"):
+        for number in range(345):
+            name = folder / "domain_net" / domain / f"class_{number:03}"
+            name.mkdir(parents=True)
+            image.save(name / "0.png")
+
+
+DATA = {
+    "domain_net": domain_net,
+    "tiles": tiles,
+    "hospitals": hospitals,
+    "new_photos": new_photos,
+    "patients": patients,
+}
 
 if __name__ == "__main__":
     DATA[sys.argv[1]](Path(sys.argv[2]))

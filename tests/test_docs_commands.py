@@ -73,7 +73,7 @@ def block_commands(text: str) -> list[list[str]]:
     """Commands of a page's blocks, as bash would start them one after the other."""
     functions = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" >&3; printf "\\n\\0" >&3; }}\n' for name in PROGRAMS)
     script = functions + "\n".join(block for language, block in FENCED.findall(text) if language == "bash")
-    command = ["bash", "-c", f"exec 3>&1 1>/dev/null\n{script}"]
+    command = ["bash", "-c", f"exec 3>&1 1>/dev/null 2>&1\n{script}\ntrue"]  # pages list files that are not here
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=True)
     return [part.split("\0")[:-1] for part in done.stdout.removesuffix("\n\0").split("\n\0") if part]
 

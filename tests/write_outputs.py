@@ -6,8 +6,7 @@
 A ```text block holds the output of the ```bash or ```python block before it. Begin with an empty ```text block, which
 the script fills. Then put a line of `...` for lines that nobody needs, and end a long line early with ` ...`. Later
 calls keep this form and refresh the rest. tests/test_docs_outputs.py (slow) runs the same commands and compares.
-Numbers, times and widths of columns may differ; predicted classes may not, so cut them. Text that is no output stands
-in fences of another name, or of none.
+Numbers, times and widths of columns may differ. Text that is no output stands in fences of another name, or of none.
 
 Blocks without a ```text block are not run. Comments above a block, each in lines of its own, change this:
 
@@ -17,6 +16,7 @@ Blocks without a ```text block are not run. Comments above a block, each in line
     <!-- file: NAME -->                 writes the block below to a file
     <!-- short: finetune --steps 3 -->  adds options to `timm-moe-dg finetune` from here on, except with --full; say so
                                         on the page wherever its output shows them
+    <!-- alike: benign malignant -->    these words may stand for each other on the page, such as predicted classes
 
 The commands of a page run in one bash and an empty folder, where `tools` and `examples` lead to the clone. `pip` does
 nothing. The Hub is offline, with random weights of DeiT-Ti and DeiT-S in its cache, so that accuracies from
@@ -29,7 +29,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -42,8 +42,8 @@ from tests.hub_cache import fill_cache
 
 ROOT = Path(__file__).parent.parent
 DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
-BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!-- (before|run|file|short)(?:: (.*?))? -->", re.DOTALL)
+BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MARK = re.compile(r"<!-- (before|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
 # Digests and numbers, then rules and widths of columns
 MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
 PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals show a bar
@@ -104,17 +104,23 @@ def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
         for name in ("tools", "examples"):
             Path(folder, name).symlink_to(ROOT / name)
         done = subprocess.run(["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
-        return [PROGRESS.sub("", text.replace(f"{folder}/", "")) for text in done.stdout.split(SEPARATOR)]
+        text = done.stdout.replace(f"{folder}/", "").replace(f"{ROOT}/", "").replace(sys.executable, "python")
+        return [PROGRESS.sub("", part) for part in text.split(SEPARATOR)]
 
 
-def mask(line: str) -> str:
+def alike_words(page: str) -> list[str]:
+    """Returns the words of a page that may stand for each other."""
+    return [word for kind, words in MARK.findall(page) if kind == "alike" for word in words.split()]
+
+
+def mask(line: str, alike: Sequence[str] = ()) -> str:
     """Returns a line without what may differ between two runs."""
-    for pattern, replacement in MASKS:
+    for pattern, replacement in (*MASKS, *((rf"\b{re.escape(word)}\b", "WORD") for word in alike)):
         line = re.sub(pattern, replacement, line)
     return line.rstrip()
 
 
-def refreshed(block: str, output: str) -> str | None:
+def refreshed(block: str, output: str, alike: Sequence[str] = ()) -> str | None:
     """Returns a block with the numbers of an output, or None where its lines are not the output's."""
     lines, actual = block.splitlines(), output.splitlines()
     pattern = ""
@@ -123,8 +129,8 @@ def refreshed(block: str, output: str) -> str | None:
             pattern += r"((?:.*\n)*?)"
         else:
             start, cut, _ = line.partition(" ...") if line.endswith(" ...") else (line, "", "")
-            pattern += re.escape(mask(start)) + (".*\n" if cut else "\n")
-    match = re.fullmatch(pattern, "".join(f"{mask(line)}\n" for line in actual))
+            pattern += re.escape(mask(start, alike)) + (".*\n" if cut else "\n")
+    match = re.fullmatch(pattern, "".join(f"{mask(line, alike)}\n" for line in actual))
     if match is None:
         return None
     position, gaps, result = 0, iter(match.groups()), []
@@ -135,8 +141,9 @@ def refreshed(block: str, output: str) -> str | None:
             continue
         fresh = actual[position].rstrip()
         if line.endswith(" ..."):
-            kept = re.match(rf"(?:\s*\S+){{{len(line.split()) - 1}}}", fresh)
-            fresh = f"{kept[0] if kept else fresh} ..."
+            start = mask(line.removesuffix(" ..."), alike)
+            ends = [end for end in range(len(fresh) + 1) if mask(fresh[:end], alike) == start]
+            fresh = f"{fresh[: ends[-1]].rstrip()} ..."
         result.append(fresh)
         position += 1
     return "".join(f"{line}\n" for line in result)
@@ -148,7 +155,7 @@ def write_outputs(page: Path, environment: dict[str, str], full: bool) -> None:
     script, shown = script_of(text, full)
     outputs = outputs_of(script, environment)
     for block, output in reversed(list(zip(shown, outputs[1::2], strict=True))):
-        fresh = refreshed(block[3], output)
+        fresh = refreshed(block[3], output, alike_words(text))
         if fresh is None:
             sys.stdout.write(f"{page}: written whole:\n{output}\n")
         start, end = block.span(3)
