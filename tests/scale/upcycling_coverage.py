@@ -214,7 +214,7 @@ def kept(path: Path, names: Sequence[str], work: Callable[[str], Row]) -> list[R
 
 
 def table(surveyed: Sequence[Row], compared: Sequence[Row]) -> str:
-    """The page's table: one line a family with at least one architecture that can be upcycled."""
+    """One line a family with at least one architecture that can be upcycled."""
     families: dict[str, list[Row]] = {}
     for row in surveyed:
         families.setdefault(row.get("family", "?"), []).append(row)
@@ -234,6 +234,28 @@ def table(surveyed: Sequence[Row], compared: Sequence[Row]) -> str:
             words = "; ".join(f"{form} ({count})" for form, count in forms.most_common())
             lines.append(f"| {family} | {len(rows)} | {len(eligible)} | {words} | {names} | {largest} |")
     return "\n".join([*summary(surveyed, compared), "", *lines])
+
+
+def short_table(surveyed: Sequence[Row]) -> str:
+    """Returns the page's list: modules of timm, with the numbers of architectures where some are not eligible."""
+    families: dict[str, list[bool]] = {}
+    for row in surveyed:
+        families.setdefault(row.get("family", "?"), []).append(bool(row.get("forms")))
+    eligible = sum(map(sum, families.values()))
+    whole = [name for name, each in sorted(families.items()) if all(each)]
+    part = [
+        f"{name} ({sum(each)} of {len(each)})" for name, each in sorted(families.items()) if 0 < sum(each) < len(each)
+    ]
+    return "\n".join(
+        [
+            f"Of timm {timm.__version__}, {eligible} of {len(surveyed)} architectures can be upcycled:",
+            "",
+            "| architectures | modules of timm |",
+            "|---|---|",
+            f"| all | {', '.join(whole)} |",
+            f"| some | {', '.join(part)} |",
+        ]
+    )
 
 
 def summary(surveyed: Sequence[Row], compared: Sequence[Row]) -> list[str]:
@@ -276,7 +298,7 @@ def report(args: argparse.Namespace) -> None:
     sys.stdout.write(f"{text}\n")
     if args.docs:
         before, _, rest = args.docs.read_text().partition(BEGIN)
-        args.docs.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        args.docs.write_text(f"{before}{BEGIN}\n{short_table(surveyed)}\n{END}{rest.partition(END)[2]}")
 
 
 @tool
