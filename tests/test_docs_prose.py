@@ -21,7 +21,6 @@ ADDRESS = re.compile(r"\byou(?:r|rs|rself)?\b", re.IGNORECASE)
 NOT_YET = {
     "README.md",
     "docs/architecture.md",
-    "docs/reference/methods.md",
     "docs/results/cub_dg.md",
     "docs/results/experts.md",
     "docs/results/geo_digits.md",

@@ -7,7 +7,11 @@ from typing import Self
 
 # Every exception takes a single message, because those of a loader's worker are pickled
 class MoeDgError(Exception):
-    """Base class of the package's exceptions."""
+    """Base class of the package's exceptions.
+
+    >>> issubclass(timm_moe_dg.errors.CheckpointError, timm_moe_dg.errors.MoeDgError)
+    True
+    """
 
 
 class ArgumentError(MoeDgError, ValueError):
@@ -20,7 +24,12 @@ class ArgumentError(MoeDgError, ValueError):
 
 
 class OptionError(ArgumentError, TypeError):
-    """An option that a timm model does not take; also a TypeError, as timm raises in this case."""
+    """An option that a timm model does not take; also a TypeError, as timm raises in this case.
+
+    >>> timm.create_model("gmoe_tiny_patch16", num_expert=4)
+    Traceback (most recent call last):
+    timm_moe_dg.errors.OptionError: num_expert=4: MoeVisionTransformer has no such option; did you mean num_experts?
+    """
 
 
 class RouterError(ArgumentError):
@@ -32,7 +41,12 @@ class MoeLayersError(ArgumentError):
 
 
 class MetadataError(ArgumentError):
-    """Metadata of the wrong shape, type or range."""
+    """Metadata of the wrong shape, type or range.
+
+    >>> timm.create_model("moge_tiny")(torch.randn(1, 3, 224, 224), torch.tensor([[52.5, 120.4]]))
+    Traceback (most recent call last):
+    timm_moe_dg.errors.MetadataError: latitude=120...: ... in -90..90 degrees; are longitude and latitude swapped?
+    """
 
 
 class CheckpointError(MoeDgError, RuntimeError):

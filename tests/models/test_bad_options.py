@@ -1,9 +1,11 @@
 """Options that no model can have: a named error with the option, its value and what to do."""
 
 import pytest
+import timm
+import torch
 
 from tests.models.cases import BY_NAME, mixture_layers
-from timm_moe_dg.errors import MoeLayersError, OptionError, RouterError
+from timm_moe_dg.errors import MetadataError, MoeLayersError, OptionError, RouterError
 from timm_moe_dg.models._moe_vit import resolve_moe_layers
 
 
@@ -97,3 +99,14 @@ def test_every_form_builds_the_same_blocks():
     for moe_layers in ("every_two", "SFSF", [0, 2], (2, 0)):
         model = BY_NAME["moge_tiny"].small(moe_layers=moe_layers, device="meta")
         assert list(mixture_layers(model)) == ["blocks.0.mlp", "blocks.2.mlp"]
+
+
+def test_an_option_with_a_letter_missing_on_a_backbone_names_the_nearest():
+    with pytest.raises(OptionError, match=r"num_expert'\); did you mean num_experts\?$"):
+        timm.create_model("gmoe", backbone="deit_tiny_patch16_224", num_expert=4)
+
+
+def test_coordinates_in_a_list_are_refused():
+    model = BY_NAME["moge_tiny"].small()
+    with pytest.raises(MetadataError, match=r"metadata='list': give a tensor"):
+        model(torch.randn(1, 3, 32, 32), [[13.4, 52.5]])

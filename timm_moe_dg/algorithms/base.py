@@ -88,6 +88,11 @@ class Algorithm(Tunable, ABC):
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
+
+    >>> class WorstDomain(timm_moe_dg.algorithms.Algorithm):
+    ...     def objective(self, context, minibatches):
+    ...         out = self.forward_domains(context.model, minibatches)
+    ...         return out.scalars(out.risks().max(), task_loss=out.risks().mean())
     """
 
     SEARCH: ClassVar[Mapping[str, Distribution]] = MappingProxyType({})

@@ -28,7 +28,14 @@ AVERAGING: Mapping[str, type[Averaging]] = MappingProxyType(
 
 
 def register_algorithm(method: Method) -> Method:
-    """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class, which must not be taken."""
+    """Class decorator: adds an algorithm to `ALGORITHMS` under the name of its class, which must not be taken.
+
+    >>> @timm_moe_dg.algorithms.register_algorithm
+    ... class MyMethod(timm_moe_dg.algorithms.ERM):
+    ...     HPARAMS = {"my_lambda": 1.0}
+    >>> timm_moe_dg.algorithms.get_algorithm("MyMethod").HPARAMS
+    {'my_lambda': 1.0}
+    """
     name = method.__name__
     if not issubclass(method, Algorithm):
         raise ArgumentError.of("algorithm", name, "must be a subclass of timm_moe_dg.algorithms.Algorithm")

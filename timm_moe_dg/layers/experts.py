@@ -86,6 +86,11 @@ def dispatch_info(model: nn.Module) -> dict[str, str | None]:
     """Returns how each mixture layer computed its experts in its last eager forward, by the experts' module.
 
     The way is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16").eval()
+    >>> logits = model(torch.randn(1, 3, 224, 224))
+    >>> timm_moe_dg.layers.dispatch_info(model)
+    {'blocks.8.mlp.experts': 'sorted', 'blocks.10.mlp.experts': 'sorted'}
     """
     return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
 

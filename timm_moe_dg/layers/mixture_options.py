@@ -25,6 +25,8 @@ class MixtureOptions:
         normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
         router_noise: Standard deviation of the noise on training logits. None means 1 / E.
         expert_drop: Dropout rate inside the experts. A `MoeMlp` built by itself has 0.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16", router="linear", capacity_factor=1.5)
     """
 
     num_experts: int = 6
@@ -59,6 +61,8 @@ class GeoMixtureOptions:
             relative to that of the matrix. Equal experts have no gradient toward difference (see
             `losses.cka_diversity_loss`). 0 keeps the dense network's output.
         shared_expert: Whether there is a shared expert. Without one, an image without metadata is an error.
+
+    >>> model = timm.create_model("moge_tiny", num_experts=8, top_k=2)
     """
 
     num_experts: int = 6

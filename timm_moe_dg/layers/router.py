@@ -34,6 +34,9 @@ class RouterOutput(NamedTuple):
         noise_std: Standard deviation of the noise, 0.0 for none.
         dropped: (T, K) bool, assignments over an expert's capacity; None without a capacity.
         routed: (T,) bool, False for items without routing (padding, MoGE samples without metadata); None for none.
+
+    >>> timm_moe_dg.layers.LinearRouter(8, num_experts=4, top_k=2)(torch.randn(5, 8)).expert_indices.shape
+    torch.Size([5, 2])
     """
 
     logits: Tensor
@@ -73,6 +76,9 @@ class Router(OwnParameters):
         normalize_weights: Scale the K combine weights of an item to sum 1; otherwise they are the raw probabilities.
         noise_std: Standard deviation of the Gaussian noise on the logits in training; None means 1/E
             (GMoE, appendix C.3), 0 means none.
+
+    >>> timm_moe_dg.layers.CosineRouter(8, num_experts=4, top_k=1)(torch.randn(5, 8)).combine_weights.shape
+    torch.Size([5, 1])
     """
 
     def __init__(
@@ -230,6 +236,12 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
 
     Its constructor must accept `in_features`, `num_experts`, `top_k`, `normalize_weights`, `noise_std`, `device` and
     `dtype`. Further arguments are given as `router_kwargs` and saved in `config.json`.
+
+    >>> @timm_moe_dg.layers.register_router("my_router")
+    ... class MyRouter(timm_moe_dg.layers.LinearRouter):
+    ...     def importance(self, logits):
+    ...         return logits.sigmoid()
+    >>> model = timm.create_model("gmoe_tiny_patch16", router="my_router")
     """
 
     def register(router: RouterT) -> RouterT:

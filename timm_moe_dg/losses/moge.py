@@ -77,6 +77,8 @@ def force_tokens(model: nn.Module, num_tokens: int) -> None:
 
     Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. One token is refused, since its
     centered output is zero. The model may be wrapped for distributed training.
+
+    >>> timm_moe_dg.losses.force_tokens(timm.create_model("moge_tiny"), 256)
     """
     if num_tokens < 0 or num_tokens == 1:
         raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
@@ -99,6 +101,12 @@ def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> 
 
     "cka_loss" is the mean over the layers with forced tokens, and "supcon_loss" is of the last layer's shared expert.
     Each is left out of a model without such layers.
+
+    >>> model = timm.create_model("moge_tiny", num_classes=3)
+    >>> timm_moe_dg.losses.force_tokens(model, 64)
+    >>> logits = model(torch.randn(4, 3, 224, 224), torch.tensor([[13.4, 52.5]]).expand(4, 2))
+    >>> sorted(timm_moe_dg.losses.moge_losses(model, torch.tensor([0, 1, 2, 0])))
+    ['cka_loss', 'supcon_loss']
     """
     layers = _layers(model)
     if not layers:

@@ -91,6 +91,12 @@ def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
 
     Each forward in training replaces the record. In evaluation, only forwards inside `record_routing` do. Layers
     without a record are left out.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16")
+        >>> logits = model(torch.randn(2, 3, 224, 224))
+        >>> timm_moe_dg.router_outputs(model)["blocks.8.mlp"].expert_indices.shape  # 2 x 197 tokens, 2 experts each
+        torch.Size([394, 2])
     """
     return {name: module.routing for name, module in _routed_modules(model) if module.routing is not None}
 
@@ -100,6 +106,11 @@ def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
 
     Call this between forward and backward, once per forward, and add it with a small coefficient (GMoE's code: 0.01).
     The sum is 0 for a model without mixture layers. The model may be wrapped for distributed training.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=7)
+        >>> logits = model(torch.randn(2, 3, 224, 224))
+        >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
     """
     layers = list(_routed_modules(model))
     outputs = router_outputs(model)
@@ -114,7 +125,15 @@ def auxiliary_loss(model: nn.Module, form: str = "vmoe") -> Tensor:
 
 @contextmanager
 def record_routing(model: nn.Module) -> Iterator[nn.Module]:
-    """Context in which forwards record the routing of each mixture layer in evaluation too."""
+    """Context in which forwards record the routing of each mixture layer in evaluation too.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16").eval()
+        >>> with torch.inference_mode(), timm_moe_dg.record_routing(model):
+        ...     logits = model(torch.randn(2, 3, 224, 224))
+        >>> list(timm_moe_dg.router_outputs(model))
+        ['blocks.8.mlp', 'blocks.10.mlp']
+    """
     modules = [module for _, module in _routed_modules(model)]
     before = [module.record_routing for module in modules]
     try:

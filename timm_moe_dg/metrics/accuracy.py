@@ -29,7 +29,11 @@ class WorstGroup(NamedTuple):
 
 
 def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
-    """(N,) predicted and target classes -> accuracy, a float64 scalar; NaN without samples."""
+    """(N,) predicted and target classes -> accuracy, a float64 scalar; NaN without samples.
+
+    >>> accuracy(torch.tensor([1, 0]), torch.tensor([1, 1])).item()
+    0.5
+    """
     group = torch.zeros_like(target)
     return group_accuracy(predicted, target, group, num_groups=1).accuracy[0]
 

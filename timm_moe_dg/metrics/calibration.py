@@ -43,7 +43,7 @@ def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
 def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Tensor:
     """Mean gap between confidence and accuracy over bins of equal width, weighted by their number of samples.
 
-    ECE = sum_m |B_m| / N * |acc(B_m) - conf(B_m)|, a float64 scalar in 0..1, or NaN without samples (Guo et al., "On
+    ECE = `sum_m |B_m| / N * |acc(B_m) - conf(B_m)|`, a float64 scalar in 0..1, or NaN without samples (Guo et al., "On
     Calibration of Modern Neural Networks", ICML 2017, equation 3). The arguments are those of `calibration_bins`.
 
     >>> expected_calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])).item()

@@ -164,8 +164,9 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        remedy = f"does not take it ({error}); the mixture's own options are {', '.join(kind.options)}"
-        raise OptionError.of("backbone", backbone, remedy) from error
+        near = difflib.get_close_matches(str(error).rpartition(" ")[2].strip("'"), kind.options, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the mixture's own options are {', '.join(kind.options)}"
+        raise OptionError.of("backbone", backbone, f"does not take it ({error}); {hint}") from error
 
 
 def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:

@@ -51,6 +51,9 @@ class GeoMoeVisionTransformer(VisionTransformer):
             `shared_expert`, ...), options of the metadata, `timm_moe_dg.models.MetadataRoutingOptions`
             (`metadata_encoder`, `coverage_radius`, ...), and arguments of timm's VisionTransformer.
 
+    >>> model, images = timm.create_model("moge_tiny", num_classes=62).eval(), torch.randn(2, 3, 224, 224)
+    >>> model(images, torch.tensor([[13.4, 52.5], [torch.nan, torch.nan]])).shape  # the second place is unknown
+    torch.Size([2, 62])
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (GeoMixtureOptions, MetadataRoutingOptions)

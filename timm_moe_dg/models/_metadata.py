@@ -39,6 +39,9 @@ class MetadataOptions:
         num_locations: Number of locations for 'location_id'.
         metadata_columns: Mean and standard deviation of each further column. Columns follow longitude and latitude in
             the metadata, and each has an encoder of its own. The statistics are of the training images, by name.
+
+    >>> model = timm.create_model("moge_tiny", metadata_encoder="location_id", num_locations=12).eval()
+    >>> logits = model(torch.randn(2, 3, 224, 224), torch.tensor([3, -1]))  # -1 is an unknown location
     """
 
     metadata_encoder: str | nn.Module = "spherical_harmonics"
@@ -80,6 +83,10 @@ class MetadataRoutingOptions(MetadataOptions):
             index.
         coverage_radius: Distance in km from training coordinates beyond which the shared expert answers. This holds in
             evaluation, and the distance is to the nearest coordinate of the index. None routes all images.
+
+    >>> model = timm.create_model("moge_tiny").eval()
+    >>> coverage = model.set_coverage(torch.tensor([[13.4, 52.5]]))
+    >>> model.set_coverage_radius(500.0)  # the shared expert answers farther than 500 km from Berlin
     """
 
     coverage_points: int = 0

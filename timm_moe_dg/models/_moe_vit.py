@@ -74,6 +74,10 @@ class MoeVisionTransformer(VisionTransformer):
         moe_layers: Which blocks, see `resolve_moe_layers`.
         **kwargs: Options of `timm_moe_dg.layers.MixtureOptions` (`num_experts`, `top_k`, `router`, ...), and arguments
             of timm's VisionTransformer.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16", moe_layers=(9, 11), num_experts=4, top_k=1)
+    >>> model.blocks[11].mlp.router.num_experts
+    4
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (MixtureOptions,)

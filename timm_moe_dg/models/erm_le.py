@@ -27,6 +27,10 @@ class LocationVisionTransformer(VisionTransformer):
 
     For images without metadata phi is zero. `forward_features` takes the image alone, `forward_head` the metadata.
     Arguments are those of timm's VisionTransformer and options of `timm_moe_dg.models.MetadataOptions`.
+
+    >>> model = timm.create_model("erm_le_tiny_patch16", num_classes=62).eval()
+    >>> model(torch.randn(1, 3, 224, 224), torch.tensor([[13.4, 52.5]])).shape
+    torch.Size([1, 62])
     """
 
     option_classes: ClassVar[tuple[type, ...]] = (MetadataOptions,)

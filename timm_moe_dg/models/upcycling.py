@@ -52,6 +52,12 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
     Raises:
         MoeLayersError: The network has no feed-forward to copy, or not so many, or one of those asked for is of another
             class, or the network has mixtures already.
+
+    Example:
+        >>> model, images = timm.create_model("vit_tiny_patch16_224").eval(), torch.randn(1, 3, 224, 224)
+        >>> logits = model(images)
+        >>> torch.allclose(timm_moe_dg.upcycle(model)(images), logits, atol=1e-4)
+        True
     """
     options = vars(build_options(MixtureOptions, mixture, "upcycle"))
     feed_forwards = find_feed_forwards(model)
@@ -140,6 +146,10 @@ def upcycle_with_metadata(
             returned, and takes images and metadata from then on.
         moe_layers: Which blocks, see `resolve_moe_layers`.
         **mixture: Options of `timm_moe_dg.layers.GeoMixtureOptions` and `timm_moe_dg.models.MetadataRoutingOptions`.
+
+    >>> model = timm_moe_dg.models.upcycle_with_metadata(timm.create_model("vit_tiny_patch16_224"))
+    >>> model(torch.randn(2, 3, 224, 224), torch.tensor([[13.4, 52.5], [-58.4, -34.6]])).shape
+    torch.Size([2, 1000])
     """
     network: Any = _checked(model)
     layers = resolve_moe_layers(moe_layers, len(network.blocks))

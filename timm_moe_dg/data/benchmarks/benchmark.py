@@ -46,6 +46,9 @@ class Benchmark:
         swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
         takes_data_dir: Whether the images are in a folder that the user names.
+
+    >>> [domain.name for domain in timm_moe_dg.data.get_benchmark("colored_digits").read(None)]
+    ['+90%', '+80%', '-90%']
     """
 
     name: str

@@ -15,7 +15,11 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_ROWS)
 
 
 def register_benchmark(row: Benchmark) -> Benchmark:
-    """Adds a row to `BENCHMARKS`, in the module that defines it. Its name has no slash or colon, and is not taken."""
+    """Adds a row to `BENCHMARKS`, in the module that defines it. Its name has no slash or colon, and is not taken.
+
+    >>> from timm_moe_dg.data import Benchmark, read_folder, register_benchmark
+    >>> row = register_benchmark(Benchmark(name="mine", reader=read_folder, source="my camera", license="mine"))
+    """
     if not row.name or not set("/\\:").isdisjoint(row.name):
         remedy = "give a name without slashes and colons; run folders are named after it"
         raise ArgumentError.of("name", row.name, remedy)

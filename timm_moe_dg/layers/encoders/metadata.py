@@ -74,6 +74,8 @@ class MetadataEncoder(nn.Module):
 
     @torch.jit.unused
     def _check_type(self, metadata: Tensor) -> None:
+        if not isinstance(metadata, Tensor):
+            raise MetadataError.of("metadata", type(metadata).__name__, "give a tensor with one row per image")
         if isinstance(self.encoder, CoordinateEncoder | ColumnsEncoder) and metadata.dtype.itemsize < 4:
             # bfloat16 moves a place by up to half a degree
             remedy = (
