@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{PROGRAM}: {command!r} is not a command; {remedy}")
     from timm_moe_dg.cli import program
 
-    program.by_command = True
+    program.started_as = f"{PROGRAM} {command}"
     path = str(TOOLS / COMMANDS[command][0])
     sys.argv = [path, *words]
     try:

@@ -1,38 +1,17 @@
-r"""Measures time and memory: mixture models beside dense ones, and training methods beside ERM.
+r"""Measures time and memory of models and training methods.
 
-    python tools/benchmark.py models                                           # gmoe_small_patch16, batch 8, inference
-    python tools/benchmark.py models --model sfmoe_small moge_tiny --batch-size 1 8 --mode inference train --memory
-    python tools/benchmark.py models --layer --mode inference train            # one feed-forward alone
-    python tools/benchmark.py models --num-experts 2 6 16 64 --batch-size 1 8 --plot cost.png
-    python tools/benchmark.py models --model gmoe --backbone eva02_tiny_patch14_224 --layer    # any timm network
-    python tools/benchmark.py methods                                    # gmoe_small_patch16, 3 domains of 8 images
-    python tools/benchmark.py methods --algorithm IRM Fish DANN --model gmoe_tiny_patch16 --img-size 64
-    python tools/benchmark.py methods --device cuda --amp-dtype bfloat16 --batch-size 32 --output gpu.json
-
-Everything that decides how experts are computed on a GPU, as a table to send in:
-
-    python tools/benchmark.py models --device cuda --batch-size 128 --mode inference train --dtype float32 bfloat16 \
+    timm-moe-dg benchmark models --models sfmoe_small moge_tiny \
+        --batch-size 1 8 --mode inference train --memory
+    timm-moe-dg benchmark methods --algorithms IRM Fish DANN \
+        --models gmoe_tiny_patch16 --img-size 64
+    timm-moe-dg benchmark models --device cuda --batch-size 128 \
+        --mode inference train --amp-dtype float32 bfloat16 \
         --program eager compiled --dispatch sorted grouped --table gpu.md
 
-GMoE's Table 16 (160 images) and SF-MoE's Table 4 compare several networks:
-
-    python tools/benchmark.py methods --device cuda --domains 5 --batch-size 32 --mode train inference \
-        --model resnet50.tv_in1k deit_small_patch16_224 gmoe_small_patch16 \
-        --algorithm ERM DANN IRM Fish Fishr --averaging swad --output table16.json
-    python tools/benchmark.py methods --device cuda --domains 5 --batch-size 32 --output table4.json \
-        --model resnet50.tv_in1k deit_small_patch16_224 sfmoe_small hybrid_sfmoe_r26_s16 \
-        --algorithm ERM DANN IRM Fish Fishr --averaging swad moving
-
-Rounds go A B C A B C, and ratios are taken within a round, so that noise of the machine cancels. Tables show medians
-over rounds, and quartiles of ratios. Peak memory is measured in a process of its own: allocated on a GPU, resident
-beyond the imports on a CPU (Linux).
-
-`models` measures each mixture beside its dense twin, the timm model of its weights, and the FLOP-equivalent: the
-twin with a feed-forward K times as wide in the mixture blocks (1 + K for MoGE). On Linux the C library keeps freed
-memory, unless --glibc-defaults is given.
-
-`methods` trains on random images with default hyper-parameters, the full penalty from the first step on. Ratios are to
-ERM with the first network. A step of DANN is the mean of the network's step and the discriminator's.
+`models` compares each mixture with its dense twin, and with a dense model
+that does as much arithmetic (FLOP-equivalent). `methods` compares training
+steps with those of ERM. Models take turns in each round. Tables show medians
+over rounds and quartiles of ratios.
 """
 
 import argparse
@@ -51,9 +30,10 @@ from torch.nn import functional as F
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext, get_algorithm, get_averaging
-from timm_moe_dg.cli.arguments import parse_words, tool_parser
+from timm_moe_dg.cli.arguments import add_device_option, parse_words
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int, usable_device
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import dispatch_info, set_dispatch
 from timm_moe_dg.layers.experts import DISPATCHES
@@ -82,10 +62,10 @@ Row = dict[str, Any]
 Step = Callable[[], None]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("benchmark.py", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = tool_parser("benchmark.py", __doc__, "COMMAND [options]")
+    commands = parser.add_subparsers(prog=parser.prog, dest="command", required=True, metavar="COMMAND")
     add_model_options(commands.add_parser("models", help="mixture models beside dense ones"))
     add_method_options(commands.add_parser("methods", help="training methods beside ERM"))
     return parser
@@ -94,19 +74,40 @@ def build_parser() -> argparse.ArgumentParser:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `models`."""
     add = parser.add_argument
-    add("--model", nargs="+", default=["gmoe_small_patch16"], help="mixture models of timm_moe_dg (%(default)s)")
-    add("--backbone", help="timm network that --model gmoe is made of (default: its own)")
+    words = "mixture models of timm_moe_dg (default: gmoe_small_patch16)"
+    add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=words)
+    add("--backbone", help="timm network that --models gmoe is made of (default: its own)")
     add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
     add("--layer", action="store_true", help="measure the first mixture layer instead of the model")
-    add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help="what is timed (%(default)s)")
-    add("--batch-size", nargs="+", type=positive_int, default=[8], help="images per forward (%(default)s)")
-    add("--img-size", nargs="+", type=positive_int, default=[None], help="pixels (default: the model's own)")
-    add("--num-experts", nargs="+", type=positive_int, default=[None], help="experts per layer (default: its own)")
-    add("--top-k", nargs="+", type=positive_int, default=[None], help="experts per token or image (default: its own)")
-    dtypes = "autocast types; float32 is without autocast (%(default)s)"
-    add("--dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
+    add(
+        "--mode",
+        nargs="+",
+        choices=["inference", "train"],
+        default=["inference"],
+        help="what is timed (default: %(default)s)",
+    )
+    add("--batch-size", nargs="+", type=positive_int, default=[8], metavar="N", help="images per forward (default: 8)")
+    add("--img-size", nargs="+", type=positive_int, default=[None], metavar="N", help="pixels (default: the model's)")
+    add(
+        "--num-experts",
+        nargs="+",
+        type=positive_int,
+        default=[None],
+        metavar="N",
+        help="experts per layer (default: the model's)",
+    )
+    add(
+        "--top-k",
+        nargs="+",
+        type=positive_int,
+        default=[None],
+        metavar="N",
+        help="experts per token (default: the model's)",
+    )
+    dtypes = "mixed precision; float32 is without (default: float32)"
+    add("--amp-dtype", dest="dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
     add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")
-    how = "how the experts are computed, see timm_moe_dg.layers.set_dispatch (%(default)s)"
+    how = "how the experts are computed, see timm_moe_dg.layers.set_dispatch (default: %(default)s)"
     add("--dispatch", nargs="+", choices=DISPATCHES, default=["auto"], help=how)
     add_common_options(parser, rounds=20, warmup=3, memory=False)
     add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
@@ -117,28 +118,39 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_method_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `methods`."""
     add = parser.add_argument
-    add("--model", nargs="+", default=["gmoe_small_patch16"], help="any timm models (%(default)s)")
-    add("--algorithm", nargs="+", default=list(ALGORITHMS), help="methods to measure beside ERM (default: all)")
+    words = "any timm models (default: gmoe_small_patch16)"
+    add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=words)
+    beside = "methods to measure beside ERM (default: all)"
+    add("--algorithms", nargs="+", default=list(ALGORITHMS), metavar="NAME", help=beside)
     averaged = f"also measure ERM with averaged weights: {', '.join(AVERAGING)}"
     add("--averaging", nargs="+", default=[], metavar="NAME", help=averaged)
-    add("--mode", nargs="+", choices=["train", "inference"], default=["train"], help="what is timed (%(default)s)")
-    add("--domains", type=positive_int, default=3, help="training domains (%(default)s)")
-    add("--batch-size", type=positive_int, default=8, help="images per domain (%(default)s)")
-    add("--img-size", type=positive_int, help="pixels (default: the model's own)")
-    add("--num-classes", type=positive_int, default=7, help="classes (%(default)s)")
-    add("--amp-dtype", choices=["bfloat16", "float16"], help="automatic mixed precision (default: off)")
+    add(
+        "--mode",
+        nargs="+",
+        choices=["train", "inference"],
+        default=["train"],
+        help="what is timed (default: %(default)s)",
+    )
+    add("--num-domains", type=positive_int, default=3, metavar="N", help="training domains (default: %(default)s)")
+    add("--batch-size", type=positive_int, default=8, metavar="N", help="images per domain (default: %(default)s)")
+    add("--img-size", type=positive_int, metavar="N", help="pixels (default: the model's)")
+    add("--num-classes", type=positive_int, default=7, metavar="N", help="classes (default: %(default)s)")
+    add("--amp-dtype", choices=["bfloat16", "float16"], help="mixed precision (default: off)")
     add_common_options(parser, rounds=10, warmup=2, memory=True)
 
 
 def add_common_options(parser: argparse.ArgumentParser, rounds: int, warmup: int, memory: bool) -> None:
     """Adds what both commands have, with their defaults."""
     add = parser.add_argument
-    add("--rounds", type=int_from_2, default=rounds, help="timed rounds, 2 or more (%(default)s)")
-    add("--warmup", type=non_negative_int, default=warmup, help="rounds before them (%(default)s)")
+    add("--rounds", type=int_from_2, default=rounds, metavar="N", help="timed rounds, 2 or more (default: %(default)s)")
+    add(
+        "--warmup", type=non_negative_int, default=warmup, metavar="N", help="rounds before them (default: %(default)s)"
+    )
     peak = "measure peak memory (on a CPU: Linux only; default: %(default)s)"
     add("--memory", action=argparse.BooleanOptionalAction, default=memory, help=peak)
-    add("--threads", type=positive_int, default=torch.get_num_threads(), help="CPU threads (%(default)s)")
-    add("--device", type=usable_device, default="cpu", help="torch device, such as cuda (%(default)s)")
+    threads = torch.get_num_threads()
+    add("--cpu-threads", type=positive_int, default=threads, metavar="N", help="CPU threads (default: %(default)s)")
+    add_device_option(add)
     add("--output", type=output_file, metavar="JSON", help="file for the figures")
 
 
@@ -157,11 +169,11 @@ def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
 
 def check_models(args: argparse.Namespace) -> None:
     """Checks before anything is measured that every model can be built, and has mixture layers."""
-    for name in filter(None, (*args.model, args.against)):
+    for name in filter(None, (*args.models, args.against)):
         check_name(name)
-    if args.backbone and args.model != ["gmoe"]:
-        raise ArgumentError.of("backbone", args.backbone, "goes with --model gmoe alone")
-    for name in args.model:
+    if args.backbone and args.models != ["gmoe"]:
+        raise ArgumentError.of("backbone", args.backbone, "goes with --models gmoe alone")
+    for name in args.models:
         mixture_layers(timm.create_model(name, device="meta"))
     for setting in settings_of(args):
         timm.create_model(setting["model"], device="meta", **setting["options"])
@@ -172,7 +184,7 @@ def settings_of(args: argparse.Namespace) -> list[Row]:
     sizes = {"img_size": args.img_size, "num_experts": args.num_experts, "top_k": args.top_k}
     conditions = {name: getattr(args, name) for name in CONDITIONS}
     settings = []
-    for model, *values in itertools.product(args.model, *sizes.values(), *conditions.values()):
+    for model, *values in itertools.product(args.models, *sizes.values(), *conditions.values()):
         options = dict(zip(("backbone", *sizes), (args.backbone, *values), strict=False))
         rest = dict(zip(conditions, values[len(sizes) :], strict=True))
         settings.append({"model": model, "options": {key: value for key, value in options.items() if value}, **rest})
@@ -250,7 +262,7 @@ def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
 
 def measured_memory(build: Callable[[], Step], args: argparse.Namespace) -> float | None:
     """Peak memory in MiB, or None without --memory."""
-    return peak_memory(build, args.device, args.threads) if args.memory else None
+    return peak_memory(build, args.device, args.cpu_threads) if args.memory else None
 
 
 def model_cells(row: Row, mixture: Row) -> list[str]:
@@ -279,7 +291,7 @@ def report_models(args: argparse.Namespace) -> None:
     if not args.glibc_defaults:
         # Otherwise page faults decide, above all those of the dense models
         keep_freed_memory()
-    where = f"torch {torch.__version__}, {device_name(args.device)}, {args.threads} threads, {args.rounds} rounds"
+    where = f"torch {torch.__version__}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
     lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
     print(f"{where}\n{PRINTED.format(*lines[0]).rstrip()}")
     rows: list[Row] = []
@@ -324,8 +336,8 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     average = averaging(network, averaging.HPARAMS) if averaging else None
     # The full penalty from the first step on; MLDG needs a domain to train on
     hparams = {key: 0 for key in method.HPARAMS if key.endswith("anneal_iters")}
-    hparams |= {"n_meta_test": min(2, args.domains - 1)}
-    algorithm = method(Setup(network, args.domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
+    hparams |= {"n_meta_test": min(2, args.num_domains - 1)}
+    algorithm = method(Setup(network, args.num_domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     network.train(entry.mode == "train")
     network.forward = autocast(args.device, args.amp_dtype)(network.forward)  # as accelerate prepares it
@@ -338,7 +350,7 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
             torch.randn(args.batch_size, 3, size, size, generator=generator).to(args.device),
             torch.randint(args.num_classes, (args.batch_size,), generator=generator).to(args.device),
         )
-        for _ in range(args.domains)
+        for _ in range(args.num_domains)
     ]
     count = itertools.count()
 
@@ -381,8 +393,8 @@ def time_methods(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Ent
 def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:
     """One row per network and method, ERM with the first network first."""
     averaged = [f"{BASE} + {name}" for name in args.averaging]
-    names = [BASE, *(name for name in args.algorithm if name != BASE), *averaged]
-    entries = [Entry(model, name, mode) for model, name in itertools.product(args.model, names)]
+    names = [BASE, *(name for name in args.algorithms if name != BASE), *averaged]
+    entries = [Entry(model, name, mode) for model, name in itertools.product(args.models, names)]
     times = time_methods(entries, args)
     return [
         {
@@ -407,12 +419,12 @@ def method_line(row: Row, base: Row) -> str:
 
 def report_methods(args: argparse.Namespace) -> None:
     """Measures training methods and prints a table."""
-    checks = {"model": check_name, "algorithm": get_algorithm, "averaging": get_averaging}
+    checks = {"models": check_name, "algorithms": get_algorithm, "averaging": get_averaging}
     for option, check in checks.items():
         for name in vars(args)[option]:
             check(name)
-    images, precision = f"{args.domains} x {args.batch_size} images", args.amp_dtype or "float32"
-    print(f"{', '.join(args.model)}, {images}, {args.device}, {args.threads} threads, {precision}")
+    images, precision = f"{args.num_domains} x {args.batch_size} images", args.amp_dtype or "float32"
+    print(f"{', '.join(args.models)}, {images}, {args.device}, {args.cpu_threads} threads, {precision}")
     print(f"torch {torch.__version__}")
     memory = " MiB | to ERM |" if args.memory else ""
     print(f"| method | model | mode | ms/step | to ERM (quartiles) |{memory}\n|{'---|' * (7 if args.memory else 5)}")
@@ -428,7 +440,7 @@ def report_methods(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = parse_words(build_parser(), argv)
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.cpu_threads)
     (report_models if args.command == "models" else report_methods)(args)
 
 

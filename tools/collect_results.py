@@ -1,24 +1,25 @@
-"""Prints tables of finished runs by selection rule, with mean and standard error over trial seeds.
+r"""Prints tables of finished runs by selection rule.
 
-    python tools/collect_results.py output/digits
-    python tools/collect_results.py output/digits --format markdown --plot accuracies.png
-    python tools/collect_results.py output/digits --format csv
-    python tools/collect_results.py output/gmoe_small --papers
-    python tools/collect_results.py output/digits --compare gmoe_tiny_patch16 deit_tiny_patch16_224
+    timm-moe-dg tables output/digits
+    timm-moe-dg tables output/gmoe_small --papers
+    timm-moe-dg tables output/digits --format markdown --plot accuracies.png
+    timm-moe-dg tables output/digits \
+        --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
-The folders are searched at any depth, and runs of DomainBed are read too. Numbers are percent. Runs without a `done`
-file are left out. Missing runs are listed below their table; csv and json list them on stderr.
+Numbers are percent, with mean and standard error over trial seeds. Unfinished
+runs are left out, and missing runs are listed. Runs of DomainBed are read too.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
-from timm_moe_dg.cli.arguments import parse_words, tool_parser
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
@@ -32,11 +33,11 @@ from timm_moe_dg.storage.atomic import json_text, write_rows
 DATA_FORMATS = ("csv", "json")  # for other programs
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("collect_results.py", __doc__)
+    parser = tool_parser("collect_results.py", __doc__, "[options] DIR ...")
     add = parser.add_argument
-    add("folders", nargs="+", metavar="DIR", help="folders with runs, searched at any depth")
+    add("folders", nargs="+", type=run_folder, metavar="DIR", help="folders with runs, searched at any depth")
     rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
     add(
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
         if not run.test_domains:
             print(f"holds out no domain, left out: {one_line(run.folder)}", file=sys.stderr)
     if not tables:
-        raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep.py --status")
+        raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
     for reason in reasons:
         print(one_line(reason), file=sys.stderr)
     if args.compare:

@@ -1,17 +1,16 @@
-"""Converts V-MoE's published checkpoints to a model folder that timm loads.
+r"""Converts V-MoE's published checkpoints to a model folder that timm loads.
 
-    python tools/convert_vmoe.py DOWNLOADS/vmoe_b16_imagenet21k_randaug_strong_ft_ilsvrc2012 --output output/vmoe_b16
-    python tools/finetune.py --model local-dir:output/vmoe_b16 --pretrained --dataset PACS --data-dir DATA
+    timm-moe-dg convert DOWNLOADS/vmoe_b16_imagenet21k_randaug_strong \
+        --output output/vmoe_b16
+    timm-moe-dg finetune --model local-dir:output/vmoe_b16 --pretrained \
+        --dataset PACS --data-dir DATA
 
-The first argument is the common prefix of PREFIX.index, PREFIX.data-00000-of-00008 and so on, as in the README of
-google-research/vmoe. Reading these files needs `pip install 'timm_moe_dg[vmoe]'`, but not jax.
-
-Networks before fine-tuning have a layer in front of the classifier that timm's vision transformers lack. This layer and
-the classifier are left out. V-MoE drops tokens over an expert's capacity in evaluation too. The converted network drops
-none.
+The first argument is the common prefix of PREFIX.index, PREFIX.data-00000-of-
+00008 and so on. Reading these files needs `pip install 'timm_moe_dg[vmoe]'`.
+The layer before the classifier of networks that were not fine-tuned is left
+out, as timm has none. The converted network drops no tokens.
 """
 
-import argparse
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 import timm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import tool_parser
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options, vmoe_preprocessing
 from timm_moe_dg.errors import ArgumentError, CheckpointError
@@ -29,9 +28,9 @@ from timm_moe_dg.hub.folder import fill_from_network
 from timm_moe_dg.networks.build import without_origin
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Returns the command line."""
-    parser = tool_parser("convert_vmoe.py", __doc__)
+    parser = tool_parser("convert_vmoe.py", __doc__, "PREFIX --output FOLDER [options]")
     parser.add_argument("prefix", metavar="PREFIX", help="path of the files without .index and .data-...")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
     help_ = "experts per token, which the files do not contain (default: %(default)s, as in all published networks)"

@@ -1,20 +1,12 @@
-"""Scores a checkpoint on a benchmark: accuracy, macro-F1 and calibration by domain, worst domain and confusions.
+r"""Scores a model by domain: accuracy, macro-F1, calibration and confusions.
 
-A run of finetune.py, on its own data and splits:
+    timm-moe-dg evaluate --model output/RUN
+    timm-moe-dg evaluate --model hf-hub:OWNER/NAME --dataset folder \
+        --data-dir DATA --test-domains sketch
 
-    python tools/evaluate.py --model output/RUN
-
-Any other checkpoint, with the domains that it was not trained on:
-
-    python tools/evaluate.py --model hf-hub:ORGANIZATION/NAME --dataset folder --data-dir DATA --test-domains sketch
-
-The classes must be those of the data, in any order. Overall scores are those of the held-out domains, or of the
-domains that `--domains` names.
-
-`--output DIR` writes metrics.json, per_domain.csv, confusion.csv (rows are the images' classes), predictions.csv (file,
-domain, target, prediction and probabilities) and, with matplotlib, confusion.png and projection.png. `--save-features
-FILE.npz` saves the classifier's inputs. A text that a spreadsheet would take for a formula gets an apostrophe. Under
-accelerate launch the processes share the images.
+The first command scores a run on its own data and splits. The overall scores
+are those of the held-out domains. With --output, tables and pictures are
+written to a folder.
 """
 
 import argparse
@@ -36,10 +28,10 @@ from timm_moe_dg.cli.arguments import (
     add_model_options,
     model_keywords,
     parse_arguments,
-    tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import position_or_name, positive_int
 from timm_moe_dg.data import (
     BENCHMARKS,
@@ -68,38 +60,42 @@ from timm_moe_dg.protocols.options import DATA, DEFAULTS, options_with
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.run_folder import run_arguments
 
+# What --help shows; --help-all shows every option
+MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
+MAIN += ["domains", "split", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
 RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
 MODEL_OPTIONS = ("expert_mode", "coverage_radius")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("evaluate.py", __doc__, config=True)
+    parser = tool_parser("evaluate.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
     add_model_options(parser)
     group = parser.add_argument_group("data (default for the model of a run: as in that run)")
     add = group.add_argument
-    add("--dataset", metavar="NAME", help=f"benchmark: {', '.join(BENCHMARKS)}")
-    add("--data-dir", metavar="DIR", help="folder of the images, for data sets that do not come with a package")
-    columns = "columns of metadata.csv that the model reads beside coordinates (default otherwise: none)"
+    add("--dataset", metavar="NAME", help="data set; finetune --list-datasets names all")
+    add("--data-dir", metavar="DIR", help="folder of the images")
+    columns = "MoGE: numeric columns of metadata.csv that the model reads, beside coordinates"
     add("--metadata-columns", nargs="+", metavar="COLUMN", help=columns)
-    add("--in-chans", type=positive_int, metavar="N", help="bands of the images (default otherwise: 3)")
-    unseen = "domains that the model was not trained on, by name or by position"
+    add("--in-chans", type=positive_int, metavar="N", help="number of bands (default otherwise: 3)")
+    unseen = "domains that the model was not trained on, by name or position"
     add("--test-domains", "--test-envs", type=position_or_name, nargs="+", metavar="DOMAIN", help=unseen)
-    counted = "domains of the overall scores and confusions: names, held-out, or all (default: held-out, if known)"
+    counted = "domains of the overall scores: names, held-out, or all (default: held-out, if known)"
     add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=counted)
-    add("--split", choices=SPLITS, default="all", help="split of each domain to score (default: %(default)s)")
-    add("--trial-seed", type=int, metavar="N", help="seed of the splits (default otherwise: 0)")
-    add("--holdout-fraction", type=float, help="share of a domain in its out-split (default otherwise: 0.2)")
-    photographs = "split by photograph, as finetune.py does with this option (default otherwise: no)"
+    add("--split", choices=SPLITS, default="all", help="part of each domain to score (default: %(default)s)")
+    add("--trial-seed", type=int, metavar="N", help="repetition, which decides the splits (default otherwise: 0)")
+    share = "share of each domain's images for validation (default otherwise: 0.2)"
+    add("--holdout-fraction", type=float, metavar="X", help=share)
+    photographs = "keep all versions of a photograph in the same split (default otherwise: off)"
     add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=photographs)
-    skipped = "skip and count images that cannot be decoded (default otherwise: stop at the first)"
+    skipped = "leave out damaged images (default otherwise: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     add_loader_options(group)
     add_engine_option(parser.add_argument_group("computation"))
     add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="DIR", help=f"folder for {', '.join(FILES)} (default: print the table alone)")
-    add("--save-features", type=Path, metavar="FILE", help="npz file for the classifier's inputs")
+    add("--output", metavar="DIR", help="folder for tables and pictures (default: print the table only)")
+    add("--save-features", type=Path, metavar="FILE", help="NPZ file for the classifier's inputs")
     how = "method of projection.png; umap needs umap-learn (default: %(default)s)"
     add("--projection", choices=METHODS, default="pca", help=how)
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")

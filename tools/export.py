@@ -1,15 +1,12 @@
-"""Exports a model to ONNX, torch.export and TorchScript programs, after comparing each with the model.
+r"""Exports a model to ONNX, torch.export and TorchScript programs.
 
-    python tools/export.py --model output/RUN --output exported
-    python tools/export.py --model hf-hub:ORGANIZATION/NAME --formats onnx --images photographs/ --output exported
+    timm-moe-dg export --model output/RUN --output exported
+    timm-moe-dg export --model hf-hub:OWNER/NAME --formats onnx \
+        --images photographs/ --output exported
 
-The folder gets model.onnx, model.pt2, model.torchscript.pt and preprocessing.json, which describes an image's
-preprocessing, the inputs and the classes. Batches may have any size. A MoGE model takes metadata as its second input,
-NaN (or a negative location id) where unknown. Each program is compared with the model on images, by default eight views
-of the two photographs that come with scikit-learn. If logits differ by more than `--tolerance`, nothing is written.
-
-The printed table has the size of each file, the largest difference of logits, and the time of a forward pass on CPU by
-batch size, with its ratio to PyTorch's: medians over rounds that run the programs in turns.
+Each program is compared with the model on images. If logits differ by more
+than --tolerance, nothing is written. The printed table has sizes, differences
+and times on CPU. preprocessing.json describes inputs and classes.
 """
 
 import argparse
@@ -28,8 +25,9 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments, tool_parser
+from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.bands import RGB
@@ -55,18 +53,23 @@ SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
 
 
-def build_parser() -> argparse.ArgumentParser:
+# What --help shows; --help-all shows every option
+MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "model_kwargs", "formats", "images", "features"]
+MAIN += ["tolerance", "output", "force"]
+
+
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("export.py", __doc__, config=True)
+    parser = tool_parser("export.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
     add_model_options(parser)
-    random = "export random weights, to compare sizes and times"
+    random = "use random weights, to compare sizes and times"
     parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
     add = parser.add_argument_group("programs").add_argument
     formats = f"formats to write: {', '.join(FORMATS)} (default: all; ONNX has opset {OPSET})"
     add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
     images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
     add("--images", nargs="+", metavar="IMAGES", help=images)
-    features = "return the classifier's inputs as a second output, for evaluate.py --engine; not in TorchScript"
+    features = "return the classifier's inputs too, for evaluate --engine; not in TorchScript"
     add("--features", action=argparse.BooleanOptionalAction, default=False, help=features)
     tolerance = "largest absolute difference of logits (default: %(default)s)"
     add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
@@ -75,10 +78,10 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = "images per timed forward pass (default: 1 8)"
     add("--batch-size", type=positive_int, nargs="+", default=[1, 8], metavar="N", help=sizes)
     threads = torch.get_num_threads()
-    add("--threads", type=positive_int, default=threads, metavar="N", help="CPU threads (default: %(default)s)")
+    add("--cpu-threads", type=positive_int, default=threads, metavar="N", help="CPU threads (default: %(default)s)")
     add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="DIR", help="folder of the programs (default: print the table alone)")
-    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace such files in the folder")
+    add("--output", metavar="DIR", help="folder of the programs (default: print the table only)")
+    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")
     return parser
 
 
@@ -162,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
     args = parse_arguments(build_parser(), argv)
     if args.features and "torchscript" in args.formats:
         raise ArgumentError.of("features", True, "TorchScript programs cannot return them; give --formats onnx pt2")
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.cpu_threads)
     with output_folder(args) as folder:
         model = load(args)
         config = data_config(model, args.img_size)

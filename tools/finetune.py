@@ -1,42 +1,17 @@
-"""Fine-tunes any timm model for domain generalization: some domains are trained on, the others only tested.
+r"""Fine-tunes any timm model, with some domains held out for testing.
 
-On a laptop, offline, in minutes, on real handwritten digits as six rotations:
+    timm-moe-dg finetune --dataset rotated_digits --model gmoe_tiny_patch16
+    timm-moe-dg finetune --dataset folder --data-dir DATA --pretrained \
+        --model gmoe_small_patch16 --test-domains sketch
+    timm-moe-dg finetune --resume output/RUN
 
-    python tools/finetune.py --dataset rotated_digits --model gmoe_tiny_patch16
-
-On the same digits placed on the globe, where labels change their meaning from continent to continent:
-
-    python tools/finetune.py --dataset geo_digits --model moge_tiny --model-kwargs patch_size=8 depth=4 \
-        embed_dim=96 'moe_layers=(2,3)' router_noise=0.0 metadata_drop=0.0
-
-On a folder DATA/DOMAIN/CLASS/IMAGE, from published weights, with the second and third domain held out:
-
-    python tools/finetune.py --dataset folder --data-dir DATA --model gmoe_small_patch16 --pretrained \
-        --test-domains 1 2
-
-`accelerate launch` starts several processes, two on CPU as follows (`--cpu --num_processes 2` would start one, and is
-refused):
-
-    ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1 tools/finetune.py ...
-
-`-c args.yaml` repeats a run. Add `--trial-seed 1` for another repetition.
-
-The output folder holds args.yaml, results.jsonl with DomainBed's keys, summary.csv, log.txt, learning_curves.png,
-checkpoints/, best/ (selected by training-domain validation) and best_oracle/ (the last evaluation's, for test-domain
-validation). The last two load with timm.create_model("local-dir:.../best", pretrained=True).
-
-An interrupted run resumes from its newest checkpoint, and a finished one takes more steps, as if asked for from the
-start. Runs with a schedule or an average of weights cannot take more:
-
-    python tools/finetune.py --resume output/NAME
-    python tools/finetune.py --resume output/NAME --steps 1000
-
-On Ctrl-C and SIGTERM a run writes a checkpoint after the current step, and exits with status 130 or 143. A second
-Ctrl-C ends it at once.
+The first command needs no download. DATA holds DOMAIN/CLASS/IMAGE.
+The run folder gets settings, results, learning curves and best/, the network
+with the best validation accuracy. Ctrl-C writes a checkpoint.
+Several processes: accelerate launch -m timm_moe_dg finetune ...
 """
 
 import logging
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -45,6 +20,7 @@ from accelerate.utils import send_to_device, set_seed
 
 from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.parser import ToolParser
 from timm_moe_dg.data import check_readable, seed_hash
 from timm_moe_dg.finetuning import (
     DivergenceCheck,
@@ -75,7 +51,7 @@ LOSS_FREQ = 10  # steps between losses in the progress bar; reading one waits fo
 logger = logging.getLogger("timm_moe_dg.finetune")
 
 
-def build_parser() -> ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
     return run_parser(__doc__)
 

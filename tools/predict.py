@@ -1,15 +1,14 @@
-"""Predicts the classes of image files and writes them to a csv file.
+r"""Predicts the classes of image files, as a CSV file.
 
-    python tools/predict.py --model output/RUN photographs/
-    python tools/predict.py --model hf-hub:ORGANIZATION/NAME "site/**/*.png" --top-k 3 --output predictions.csv
+    timm-moe-dg predict --model output/RUN photographs/
+    timm-moe-dg predict --model hf-hub:OWNER/NAME "site/**/*.png" \
+        --top-k 3 --output predictions.csv
 
-The columns are path, class, probability and, with `--top-k`, class_2, probability_2 and so on. Rows are in the order of
-the arguments, and within a folder in the order of the paths. Classes have the checkpoint's names, or numbers if it has
-none.
-
-A MoGE model uses its shared expert alone for images without metadata. `--metadata` is a csv file with the columns path,
-lon and lat in degrees, and those of --metadata-columns that the model was trained with. For models with location ids
-its columns are path and location.
+The columns are path, class, probability, and for --top-k class_2,
+probability_2 and so on. A MoGE model uses its shared expert for images
+without metadata. Give --metadata a CSV file with the columns path, lon and
+lat in degrees, and the further columns that the model was trained with.
+Models with location ids take the columns path and location.
 """
 
 import argparse
@@ -26,15 +25,16 @@ from tqdm import tqdm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import (
+    add_device_option,
     add_loader_options,
     add_model_options,
     model_keywords,
     parse_arguments,
-    tool_parser,
 )
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import csv_path, one_line
-from timm_moe_dg.cli.values import positive_int, usable_device
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
@@ -44,26 +44,30 @@ from timm_moe_dg.networks.build import data_config, in_chans_of
 from timm_moe_dg.networks.trained import label_names, load_trained, metadata_columns
 from timm_moe_dg.storage.atomic import all_or_nothing, write_rows
 
+# What --help shows; --help-all shows every option
+MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "metadata", "skip_unreadable", "batch_size"]
+MAIN += ["workers", "device", "top_k", "output", "force"]
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("predict.py", __doc__, config=True)
-    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth), patterns")
+    parser = tool_parser("predict.py", __doc__, "--model NAME [options] IMAGES ...", main=MAIN, config=True)
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth) or patterns"
+    )
     add_model_options(parser)
     group = parser.add_argument_group("images")
     add = group.add_argument
-    add("--metadata", metavar="CSV", help="places of the images, see above; its paths are relative to its folder")
-    skip = "skip files that cannot be decoded, and list them on stderr (default: stop at the first)"
+    add("--metadata", metavar="CSV", help="places of the images; paths in it are relative to its folder")
+    skip = "leave out damaged images, and list them on stderr (default: stop at the first)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, default=False, help=skip)
     add_loader_options(group)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     group = parser.add_argument_group("computation")
-    where = "torch device of the model (default here: %(default)s)"
-    group.add_argument("--device", type=usable_device, default=device, help=where)
+    add_device_option(group.add_argument)
     add_engine_option(group)
     add = parser.add_argument_group("output").add_argument
     add("--top-k", type=positive_int, default=1, metavar="K", help="classes per image (default: %(default)s)")
-    add("--output", metavar="FILE", help="csv file (default: standard output)")
+    add("--output", metavar="FILE", help="CSV file (default: standard output)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace an existing file")
     return parser
 

@@ -1,18 +1,11 @@
-"""Publishes a model on the Hugging Face Hub, with a card whose numbers come from the records of its run.
+r"""Publishes a model on the Hugging Face Hub, with a card made from its records.
 
-Publish the best/, results.jsonl and figures of a run. Look at the folder first, then send it:
+    timm-moe-dg push output/RUN --repo-id OWNER/NAME --dry-run
+    timm-moe-dg push output/RUN --repo-id OWNER/NAME
+    timm-moe-dg push --upcycled gmoe_small_patch16 --repo-id OWNER/NAME
 
-    python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME --dry-run
-    python tools/push_to_hub.py output/RUN --repo-id OWNER/NAME
-
-Publish an upcycled model without training, or weights from a file:
-
-    python tools/push_to_hub.py --upcycled gmoe_small_patch16 --repo-id OWNER/NAME
-    python tools/push_to_hub.py --model gmoe_small_patch16 --initial-checkpoint FILE --repo-id OWNER/NAME
-
-The token comes from HF_TOKEN or `hf auth login`. There is no option for it, because other users can read command lines.
-All files go into one commit, so a repository never holds half a model. An interrupted command can be repeated. The
-folder that is sent stays in output/hub/OWNER--NAME.
+The token comes from HF_TOKEN or `hf auth login`. All files go into one
+commit. The folder that is sent stays in output/hub/OWNER--NAME.
 """
 
 import argparse
@@ -25,9 +18,10 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import parse_words, tool_parser
+from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import code, one_line
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub import (
@@ -46,16 +40,16 @@ from timm_moe_dg.storage.run_folder import replaced
 CARDS = Path(__file__).parent.parent / "hub_cards"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("push_to_hub.py", __doc__)
+    parser = tool_parser("push_to_hub.py", __doc__, "[RUN] --repo-id OWNER/NAME [options]")
     add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
     add(
         "run",
         nargs="?",
         type=run_folder,
         metavar="RUN",
-        help="output folder of a finished run, whose best/ is published",
+        help="folder of a finished run, whose best/ is published",
     )
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
     add("--model", type=model_source, metavar="NAME", help=source)
@@ -64,9 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: that of the model)")
     pairs = "model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    seed = "random seed of --upcycled, such as for routers (default: %(default)s)"
-    add("--seed", type=seed_number, default=0, help=seed)
-    name = "license of the weights, as a Hub identifier (default: that of the weights they started from, or unknown)"
+    seed = "random seed of --upcycled, for its routers (default: %(default)s)"
+    add("--seed", type=seed_number, default=0, metavar="N", help=seed)
+    name = "license of the weights, as a Hub identifier (default: as the initial weights, or unknown)"
     add("--license", metavar="ID", help=name)
     add = parser.add_argument_group("destination").add_argument
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")

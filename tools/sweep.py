@@ -1,31 +1,17 @@
-"""Plans the runs of a protocol, runs those that are not finished, and prints their status.
+r"""Runs a protocol: every held-out domain with every model, method and seed.
 
-This holds out every domain of the digits once, with three seeds, for a mixture model and its dense baseline, two runs
-at a time. Words after `--` are options of tools/finetune.py for every run:
+    timm-moe-dg sweep --datasets rotated_digits --output output/digits \
+        --models gmoe_tiny_patch16 deit_tiny_patch16_224 -- --steps 300
+    timm-moe-dg sweep --recipe gmoe_small --datasets PACS --data-dir DATA
+    timm-moe-dg sweep -c digits --dry-run
 
-    python tools/sweep.py --datasets rotated_digits --models gmoe_tiny_patch16 deit_tiny_patch16_224 --jobs 2 \
-        --output output/digits -- --steps 300
+Words after -- are options of finetune for every run. The same command again
+skips finished runs and resumes the others. Files for --recipe hold options of
+finetune, files for -c those of sweep. Both take the name of a recipe that
+comes with the package.
+On Slurm, --launcher slurm submits the runs as one array:
 
-The same command again skips finished runs and resumes interrupted and failed ones. Leave-one-domain-out
-cross-validation also needs a run for every pair of domains. These commands print the remaining runs, and the status:
-
-    python tools/sweep.py -c tools/recipes/digits.yaml --dry-run
-    python tools/sweep.py -c tools/recipes/digits.yaml --status
-
-A recipe holds options of finetune.py, which takes it with `-c`. Here it is run for all held-out domains and seeds:
-
-    python tools/sweep.py --recipe tools/recipes/gmoe_small.yaml --datasets PACS VLCS --data-dir DATA
-
-In a file for `-c`, an entry of `datasets`, `algorithms` or `models` is a name, or a table with further options:
-
-    models:
-      - deit_tiny_patch16_224
-      - {model: gmoe_tiny_patch16, label: gmoe_4, model_kwargs: {num_experts: 4}}
-    options: {steps: 300}
-
-On Slurm the runs are one array (install the extra `slurm`). Parameters are those of submitit's AutoExecutor:
-
-    python tools/sweep.py ... --launcher slurm --slurm slurm_partition=gpu timeout_min=240 gpus_per_node=1
+    timm-moe-dg sweep ... --launcher slurm --slurm slurm_partition=gpu
 """
 
 import argparse
@@ -39,9 +25,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml, tool_parser
+from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.program import command, program
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
@@ -63,32 +50,49 @@ from timm_moe_dg.protocols.run_identity import differences, read_arguments, read
 from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import submit_jobs
 
+# What --help shows; --help-all shows every option
+MAIN = ["config", "recipe", "datasets", "data_dir", "algorithms", "models", "protocols", "domains", "trial_seeds"]
+MAIN += ["output", "launcher", "jobs", "dry_run", "status"]
 FINETUNE = Path(__file__).with_name("finetune.py")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("sweep.py", __doc__, config=True)
+    parser = tool_parser("sweep.py", __doc__, "[options] [-- options of finetune]", main=MAIN, config=True)
     group = parser.add_argument_group("plan")
     add = group.add_argument
-    recipe = "file of finetune.py options for every run; its data set, algorithm and model are defaults of the plan"
+    recipe = "file or name of options of finetune for every run, such as gmoe_small"
     add("--recipe", metavar="YAML", help=recipe)
-    add("--datasets", type=entry, nargs="+", metavar="NAME", help="required, unless the recipe names one")
+    add("--datasets", type=entry, nargs="+", metavar="NAME", help="data sets; required, unless the recipe names one")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
-    add("--algorithms", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or ERM)")
-    add("--models", type=entry, nargs="+", metavar="NAME", help="(default: the recipe's, or gmoe_small_patch16)")
+    add("--algorithms", type=entry, nargs="+", metavar="NAME", help="training methods (default: the recipe's, or ERM)")
+    add(
+        "--models",
+        type=entry,
+        nargs="+",
+        metavar="NAME",
+        help="timm models (default: the recipe's, or gmoe_small_patch16)",
+    )
     formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
     protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
-    held_out = f"domains to hold out of a data set's n: {protocols}; {OFFICIAL}: those of the data, 1 run; "
-    held_out += f"{PER_REGION}: likewise, trained on each of n regions alone, n runs (default: %(default)s)"
+    held_out = f"what to hold out of n domains: {protocols}; {OFFICIAL}: the data set's own test domains, 1 run; "
+    held_out += f"{PER_REGION}: the same, trained on one region at a time, n runs (default: leave_one_domain_out)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
-    add("--protocols", "--protocol", nargs="+", choices=choices, default=["leave_one_domain_out"], help=held_out)
-    only = "domains to hold out, or to train on for single_source, by name or by position (default: all)"
+    add(
+        "--protocols",
+        "--protocol",
+        nargs="+",
+        choices=choices,
+        metavar="NAME",
+        default=["leave_one_domain_out"],
+        help=held_out,
+    )
+    only = "only these domains, by name or position (default: all)"
     add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=only)
-    add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: %(default)s)")
-    seeds = "draws of hyper-parameters, 0 for their defaults (default: %(default)s)"
+    add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: 0 1 2)")
+    seeds = "random draws of hyper-parameters; 0 takes the defaults (default: 0)"
     add("--hparams-seeds", type=int, nargs="+", default=[0], metavar="N", help=seeds)
-    options = "options of finetune.py for every run"
+    options = "options of finetune for every run, as an alternative to words after --"
     add("--options", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=options)
     add("--output", default="output/sweep", metavar="DIR", help="folder of all runs (default: %(default)s)")
     _add_launch_options(parser.add_argument_group("launch"))
@@ -97,14 +101,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_launch_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--launcher", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
-    add("-j", "--jobs", type=positive_int, default=1, metavar="N", help="runs at a time, local (default: %(default)s)")
-    add("--gpus", nargs="+", metavar="I", help="local: one run at a time on each of these GPUs, instead of --jobs")
-    prefix = "program that starts finetune.py, such as 'accelerate launch --num_processes 2' (default: this Python)"
+    add("--launcher", choices=("local", "slurm"), default="local", help="where the runs start (default: %(default)s)")
+    add(
+        "--jobs",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="runs at a time on this machine (default: %(default)s)",
+    )
+    add("--gpus", nargs="+", metavar="I", help="GPUs, with one run at a time on each, instead of --jobs")
+    prefix = "program that starts finetune, such as 'accelerate launch --num_processes 2' (default: this Python)"
     add("--run-with", type=shlex.split, default=[sys.executable], metavar="COMMAND", help=prefix)
-    add("--slurm", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help="parameters of submitit")
-    add("--dry-run", action="store_true", help="print the commands of the runs that are not finished, and stop")
-    add("--status", action="store_true", help="print which runs are finished, failed, incomplete or missing, and stop")
+    add(
+        "--slurm",
+        type=key_value,
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="parameters of submitit's AutoExecutor",
+    )
+    add("--dry-run", action="store_true", help="print the commands of the remaining runs, and stop")
+    add("--status", action="store_true", help="print which runs are finished, running, failed or missing, and stop")
 
 
 def entry(text: str) -> str | dict[str, Any]:
@@ -143,14 +160,14 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
     )
 
 
-def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: argparse.ArgumentParser) -> Job:
+def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: ToolParser) -> Job:
     """Turns a planned run into a command, and checks that a run in its folder has the same options."""
     options = {**run.options, "output": args.output, "experiment": run.name}
     words = [*(word for entry in options.items() for word in option_words(*entry)), *words]
     parsed = vars(parse_arguments(parser, words, read=read_repeatable))
     for name in (*PLANNED, "output", "experiment"):
         if parsed[name] != options[name]:
-            raise ArgumentError.of(name, parsed[name], "is decided by the sweep; see sweep.py --help")
+            raise ArgumentError.of(name, parsed[name], "is decided by the sweep; see sweep --help")
     folder = Path(args.output, run.name)
     if (folder / "args.yaml").exists():
         recorded = read_arguments(folder / "args.yaml", "output")

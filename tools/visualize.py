@@ -1,17 +1,12 @@
-"""Draws pictures of a run: experts, attention, parts, discovered domains, learning curves.
+r"""Draws pictures of a run into its folder figures/.
 
-    python tools/visualize.py experts output/RUN --class dog            # the expert of each patch, in all domains
-    python tools/visualize.py experts output/RUN --images photographs/
-    python tools/visualize.py attention output/RUN --twin output/DENSE  # the class token's attention by head
-    python tools/visualize.py attributes output/RUN --cub CUB_200_2011  # experts against parts and attributes
-    python tools/visualize.py invariance output/RUN                     # same patch, other domain: same expert?
-    python tools/visualize.py domains output/RUN                        # discovered domains of a MoGE run as a map
-    python tools/visualize.py forced output/RUN                         # accuracy of each expert on each domain
-    python tools/visualize.py curves output/RUN                         # losses and accuracies over training
+    timm-moe-dg visualize experts output/RUN --class dog
+    timm-moe-dg visualize experts output/RUN --images photographs/
+    timm-moe-dg visualize attention output/RUN --twin output/DENSE
+    timm-moe-dg visualize output/RUN
 
-Without a command, `visualize.py output/RUN` draws the curves, and for a MoGE run also domains and forced experts.
-The pictures go to the run's folder `figures/`, their numbers to experts.json, attention.json, attributes.json,
-invariance.json, and for domains and forced experts to analysis.json.
+Without a command it draws the curves, and for a MoGE run also domains and
+forced experts. The numbers behind the pictures go to JSON files beside them.
 """
 
 import argparse
@@ -27,10 +22,11 @@ from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
-from timm_moe_dg.cli.arguments import parse_words, tool_parser
+from timm_moe_dg.cli.arguments import add_device_option, parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
-from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder, usable_device
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
 
@@ -39,13 +35,14 @@ EVERYTHING = "everything"  # the default command
 Add = Callable[..., Any]  # a parser's `add_argument`
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = tool_parser("visualize.py", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (groups, _) in COMMANDS.items():
-        add = commands.add_parser(name).add_argument
-        add("run", type=run_folder, metavar="RUN", help="output folder of finetune.py")
+    parser = tool_parser("visualize.py", __doc__, "COMMAND [options] RUN")
+    commands = parser.add_subparsers(prog=parser.prog, dest="command", required=True, metavar="COMMAND")
+    for name, (groups, function) in COMMANDS.items():
+        words = (function.__doc__ or "").partition(".")[0]
+        add = commands.add_parser(name, help=words, description=words, usage="%(prog)s [options] RUN").add_argument
+        add("run", type=run_folder, metavar="RUN", help="run folder")
         for add_options in groups:
             add_options(add)
     return parser
@@ -53,9 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_network_options(add: Add) -> None:
     """Adds the options of the data's place and of the network."""
-    add("--data-dir", metavar="DIR", help="folder of the run's data, if it was moved (default: the run's --data-dir)")
-    add("--device", type=usable_device, default="cpu", help="device of the model (default: %(default)s)")
-    skipped = "leave out and count images that cannot be decoded (default: as the run did)"
+    add("--data-dir", metavar="DIR", help="folder of the run's images, if it was moved")
+    add_device_option(add)
+    skipped = "leave out damaged images (default: as the run did)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     images = "images at a time (default: %(default)s)"
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=images)

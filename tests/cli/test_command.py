@@ -21,7 +21,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def as_command(monkeypatch):
-    monkeypatch.setattr(program, "by_command", False)  # undoes what `main` sets
+    monkeypatch.setattr(program, "started_as", "")  # undoes what `main` sets
     monkeypatch.setattr(sys, "argv", [])
 
 

@@ -9,30 +9,23 @@ from enum import Flag
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import yaml
 
 from ..errors import ArgumentError, check_regular_file
-from .program import program, recipe_file
-from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int
+from .parser import ToolParser
+from .program import nearest_recipe, recipe_file
+from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int, usable_device
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = Mapping[str, Any]  # values by option name, as parsed or as read from YAML
 Declared = TypeVar("Declared", bound="DataclassInstance")
+PLAN_ENTRIES = ("datasets", "models", "algorithms", "protocols", "trial_seeds", "options")  # of sweep alone
+RECIPE_ENTRIES = ("model", "dataset", "algorithm", "pretrained")
 _DECLARATION = "declaration"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
-
-
-def tool_parser(prog: str, description: str | None, *, config: bool = False) -> argparse.ArgumentParser:
-    """Makes a tool's parser, whose description keeps its lines, with `--config` for a tool that has this option."""
-    parser = argparse.ArgumentParser(
-        prog=program(prog), description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if config:
-        words = "file of option values; the command line overrides it"
-        parser.add_argument("-c", "--config", metavar="YAML", help=words)
-    return parser
 
 
 def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -55,14 +48,14 @@ def read_yaml(path: str, argument: str) -> Options:
     # ValueError: bytes that are not UTF-8, or a date such as 2024-99-99
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())  # YAML's messages have several lines
-        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason})") from error
+        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason}){nearest_recipe(path)}") from error
     if not isinstance(table, dict):
         raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
     return table
 
 
 def parse_arguments(
-    parser: argparse.ArgumentParser,
+    parser: ToolParser,
     argv: Sequence[str],
     saved: Path | None = None,
     read: Callable[[str, str], Options] = read_yaml,
@@ -87,10 +80,18 @@ def parse_arguments(
     for name, table in tables.items():
         for key in table:
             if _option_name(key) in unknown_names:
-                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}; see --help")
+                remedy = _other_kind(parser, str(key)) or parser.suggestion(_option_name(key))
+                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.refuse(unknown)
     return args
+
+
+def _other_kind(parser: ToolParser, key: str) -> str:
+    """Returns a hint for a recipe of finetune given to sweep's --config, or a plan of sweep given to finetune."""
+    if "--recipe" in parser._option_string_actions:
+        return "; a file with options of finetune is a recipe: give it as --recipe" if key in RECIPE_ENTRIES else ""
+    return f"; a file with {key} is a plan: give it to sweep as --config" if key in PLAN_ENTRIES else ""
 
 
 def option_words(name: str, value: object) -> list[str]:
@@ -184,10 +185,11 @@ def from_parsed(table: type[Declared], parsed: Options) -> Declared:
 
 
 def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
-    whole = {"metavar": "N"} if declaration.keywords.get("type") in WHOLE_NUMBERS else {}
+    number = {"metavar": "N" if declaration.keywords.get("type") in WHOLE_NUMBERS else "X"}
+    number = number if "type" in declaration.keywords else {}
     boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
     default = item.default_factory() if callable(item.default_factory) else item.default
-    return {"help": declaration.help, "default": default, **whole, **boolean, **declaration.keywords}
+    return {"help": declaration.help, "default": default, **number, **boolean, **declaration.keywords}
 
 
 def available_cpus() -> int:
@@ -200,19 +202,21 @@ def available_cpus() -> int:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name a network and its weights; `load_trained` takes their values."""
     add = parser.add_argument_group("model").add_argument
-    source = (
-        "output/RUN, hf-hub:ORGANIZATION/NAME, local-dir:FOLDER, or any timm model with one of the next two options"
-    )
+    source = "run folder, hf-hub:OWNER/NAME, local-dir:FOLDER, or a timm model with one of the next two options"
     add("--model", type=model_source, required=True, metavar="NAME", help=source)
-    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help="take the model's published weights")
-    add("--initial-checkpoint", metavar="FILE", help="take the weights, classifier included, from this file")
-    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: the model's)")
+    add(
+        "--pretrained",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="use the published weights of a timm model",
+    )
+    add("--initial-checkpoint", metavar="FILE", help="use the weights in this file")
+    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input image (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    radius = "MoGE: use the shared expert alone beyond this distance from the training data; inf disables it "
-    radius += "(default: the model's)"
+    radius = "MoGE: beyond this distance from the training locations, use the shared expert (default: the model's)"
     add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
-    mode = "MoGE: compute with all experts or with the shared one alone (default: as the model was trained)"
+    mode = "MoGE: use all experts, or the shared one only (default: as the model was trained)"
     add("--expert-mode", choices=("routed", "shared"), help=mode)
 
 
@@ -222,8 +226,17 @@ def model_keywords(args: argparse.Namespace) -> dict[str, Any]:
     return {**{name: getattr(args, name) for name in names}, "model_kwargs": dict(args.model_kwargs)}
 
 
-def add_loader_options(group: argparse._ArgumentGroup, workers: int = 2) -> None:
+def add_device_option(add: Callable[..., Any]) -> None:
+    """Adds --device by a parser's `add_argument`. The default is a GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", type=usable_device, default=device, metavar="NAME", help="torch device (default here: %(default)s)")
+
+
+def add_loader_options(group: argparse._ArgumentGroup) -> None:
     """Adds the batch size and the number of loader processes to a group of options."""
-    batch, processes = "images per batch (default: %(default)s)", "loader processes; 0 for none (default: %(default)s)"
+    batch, processes = (
+        "images per batch (default: %(default)s)",
+        "processes that load images; 0 for none (default: %(default)s)",
+    )
     group.add_argument("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=batch)
-    group.add_argument("-j", "--workers", type=non_negative_int, default=workers, metavar="N", help=processes)
+    group.add_argument("-j", "--workers", type=non_negative_int, default=2, metavar="N", help=processes)

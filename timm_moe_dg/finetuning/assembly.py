@@ -119,6 +119,9 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         },
     )
     check_metadata(network, plan)
+    # The small images of the built-in data sets are trained from scratch
+    if _starts_from_random_weights(options) and plan.benchmark.image_size is None:
+        _logger.warning(f"{options.model} starts from random weights; add --pretrained to start from published ones")
     if options.freeze:
         FREEZABLE[options.freeze](network)
     set_expert_mode(network, options)
@@ -187,12 +190,20 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
         remedy = f"reads {reads}, and no training image of {options.dataset} has one; use --dataset {dataset}{shared}"
         raise ArgumentError.of("model", options.model, remedy)
     drops = any(isinstance(module, LocationEncoder) and module.drop.p for module in network.modules())
-    from_scratch = not (options.pretrained or options.initial_checkpoint or ":" in options.model)
-    if _has_modes(network) and drops and from_scratch and "metadata_drop" not in options.model_kwargs:
+    if (
+        _has_modes(network)
+        and drops
+        and _starts_from_random_weights(options)
+        and "metadata_drop" not in options.model_kwargs
+    ):
         _logger.warning(
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
             "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
         )
+
+
+def _starts_from_random_weights(options: RunOptions) -> bool:
+    return not (options.pretrained or options.initial_checkpoint or ":" in options.model)
 
 
 def _any_known(domain: Domain, split: Split) -> bool:

@@ -163,9 +163,17 @@ def describe(plan: RunPlan) -> str:
         f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
         f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
         f"{options.steps / per_epoch:.1f} epochs in all",
+        *_describe_optimizer(options),
         f"output: {plan.folder.path}",
     ]
     return "\n".join(map(one_line, lines))
+
+
+def _describe_optimizer(options: FilledOptions) -> list[str]:
+    if not options.dry_run:
+        return []
+    rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
+    return [f"optimizer: {options.opt}, {rates}"]
 
 
 def _describe_bands(plan: RunPlan) -> list[str]:

@@ -1,12 +1,12 @@
 """The command line of a run that may resume an earlier one."""
 
-import argparse
 import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..cli.arguments import from_parsed, parse_arguments
+from ..cli.parser import ToolParser
 from ..data.splits import domain_positions
 from ..errors import ArgumentError
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
@@ -19,7 +19,7 @@ AUTO = "auto"
 _UNREPORTED = NO_EFFECT_ON_RESULTS - {"epochs"}
 
 
-def parse_resumable(parser: argparse.ArgumentParser, argv: Sequence[str]) -> RunOptions:
+def parse_resumable(parser: ToolParser, argv: Sequence[str]) -> RunOptions:
     """Parses a command line. With `--resume`, options that are not given are those of the run to resume."""
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)

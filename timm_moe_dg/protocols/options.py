@@ -5,6 +5,7 @@ an option count as run with its default.
 """
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
@@ -15,7 +16,7 @@ from typing import Any, get_args, get_origin
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
-from ..cli.program import program
+from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import (
     folder_name,
     fraction,
@@ -53,49 +54,54 @@ class Role(Flag):
 IDENTITY, DATA, NO_EFFECT, ONCE, MEASURED = Role
 
 
+VARIES = "; see --list-datasets"
+# What --help shows; --help-all shows every option
+MAIN = ["dataset", "data_dir", "list_datasets", "test_domains", "trial_seed", "model", "pretrained", "algorithm"]
+MAIN += ["steps", "batch_size", "lr", "config", "output", "experiment", "dry_run", "resume"]
+
+
 # fmt: off
 @dataclass(frozen=True)
 class DataOptions:
     """The data set, the held-out domains, and the loading of images."""
 
     dataset: str = option("rotated_digits", role=IDENTITY | DATA, metavar="NAME",
-        help=f"one of {', '.join(BENCHMARKS)} (%(default)s)")
+        help="data set, or folder for your own images (default: %(default)s; see --list-datasets)")
     data_dir: str | None = option(None, role=NO_EFFECT | DATA, metavar="DIR",
-        help="folder of the images, for data sets that do not come with a package")
+        help="folder of the images")
     test_domains: Sequence[int | str] | None = option(None, "--test-envs", role=IDENTITY | DATA,
         type=position_or_name, nargs="+", metavar="DOMAIN",  # `make_plan` turns names into positions
-        help="domains to hold out: names, positions, @I for the position I where I could be a name, or none to train "
-        "on all domains (default: the test domains of the data itself, or 0)")
+        help="domains to hold out: names, positions (@0 if names are numbers), or none (default: those of the data "
+        "set, else the first)")
     trial_seed: int = option(0, role=IDENTITY | DATA, type=int,
-        help="repetition, which determines the splits (default: 0)")
+        help="repetition, with splits of its own (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
-        help="share of a domain's images for validation (default: %(default)s)")
+        help="share of each domain's images for validation (default: %(default)s)")
     split_by_photograph: bool = option(False, role=DATA,
-        help="split by photograph, alike in all domains, if these show the same photographs (default: by domain)")
+        help="keep all versions of a photograph in the same split, if domains share photographs (default: off)")
     metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
-        help="numeric columns of metadata.csv, each with an encoder of its own in MoGE (default: none)")
+        help="MoGE: numeric columns of metadata.csv to route by, beside coordinates (default: none)")
     class_balanced: bool = option(False,
-        help="sample the classes of a domain equally often (default: the images)")
+        help="draw all classes of a domain equally often (default: off)")
     val_augment: bool = option(False,
-        help="augment the out-splits of training domains, as DomainBed does (default: off)")
+        help="augment validation images too, as DomainBed does (default: off)")
     skip_unreadable: bool = option(False, role=DATA,
-        help="read all images first, then leave out and count damaged ones (default: stop at the first)")
+        help="read all images first, and leave out damaged ones (default: stop at the first)")
     in_chans: int = option(RGB, role=DATA, type=positive_int,
-        help="bands of the images (default: %(default)s); other numbers than 3 need TIFF files, whose integers are "
-        "divided by their type's maximum, and are augmented by crop and mirror alone")
+        help="number of bands (default: %(default)s); values other than 3 read TIFF or PNG files, divide integers by "
+        "their type's maximum, and augment by crop and mirror only")
     aa: str | None = option(None, metavar="POLICY",
-        help="timm's automatic augmentation before the data set's own, such as rand-m9-mstd0.5 (default: off)")
+        help="timm augmentation to add, such as rand-m9-mstd0.5 (default: off)")
     reprob: float = option(0.0, type=fraction, metavar="P",
-        help="probability of timm's random erasing, in training (default: off)")
+        help="probability of timm's random erasing (default: off)")
     mean: Sequence[float] | None = option(None, type=float, nargs="+", metavar="VALUE",
-        help="mean of each channel, from 0 to 1 (default: the model's; with other than 3 bands, that of the training "
-        "images)")
+        help="mean of each band, from 0 to 1 (default: the model's for 3 bands, else measured)")
     std: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="VALUE",
-        help="standard deviation of each channel (default: likewise)")
+        help="standard deviation of each band (default: as for --mean)")
     workers: int = option(2, "-j", role=NO_EFFECT, type=non_negative_int,
-        help="loader processes; 0 for none (default: %(default)s)")
+        help="processes that load images; 0 for none (default: %(default)s)")
     validation_batch_size: int = option(64, type=positive_int,
-        help="images per evaluation batch and process (default: %(default)s)")
+        help="images per batch in evaluation, on each process (default: %(default)s)")
 
 
 @dataclass(frozen=True)
@@ -103,25 +109,25 @@ class ModelOptions:
     """The network and its initial weights."""
 
     model: str = option("gmoe_small_patch16", role=IDENTITY, metavar="NAME",
-        help="any timm model, such as gmoe_tiny_patch16 or its dense twin deit_tiny_patch16_224 (%(default)s)")
-    pretrained: bool = option(False, help="start from published weights")
+        help="any timm model (default: %(default)s)")
+    pretrained: bool = option(False, help="start from published weights (default: off)")
     initial_checkpoint: str | None = option(None, metavar="FILE",
-        help="start from this file; dense weights are upcycled")
+        help="start from the weights in this file; experts become copies of dense layers")
     num_classes: int | None = option(None, role=IDENTITY, type=positive_int,
-        help="size of the classifier (default: classes in the data)")
+        help="size of the classifier (default: classes of the data)")
     img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
-        help="side of the input (default: data set's, else model's)")
+        help="side of the input image (default: the data set's, else the model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
-        help="stochastic depth (default: 0.1 for models that have it, none for ResNets)")
+        help="rate of stochastic depth (default: 0.1, for ResNets 0)")
     freeze: str | None = option(None, choices=tuple(FREEZABLE), shorthand=("--train-routers-only", "all-but-routers"),
-        help="part that is not trained; backbone also initializes a new classifier (default: nothing)")
+        help="part to keep fixed; backbone trains a new classifier only (default: nothing)")
     freeze_bn: bool = option(True,
-        help="keep the running statistics of batch normalization, as the papers do (default: on)")
+        help="keep the statistics of batch normalization fixed, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
-        help="MoGE: experts to use, in training and evaluation (default: %(default)s)")
+        help="MoGE: use all experts, or the shared one only (default: %(default)s)")
     coverage_radius: float | str | None = option(None, type=kilometers_or_auto, metavar="KM|auto",
-        help="MoGE: in evaluation, use the shared expert alone beyond this distance from the training data; auto: "
-        "the largest distance of the training domains' validation images (default: inf)")
+        help="MoGE: beyond this distance from the training locations, use the shared expert in evaluation; auto takes "
+        "the distance from validation images (default: off)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
@@ -131,72 +137,72 @@ class MethodOptions:
     """The training method: losses, weight averaging and hyper-parameters."""
 
     algorithm: str = option("ERM", role=IDENTITY, metavar="NAME",
-        help=f"one of {', '.join(ALGORITHMS)} (default: %(default)s)")
+        help=f"training method: {', '.join(ALGORITHMS)} (default: %(default)s)")
     averaging: str | None = option(None, role=IDENTITY, metavar="NAME",
-        help=f"average weights over steps: one of {', '.join(AVERAGING)} (default: off)")
+        help=f"average of weights over steps: {', '.join(AVERAGING)} (default: off)")
     aux_coef: float = option(0.01, type=non_negative,
         help="weight of the routers' auxiliary loss (default: %(default)s)")
     aux_form: str = option("vmoe", choices=tuple(FORMS),
-        help="form of that loss: vmoe (as in the GMoE paper) or tutel (as in its released code) (default: %(default)s)")
+        help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
     cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
     cka_tokens: int = option(256, type=positive_int,
-        help="MoGE: tokens per layer and step that all experts process for the diversity loss (default: %(default)s)")
+        help="MoGE: tokens per layer and step for the diversity loss (default: %(default)s)")
     supcon_coef: float = option(0.1, type=non_negative,
         help="MoGE: weight of the invariance loss (default: %(default)s)")
-    supcon_temperature: float = option(0.1, type=float, help="MoGE: temperature of that loss (default: %(default)s)")
+    supcon_temperature: float = option(0.1, type=float,
+        help="MoGE: temperature of the invariance loss (default: %(default)s)")
     label_smoothing: float = option(0.0, type=fraction,
-        help="ERM: smoothing of the labels in the task loss (default: %(default)s)")
+        help="ERM: label smoothing (default: %(default)s)")
     class_weights: str | None = option(None, choices=("balanced",),
-        help="ERM: weight of a class in the task loss; balanced: 1 / its number of training images (default: 1)")
+        help="ERM: balanced gives rare classes more weight in the loss (default: equal weights)")
     hparams: Mapping[str, float] = option({}, type=json_object, metavar="JSON",
-        help="hyper-parameters under DomainBed's names; --lr, --weight-decay and --batch-size win over them")
+        help="hyper-parameters under DomainBed's names, such as '{\"irm_lambda\": 10}'")
     hparams_seed: int = option(0, role=IDENTITY, type=int,
-        help="number of the random draw of hyper-parameters; 0 for their defaults (default: 0)")
+        help="random draw of hyper-parameters; 0 takes the defaults (default: 0)")
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """The length of training, the optimizer, and the computation."""
 
-    steps: int | None = option(None, type=positive_int, help="training steps (default: data set's)")
+    steps: int | None = option(None, type=positive_int, help=f"training steps (default: 5001{VARIES})")
     epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
-        help="passes over the smallest training domain, instead of --steps")
+        help="length in passes over the smallest training domain, instead of --steps")
     eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
-        help="steps between evaluations; the other name is DomainBed's (default: data set's)")
+        help=f"steps between evaluations (default: 300{VARIES})")
     eval_train: bool | None = option(None, role=NO_EFFECT, action=argparse.BooleanOptionalAction,
-        help="evaluate the in-splits of training domains too, as DomainBed does; takes most of the time "
-        "(default: on its data sets)")
+        help="also score the training images, which is slow (default: on for DomainBed's data sets, else off)")
     early_stop: int | None = option(None, type=positive_int,
-        help="stop after N evaluations without a better training-domain validation (default: off)")
+        help="stop after N evaluations without a better validation accuracy (default: off)")
     batch_size: int | None = option(None, "-b", role=IDENTITY, type=positive_int,
-        help="images per training domain and step, over all processes (default: data set's)")
+        help=f"images per domain and step, over all processes (default: 32{VARIES})")
     grad_accum_steps: int = option(1, type=positive_int,
-        help="parts of a step's minibatch, computed in turn to save memory (default: %(default)s)")
+        help="parts of a batch that are computed in turn, to save memory (default: %(default)s)")
     opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
     momentum: float = option(0.9, type=fraction, help="momentum of optimizers that have it (default: %(default)s)")
-    lr: float | None = option(None, role=IDENTITY, type=non_negative, help="learning rate (default: data set's)")
+    lr: float | None = option(None, role=IDENTITY, type=non_negative, help=f"learning rate (default: 5e-5{VARIES})")
     weight_decay: float | None = option(None, role=IDENTITY, type=non_negative,
-        help="of all parameters; with --layer-decay, of all but biases and norms (default: data set's)")
+        help=f"weight decay; with --layer-decay, biases and norms have none (default: 0{VARIES})")
     layer_decay: float | None = option(None, type=fraction_to_1, metavar="RATIO",
-        help="learning rate of a layer as a share of that of the next one, such as 0.75 (default: 1)")
-    sched: str | None = option(None, choices=SCHEDULES, help="timm schedule of the learning rate (default: constant)")
+        help="factor of the learning rate from each layer to the one below, such as 0.75 (default: 1)")
+    sched: str | None = option(None, choices=SCHEDULES, help="schedule of the learning rate (default: constant)")
     warmup_steps: int = option(0, type=non_negative_int, help="steps of rising learning rate (default: %(default)s)")
     min_lr: float = option(0.0, type=non_negative,
         help="learning rate at the end of the schedule (default: %(default)s)")
     amp_dtype: str | None = option(None, choices=("bfloat16", "float16"),
-        help="automatic mixed precision (default: off, or that of accelerate launch)")
+        help="mixed precision (default: off, or that of accelerate launch)")
     grad_checkpointing: bool = option(False,
-        help="recompute activations in the backward pass, to save memory (default: off)")
+        help="recompute activations, to save memory (default: off)")
     channels_last: bool = option(False,
-        help="channels-last memory format, in which ResNets are faster (default: off)")
+        help="memory format in which ResNets are faster (default: off)")
     compile: bool = option(False, help="compile the model by torch.compile (default: off)")
     cpu_threads: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="threads of a process on CPU (default: OMP_NUM_THREADS, or else an equal share of the cores)")
+        help="CPU threads of each process (default: OMP_NUM_THREADS, else an equal share of the cores)")
     process_timeout: float = option(10.0, role=NO_EFFECT, type=positive, metavar="MINUTES",
-        help="end the run if a process waits longer for another one; give more than the longest evaluation, "
-        "checkpoint or reading of images takes on one process alone (default: %(default)s)")
+        help="stop if a process waits this long for another; must exceed the longest evaluation (default: "
+        "%(default)s)")
     seed: int | None = option(None, role=IDENTITY, type=seed_number,
-        help="seed of the run (default: derived from data set, algorithm, domains and seeds)")
+        help="random seed (default: derived from data set, method, domains and --trial-seed)")
 
 
 @dataclass(frozen=True)
@@ -204,19 +210,19 @@ class OutputOptions:
     """The run folder, checkpoints and logs."""
 
     config: str | None = option(None, "-c", role=ONCE, metavar="YAML",
-        help="file of option values; the command line wins over it")
+        help="file of option values, or name of a recipe")
     output: str = option("output", role=NO_EFFECT, metavar="DIR",
         help="folder of all runs (default: %(default)s)")
     experiment: str | None = option(None, role=NO_EFFECT, type=folder_name, metavar="NAME",
-        help="sub-folder of this run (default: time, data set, model)")
+        help="name of the run (default: time, data set, model)")
     dry_run: bool = option(False, role=ONCE,
-        help="read the data with every image, build the model, describe the run, and stop")
+        help="check data and model, describe the run, and stop")
     check_images: bool = option(True, role=ONCE,
-        help="open every image, to find and count damaged ones; dry runs alone (default: on)")
+        help="open every image in a dry run, to find damaged ones (default: on)")
     resume: str | None = option(None, role=ONCE, nargs="?", const="auto", metavar="auto|DIR",
-        help="folder of a run to resume; auto: --experiment's run, or the newest unfinished one")
+        help="run folder to continue; auto takes --experiment's run, or the newest unfinished one")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
-        help="steps between checkpoints beside those at evaluations (default: none)")
+        help="steps between checkpoints, beside those at evaluations (default: none)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
     log_wandb: bool = option(False, role=NO_EFFECT, help="log to Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on
@@ -322,14 +328,28 @@ def canonical_names(args: Arguments) -> Arguments:
     return renamed | {name: value for name, value in args.items() if name in renamed}
 
 
-def run_parser(description: str | None = None) -> argparse.ArgumentParser:
+class _ListDatasets(argparse.Action):
+    """Prints the data sets with their defaults."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        lines = [["data set", "folder", "domains", "steps", "every", "batch", "lr", "decay", "size"]]
+        for name, row in BENCHMARKS.items():
+            rates = [f"{row.hparams[rate]:g}" for rate in ("lr", "weight_decay")]
+            cells = (row.steps, row.checkpoint_freq, row.hparams["batch_size"], *rates, row.image_size or "model's")
+            lines.append([name, "yes" if row.takes_data_dir else "no", str(len(row.domains) or "-"), *map(str, cells)])
+        for line in lines:
+            parser._print_message("{:23}{:>6} {:>7} {:>6} {:>5} {:>5} {:>6} {:>6} {:>7}\n".format(*line), sys.stdout)
+        notes = "folder: needs --data-dir; every: steps between evaluations; size: side of the input in pixels\n"
+        parser._print_message(notes + "hub:OWNER/NAME is a data set of the Hugging Face Hub\n", sys.stdout)
+        parser.exit()
+
+
+def run_parser(description: str | None = None) -> ToolParser:
     """Builds the command line of tools/finetune.py."""
-    parser = argparse.ArgumentParser(
-        prog=program("finetune.py"),
-        usage="%(prog)s [options]",  # a list of all 75 options would hide the error message below it
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for title, group in GROUPS.items():
-        add_options(parser, title, group)
+    parser = tool_parser("finetune.py", description, main=MAIN)
+    for title, table in GROUPS.items():
+        add_options(parser, title, table)
+        if table is DataOptions:
+            words = "print all data sets with their defaults, and exit"
+            parser.add_argument("--list-datasets", action=_ListDatasets, nargs=0, default=argparse.SUPPRESS, help=words)
     return parser
