@@ -82,7 +82,7 @@ extras() {
   cd "$work" || exit
   extra train bash -c "python ${train[*]@Q} --output $work/run && python tools/evaluate.py --model \
     local-dir:\$(dirname $work/run/*/best)/best --dataset rotated_digits --output $work/evaluated && ls $work/evaluated/*.png"
-  extra plots python tools/benchmark.py models --model gmoe_tiny_patch16 --img-size 32 --rounds 2 --plot "$work/cost.png"
+  extra plots python tools/benchmark.py models --models gmoe_tiny_patch16 --img-size 32 --rounds 2 --plot "$work/cost.png"
   python -c "from PIL import Image; Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).convert('RGB').save('$work/a.png')"
   extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
   extra hub-data python -m pytest tests/data/readers/test_hub_data.py

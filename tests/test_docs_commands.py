@@ -59,7 +59,7 @@ OTHERS = {
     "accelerate launch": "no command, but the launcher's name",
     "accelerate config": "accelerate's own; it asks questions",
 }
-LISTINGS = ("timm-moe-dg", "timm-moe-dg --help", "timm-moe-dg --version")  # tests/cli/test_command.py
+LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
 # Of another program
 OTHERS_FILES = {"domain_net_duplicates.txt", "._x.png"}
 

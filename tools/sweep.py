@@ -25,7 +25,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml
+from timm_moe_dg.cli.arguments import PLAN_ENTRIES, available_cpus, option_words, parse_arguments, read_yaml
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
@@ -138,6 +138,8 @@ def entry(text: str) -> str | dict[str, Any]:
 def read_sweep(args: argparse.Namespace) -> Sweep:
     """Returns the axes of the plan from the command line."""
     recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
+    if any(name in recipe for name in PLAN_ENTRIES):
+        raise ArgumentError.of("recipe", args.recipe, "is a plan; give it as --config")
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {
         "dataset": recipe.pop("dataset", None),

@@ -10,6 +10,7 @@ import yaml
 
 from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import add_options, available_cpus, declared, from_parsed, option, parse_arguments
+from timm_moe_dg.cli.parser import ToolParser
 from timm_moe_dg.cli.values import (
     fraction,
     fraction_to_1,
@@ -31,7 +32,7 @@ from timm_moe_dg.errors import ArgumentError
 
 @pytest.fixture
 def parser():
-    parser = argparse.ArgumentParser(prog="tool.py")
+    parser = ToolParser(prog="tool.py")
     parser.add_argument("-c", "--config")
     parser.add_argument("-b", "--batch-size", type=positive_int, default=32)
     parser.add_argument("--test-domains", "--test-envs", type=position_or_name, nargs="+", default=[0])

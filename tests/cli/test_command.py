@@ -61,7 +61,7 @@ def test_messages_name_the_tool_as_it_was_started(as_command, capsys, tmp_path):
     assert program.command("finetune", "accelerate launch") == "accelerate launch -m timm_moe_dg finetune"
     with pytest.raises(SystemExit, match="2"):
         main(["push"])
-    assert capsys.readouterr().err.startswith("usage: timm-moe-dg push ")
+    assert capsys.readouterr().err.startswith("timm-moe-dg push: error: ")
 
 
 def test_a_missing_extra_is_one_line_with_the_install_line(as_command, monkeypatch):

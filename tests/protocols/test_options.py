@@ -22,7 +22,9 @@ def test_a_command_line_without_words_gives_the_declared_defaults():
 
 def test_the_parser_has_every_option_once():
     dests = [action.dest for action in run_parser()._actions if not isinstance(action, argparse._StoreConstAction)]
-    assert sorted(dests) == sorted(["help", *(item.name for item in fields(RunOptions) if item.name != "filled_in")])
+    assert sorted(dests) == sorted(
+        ["help", "help_all", "list_datasets", *(item.name for item in fields(RunOptions) if item.name != "filled_in")]
+    )
 
 
 def test_filled_in_options_have_no_default():
@@ -44,9 +46,9 @@ def test_values_are_checked_by_the_parser_or_where_they_are_used(capsys, tmp_pat
     for words in (["--sched", "unheard of"], ["-c", str(tmp_path / "run.yaml")]):
         with pytest.raises(SystemExit):
             parse(*words)
-    usage, choice, _, steps = capsys.readouterr().err.splitlines()
-    assert usage == "usage: finetune.py [options]"
+    choice, steps = capsys.readouterr().err.splitlines()
     assert "invalid choice: 'unheard of'" in choice
-    assert steps == "finetune.py: error: argument --steps: '1.5' is not a whole number from 1 to 2147483647"
+    reason = "argument --steps: '1.5' is not a whole number from 1 to 2147483647"
+    assert steps == f"finetune.py: error: {reason} (see finetune.py --help)"
     assert parse("--train-routers-only").freeze == "all-but-routers"
     assert parse("--model-kwargs", "depth=3", "router=linear").model_kwargs == {"depth": 3, "router": "linear"}

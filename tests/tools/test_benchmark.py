@@ -17,9 +17,9 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
 SPEED = TOOLS.parent / "docs" / "results" / "speed.md"
-QUICK = ["--rounds", "2", "--warmup", "0", "--threads", "1"]
-LAYER = ["--model", "gmoe", "--backbone", "test_vit", "--layer"]
-METHODS = ["--model", "test_vit", "--img-size", "32", "--batch-size", "2", "--no-memory"]
+QUICK = ["--rounds", "2", "--warmup", "0", "--cpu-threads", "1"]
+LAYER = ["--models", "gmoe", "--backbone", "test_vit", "--layer"]
+METHODS = ["--models", "test_vit", "--img-size", "32", "--batch-size", "2", "--no-memory"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
 
@@ -39,7 +39,7 @@ def by_label(rows):
 
 @pytest.mark.slow
 def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dense_model(tmp_path):
-    words = ["--model", "gmoe_tiny_patch16", "--img-size", "32", "--batch-size", "2", "--mode", "train"]
+    words = ["--models", "gmoe_tiny_patch16", "--img-size", "32", "--batch-size", "2", "--mode", "train"]
     # A process of its own: those that measure memory import the tool as their main module
     output = ["--memory", "--output", str(tmp_path / "rows.json")]
     command = [sys.executable, str(TOOLS / "benchmark.py"), "models", *QUICK, *words, *output]
@@ -64,7 +64,7 @@ def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dens
 
 @pytest.mark.slow
 def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(tool, tmp_path):
-    words = ["--model", "moge_tiny", "--img-size", "32", "--top-k", "2", "--batch-size", "1"]
+    words = ["--models", "moge_tiny", "--img-size", "32", "--top-k", "2", "--batch-size", "1"]
     rows = run(tool, tmp_path, "models", *words, "--mode", "inference", "train")
     assert [row["mode"] for row in rows] == ["inference"] * 3 + ["train"] * 3
     rows = by_label(rows)
@@ -87,7 +87,7 @@ def test_the_layer_alone_over_a_grid_and_its_picture(tool, tmp_path):
 
 
 def test_types_and_dispatches_are_varied_and_stand_in_the_table(tool, tmp_path):
-    varied = ["--dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--batch-size", "1"]
+    varied = ["--amp-dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--batch-size", "1"]
     rows = run(tool, tmp_path, "models", *LAYER, *varied, "--table", str(tmp_path / "table.md"))
     mixtures = [row for row in rows if row["against"] == row["model"]]
     assert [(row["dtype"], row["dispatch"]) for row in mixtures] == list(
@@ -113,7 +113,7 @@ def test_compiled_programs_are_measured(tool, tmp_path):
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])
 def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_path, backbone):
-    words = ["--model", "gmoe", "--backbone", backbone, "--batch-size", "1"]
+    words = ["--models", "gmoe", "--backbone", backbone, "--batch-size", "1"]
     rows = by_label(run(tool, tmp_path, "models", *words))
     dense = timm.create_model(backbone)
     twin, equivalent = rows["dense twin"], rows["FLOP-equivalent"]
@@ -131,12 +131,12 @@ def test_the_command_for_a_gpu_has_a_setting_for_each_combination(tool):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["models", "--backbone", "test_vit"], "backbone='test_vit': goes with --model gmoe alone"),
-        (["models", "--model", "gmoe_tiny"], "did you mean"),
-        (["models", "--model", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
+        (["models", "--backbone", "test_vit"], "backbone='test_vit': goes with --models gmoe alone"),
+        (["models", "--models", "gmoe_tiny"], "did you mean"),
+        (["models", "--models", "gmoe_tiny_patch16", "test_vit"], "'test_vit': has no mixture layers"),
         (["models", "--against", "nosuch"], "'nosuch': no such model"),
         (["models", "--top-k", "1", "7"], "top_k=7: choose 1 to num_experts=6"),
-        (["methods", "--algorithm", "Sagnet"], "algorithm='Sagnet': choose from ERM"),
+        (["methods", "--algorithms", "Sagnet"], "algorithm='Sagnet': choose from ERM"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_measured(tool, words, message, capsys):
@@ -157,7 +157,7 @@ def test_every_method_is_measured_relative_to_erm(tool, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_several_models_averaged_weights_and_inference(tool, tmp_path):
-    words = ["--model", "test_vit", "test_vit2", *METHODS[2:], "--algorithm", "ERM", "--averaging", "swad", "moving"]
+    words = ["--models", "test_vit", "test_vit2", *METHODS[2:], "--algorithms", "ERM", "--averaging", "swad", "moving"]
     rows = run(tool, tmp_path, "methods", *words, "--mode", "train", "inference")
     algorithms = ["ERM", "ERM + swad", "ERM + moving"]
     expected = [

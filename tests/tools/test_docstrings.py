@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
+import timm_moe_dg_command
 from tests.load_tool import TOOLS, load_tool
 
-STARTS = re.compile(r"^    (?=(?:\w+=\S+ )*(?:accelerate launch|python) )")
+STARTS = re.compile(r"^    (?=timm-moe-dg )")
 
 
 def commands() -> list[str]:
@@ -17,6 +18,7 @@ def commands() -> list[str]:
     lines: list[str] = []
     for path in sorted(TOOLS.glob("*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+        assert max(map(len, docstring.splitlines())) < 80, path.name  # columns of a small terminal
         lines += [line for line in docstring.replace("\\\n", " ").splitlines() if STARTS.match(line)]
     return [re.sub(r" +", " ", line.strip()) for line in lines]
 
@@ -26,7 +28,7 @@ COMMANDS = commands()
 
 def test_most_tools_have_commands():
     assert len(COMMANDS) > 15
-    assert len({script for line in COMMANDS for script in re.findall(r"tools/\w+\.py", line)}) > 7
+    assert {line.split()[1] for line in COMMANDS} == timm_moe_dg_command.COMMANDS.keys()
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -36,8 +38,9 @@ def test_a_command_is_bash_and_parses(line):
     if "..." in line:  # which stands for required options
         return
     words = shlex.split(line.replace(" cuda", " cpu"), comments=True)
-    position = next(index for index, word in enumerate(words) if word.startswith("tools/"))
-    tool, options = words[position].removeprefix("tools/").removesuffix(".py"), words[position + 1 :]
+    tool, options = timm_moe_dg_command.COMMANDS[words[1]][0].removesuffix(".py"), words[2:]
+    if tool == "visualize" and "/" in options[0]:
+        options.insert(0, load_tool(tool).EVERYTHING)
     if "--" in options:  # of sweep.py
         load_tool("finetune").build_parser().parse_args(options[options.index("--") + 1 :])
         options = options[: options.index("--")]

@@ -22,7 +22,7 @@ from timm_moe_dg.networks.build import data_config
 ROOT = Path(__file__).parents[2]
 CLASSES = ("ash", "beech", "oak")
 FILES = ["model.onnx", "model.pt2", "model.torchscript.pt", "preprocessing.json"]
-QUICK = ["--threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
+QUICK = ["--cpu-threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 pytestmark = [

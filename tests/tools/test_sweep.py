@@ -4,11 +4,13 @@ import re
 import runpy
 import shlex
 import sys
+from functools import partial
 
 import pytest
 import yaml
 
 from tests.load_tool import load_tool
+from timm_moe_dg.cli.parser import ToolParser
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.errors import DataError
@@ -17,8 +19,8 @@ STAND_IN = """
 import argparse, json, sys
 from pathlib import Path
 
-def build_parser():
-    parser = argparse.ArgumentParser(prog="finetune.py")
+def build_parser(kind=argparse.ArgumentParser):
+    parser = kind(prog="finetune.py")
     for name in ("config", "dataset", "algorithm", "model", "output", "experiment", "data-dir", "resume", "averaging"):
         parser.add_argument(f"--{name}")
     for name in ("trial-seed", "hparams-seed", "steps", "eval-freq", "cpu-threads"):
@@ -58,7 +60,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     script.write_text(STAND_IN)
     tool = load_tool("sweep")
     monkeypatch.setattr(tool, "FINETUNE", script)
-    monkeypatch.setattr(tool, "run_parser", runpy.run_path(str(script))["build_parser"])
+    monkeypatch.setattr(tool, "run_parser", partial(runpy.run_path(str(script))["build_parser"], ToolParser))
     monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
 
     def run(*words, passed=()):

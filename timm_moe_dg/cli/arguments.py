@@ -73,15 +73,14 @@ def parse_arguments(
     finder.add_argument("-c", "--config")
     files = {"resume": saved, "config": finder.parse_known_args(argv)[0].config}
     tables = {name: read(str(path), name) for name, path in files.items() if path is not None}
+    for name, table in tables.items():
+        for key in table:
+            if (word := _option_name(key)) not in parser._option_string_actions:
+                remedy = _other_kind(parser, str(key)) or parser.suggestion(word)
+                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
     # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
     words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
     args, unknown = parser.parse_known_args([*words, *argv])
-    unknown_names = {word.partition("=")[0] for word in unknown}
-    for name, table in tables.items():
-        for key in table:
-            if _option_name(key) in unknown_names:
-                remedy = _other_kind(parser, str(key)) or parser.suggestion(_option_name(key))
-                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
     if unknown:
         parser.refuse(unknown)
     return args
