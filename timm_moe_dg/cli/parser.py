@@ -22,7 +22,8 @@ class ToolParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **{"formatter_class": _Formatter, "usage": "%(prog)s [options]", **keywords})
-        self.add_argument("--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS)
+        hidden: Any = argparse.SUPPRESS
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
 
     def format_help(self) -> str:
         """Returns the text of `--help`."""
