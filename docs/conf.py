@@ -34,13 +34,15 @@ myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.domains"]  # sphinx-argparse's domain resolves no links of Markdown
 default_role = "code"
+smartquotes = False  # quotes of the commands' help are typed by readers
+pygments_dark_style = "github-dark"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_title = f"timm_moe_dg {release}"
-html_show_copyright = html_show_sphinx = False
+html_show_copyright = html_show_sphinx = html_copy_source = False
 
 
 def point_to_pages(text: str, written_in: Path, shown_in: Path) -> str:
