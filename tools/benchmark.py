@@ -10,8 +10,9 @@ r"""Measures time and memory of models and training methods.
 
 `models` compares each mixture with its dense twin, and with a dense model
 that does as much arithmetic (FLOP-equivalent). `methods` compares training
-steps with those of ERM. Models take turns in each round. Tables show medians
-over rounds and quartiles of ratios.
+steps with those of ERM, and steps of 160 images with the papers' costs.
+Models take turns in each round. Tables show medians over rounds and quartiles
+of ratios.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from timm_moe_dg.measure.cost import (
 from timm_moe_dg.measure.cost_plots import plot_cost
 from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
 from timm_moe_dg.networks.build import check_name
+from timm_moe_dg.results.paper_costs import IMAGES, PIXELS, stated_costs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model, "compiled": torch.compile}
@@ -402,9 +404,15 @@ def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:
             "seconds": statistics.median(times[entry]),
             "ratio": quartiles(ratios(times[entry], times[entries[0]])),
             "peak_mib": measured_memory(partial(build_method_step, entry, args), args),
+            "papers": stated_costs(mode, entry.algorithm, entry.model) if is_papers_step(args) else None,
         }
         for entry in entries
     ]
+
+
+def is_papers_step(args: argparse.Namespace) -> bool:
+    """Whether a step has as many images and pixels as the papers' steps."""
+    return args.num_domains * args.batch_size == IMAGES and args.img_size in (None, PIXELS)
 
 
 def method_line(row: Row, base: Row) -> str:
@@ -414,6 +422,7 @@ def method_line(row: Row, base: Row) -> str:
     cells = [row["algorithm"], row["model"], row["mode"], f"{row['seconds'] * 1e3:.0f}", ratio]
     if row["peak_mib"] is not None:
         cells += [f"{row['peak_mib']:.0f}", f"{row['peak_mib'] / base['peak_mib']:.2f}"]
+    cells += [] if row["papers"] is None else [row["papers"]]
     return f"| {' | '.join(cells)} |"
 
 
@@ -426,8 +435,9 @@ def report_methods(args: argparse.Namespace) -> None:
     images, precision = f"{args.num_domains} x {args.batch_size} images", args.amp_dtype or "float32"
     print(f"{', '.join(args.models)}, {images}, {args.device}, {args.cpu_threads} threads, {precision}")
     print(f"torch {torch.__version__}")
-    memory = " MiB | to ERM |" if args.memory else ""
-    print(f"| method | model | mode | ms/step | to ERM (quartiles) |{memory}\n|{'---|' * (7 if args.memory else 5)}")
+    columns = ["method", "model", "mode", "ms/step", "to ERM (quartiles)", *(["MiB", "to ERM"] if args.memory else [])]
+    columns += ["papers"] if is_papers_step(args) else []
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows = []
     for mode in args.mode:
         measured = measure_methods(args, mode)

@@ -15,6 +15,8 @@ from timm_moe_dg.finetuning import describe, make_plan, parse_resumable, run_par
 from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.progress import wanted_trackers
 from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.protocols.run_identity import settings
+from timm_moe_dg.protocols.search_space import loss_coefficients
 
 NAMES = ["art", "photo", "2019", "1"]
 
@@ -140,6 +142,15 @@ def test_defaults_give_way_to_the_draw_the_draw_to_hparams_and_these_to_options(
     assert drawn["lr"] != DEFAULTS["lr"]
     assert settle(hparams_seed=1, hparams={"penalty": 3.0})["penalty"] == 3.0
     assert settle(hparams_seed=1, hparams={"lr": 0.5}, lr=0.25)["lr"] == 0.25
+
+
+def test_a_hyper_parameter_seed_draws_the_losses_of_mixtures_unless_they_are_given(tmp_path):
+    plan = plan_of(tmp_path, "--hparams-seed", "3", "--supcon-coef", "0.25")
+    drawn = loss_coefficients(3, 0)
+    assert plan.options.supcon_coef == plan.record_args["supcon_coef"] == 0.25
+    assert (plan.options.aux_coef, plan.options.cka_coef) == (drawn["aux_coef"], drawn["cka_coef"])
+    assert settings(plan.record_args).keys() & drawn.keys() == {"supcon_coef"}  # draws share a table's row
+    assert plan_of(tmp_path).options.aux_coef == 0.01
 
 
 def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():

@@ -10,6 +10,7 @@ from timm_moe_dg.algorithms import get_algorithm
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols import SEARCH_SPACES, draw_hparams, resolve_hparams
+from timm_moe_dg.protocols.search_space import loss_coefficients
 
 DEFAULTS = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32}
 
@@ -104,6 +105,20 @@ def test_draws_stay_in_range_and_differ(space):
     assert len({hparams["lr"] for hparams in drawn}) == 59
     assert all(low <= hparams["lr"] <= high for hparams in drawn)
     assert {hparams["resnet_dropout"] for hparams in drawn} == {0.0, 0.1, 0.5}
+
+
+def test_the_losses_of_mixtures_are_drawn_around_their_defaults():
+    """MoGE's search, with ranges of ours; each from a generator of its own, as DomainBed's."""
+    defaults = loss_coefficients(0, 1)
+    assert defaults == {"aux_coef": 0.01, "cka_coef": 0.01, "supcon_coef": 0.1, "supcon_temperature": 0.1}
+    drawn = [loss_coefficients(seed, 2) for seed in range(1, 200)]
+    assert drawn[6]["supcon_coef"] == 10 ** generator(7, 2, "supcon_coef").uniform(-2, 0)
+    for name, default in defaults.items():
+        values = sorted(coefficients[name] for coefficients in drawn)
+        width = 10**0.5 if name == "supcon_temperature" else 10
+        assert default / width <= values[0] < default / width * 1.2
+        assert default * width / 1.2 < values[-1] <= default * width
+        assert len(set(values)) == 199
 
 
 def test_given_beats_drawn_beats_default():

@@ -59,8 +59,10 @@ def test_settings_count_by_their_values_spelled_out_or_not():
         assert paper(model_kwargs={"moe_layers": moe_layers}) == paper()
     assert paper(model_kwargs={"moe_layers": [0, 2, 4, 6, 8, 10]}) == [("GMoE, Table 13", 46.4, 0.2)]
     fmow = {"dataset": "FMoW", "model": "moge_tiny", "steps": 60_001, "rule": "official", "column": "ood worst group"}
+    fmow["filled_in"] = []
     assert paper(**fmow) == paper(**fmow, supcon_coef=0.1) == [("MoGE, Table 1", 40.56, 2.35)]
     assert paper(**fmow, supcon_coef=0.0) == []
+    assert paper(**{**fmow, "filled_in": ["supcon_coef"]}, supcon_coef=0.03) == paper(**fmow)  # drawn
     # Computed otherwise, and nevertheless the same experiment
     assert paper(amp_dtype="bfloat16", grad_accum_steps=4, eval_freq=77, data="ab") == paper()
 

@@ -155,6 +155,24 @@ def test_every_method_is_measured_relative_to_erm(tool, tmp_path, capsys):
     assert len([line for line in printed if line.startswith("| ")]) == 1 + len(ALGORITHMS)
 
 
+def test_the_papers_costs_stand_beside_steps_of_as_many_images(tool, monkeypatch, capsys):
+    entries = [("resnet50.tv_in1k", "ERM + swad"), ("vit_tiny_patch16_224", "ERM"), ("gmoe_small_patch16", "ERM")]
+    rows = [{**tool.Entry(model, name)._asdict(), "seconds": 1.0, "ratio": (1, 1, 1), "peak_mib": 2.0,
+             "papers": tool.stated_costs("train", name, model)} for model, name in entries]  # fmt: skip
+    monkeypatch.setattr(tool, "measure_methods", lambda args, mode: rows)
+    tool.main(["methods", "--num-domains", "5", "--batch-size", "32"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[-1] for line in lines if line.startswith("| ")] == [
+        "papers |",
+        "1.21 s, 14.32 GB (GMoE, Table 16); 0.67 s, 13.23 GB (SF-MoE, Table 4) |",
+        " |",
+        "0.98 s, 12.28 GB (GMoE, Table 16) |",
+    ]
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert tool.stated_costs("inference", "ERM", "gmoe_small_patch16") == "0.30 s, 1.05 GB (GMoE, Table 16)"
+    assert not tool.is_papers_step(tool.build_parser().parse_args(["methods"]))
+
+
 @pytest.mark.slow
 def test_several_models_averaged_weights_and_inference(tool, tmp_path):
     words = ["--models", "test_vit", "test_vit2", *METHODS[2:], "--algorithms", "ERM", "--averaging", "swad", "moving"]

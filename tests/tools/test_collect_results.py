@@ -135,7 +135,7 @@ def ablated(folder, setting, *variants):
     """The values of the longest line over runs with these options, each a table of `model_kwargs` and others."""
     for number, options in enumerate(variants):
         (folder / setting).mkdir(exist_ok=True)
-        record = invented_records([0], dataset="toy", **{"model": "moge_tiny", **options})
+        record = invented_records([0], dataset="toy", model="moge_tiny", filled_in=[], **options)
         write_run(folder / setting / str(number), record)
     (table, *_) = make_tables(find_runs([folder / setting])[0], ["oracle"])
     lines = ablation_lines(table, setting, "average")

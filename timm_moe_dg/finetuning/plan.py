@@ -34,7 +34,7 @@ from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import sha256, stamp, weights_file
-from ..protocols.search_space import Distribution, Hparams, draw_hparams, resolve_hparams
+from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers
@@ -236,6 +236,7 @@ def fill_in(
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
     defaults: dict[str, Any] = {
         **{name: hparams[name] for name in _RATES},
+        **loss_coefficients(options.hparams_seed, options.trial_seed),
         "test_domains": test_domains,
         "steps": benchmark.steps,
         "eval_freq": benchmark.swad_checkpoint_freq if _follows_swad(options) else benchmark.checkpoint_freq,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ..data.readers.places import POOLED
 from ..errors import RecordError
 from ..protocols import Record
-from ..protocols.options import DEFAULTS
+from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 
 OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # kinds of splits
@@ -69,7 +69,7 @@ def losses_in_effect(record: Record) -> list[str]:
     """Describes the auxiliary losses with their coefficients. Losses without effect are left out."""
     losses = []
     for loss, (option, words) in _LOSSES.items():
-        coefficient = record.args.get(option, DEFAULTS[option])
+        coefficient = record.args.get(option, LOSS_COEFFICIENTS[option])
         if coefficient and record.losses.get(loss):
             losses.append(f"{words} x {coefficient:g}")
     return losses

@@ -140,17 +140,18 @@ class MethodOptions:
         help=f"training method: {', '.join(ALGORITHMS)} (default: %(default)s)")
     averaging: str | None = option(None, role=IDENTITY, metavar="NAME",
         help=f"average of weights over steps: {', '.join(AVERAGING)} (default: off)")
-    aux_coef: float = option(0.01, type=non_negative,
-        help="weight of the routers' auxiliary loss (default: %(default)s)")
+    aux_coef: float | None = option(None, role=IDENTITY, type=non_negative,
+        help="weight of the routers' auxiliary loss (default: 0.01, or drawn by --hparams-seed)")
     aux_form: str = option("vmoe", choices=tuple(FORMS),
         help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
-    cka_coef: float = option(0.01, type=non_negative, help="MoGE: weight of the diversity loss (default: %(default)s)")
+    cka_coef: float | None = option(None, role=IDENTITY, type=non_negative,
+        help="MoGE: weight of the diversity loss (default: 0.01, or drawn)")
     cka_tokens: int = option(256, type=positive_int,
         help="MoGE: tokens per layer and step for the diversity loss (default: %(default)s)")
-    supcon_coef: float = option(0.1, type=non_negative,
-        help="MoGE: weight of the invariance loss (default: %(default)s)")
-    supcon_temperature: float = option(0.1, type=float,
-        help="MoGE: temperature of the invariance loss (default: %(default)s)")
+    supcon_coef: float | None = option(None, role=IDENTITY, type=non_negative,
+        help="MoGE: weight of the invariance loss (default: 0.1, or drawn)")
+    supcon_temperature: float | None = option(None, role=IDENTITY, type=float,
+        help="MoGE: temperature of the invariance loss (default: 0.1, or drawn)")
     label_smoothing: float = option(0.0, type=fraction,
         help="ERM: label smoothing (default: %(default)s)")
     class_weights: str | None = option(None, choices=("balanced",),
@@ -257,6 +258,10 @@ class FilledOptions(RunOptions):
     batch_size: int
     lr: float
     weight_decay: float
+    aux_coef: float
+    cka_coef: float
+    supcon_coef: float
+    supcon_temperature: float
     seed: int
     experiment: str
 

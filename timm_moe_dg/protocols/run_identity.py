@@ -25,9 +25,10 @@ from .options import (
     mistyped,
     options_with,
 )
+from .search_space import LOSS_COEFFICIENTS
 
 # Options that follow from the data set and the hyper-parameter seed unless they are given
-_OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes"))
+_OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes", *LOSS_COEFFICIENTS))
 FORMAT = 3  # of args.yaml, records and checkpoints; raised when their content changes
 
 
@@ -131,7 +132,8 @@ def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, ob
     if planned["hparams_seed"]:
         return defaults
     hparams = {**benchmark.hparams, **planned["hparams"]}
-    return defaults | {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
+    rates = {name: hparams[name] for name in ("lr", "weight_decay", "batch_size")}
+    return {**defaults, **LOSS_COEFFICIENTS, **rates}
 
 
 def canonical_json(value: object) -> str:

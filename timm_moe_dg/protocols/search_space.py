@@ -31,6 +31,26 @@ SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
     {"photographs": _PHOTOGRAPHS, "domain_net": _DOMAIN_NET, "digits": _DIGITS, "small_images": _SMALL_IMAGES}
 )
 
+# Losses of mixtures. MoGE tunes its hyper-parameters by DomainBed's random search without naming them; what is drawn,
+# and the ranges around the defaults, are ours.
+LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(
+    {"aux_coef": 0.01, "cka_coef": 0.01, "supcon_coef": 0.1, "supcon_temperature": 0.1}
+)
+_LOSS_RANGES: Mapping[str, Distribution] = {
+    "aux_coef": lambda random: 10 ** random.uniform(-3, -1),
+    "cka_coef": lambda random: 10 ** random.uniform(-3, -1),
+    "supcon_coef": lambda random: 10 ** random.uniform(-2, 0),
+    "supcon_temperature": lambda random: 10 ** random.uniform(-1.5, -0.5),
+}
+
+
+def loss_coefficients(hparams_seed: int, trial_seed: int) -> Mapping[str, float]:
+    """Returns the coefficients of the mixtures' losses: defaults for the hyper-parameter seed 0, otherwise a draw."""
+    if not hparams_seed:
+        return LOSS_COEFFICIENTS
+    seed = seed_hash(hparams_seed, trial_seed)
+    return {name: draw(np.random.RandomState(seed_hash(seed, name))) for name, draw in _LOSS_RANGES.items()}
+
 
 def draw_hparams(
     search_space: str,

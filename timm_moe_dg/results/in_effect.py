@@ -14,6 +14,7 @@ from ..models._moe_vit import resolve_moe_layers
 from ..networks.build import default_drop_path
 from ..protocols.options import DEFAULTS, Arguments
 from ..protocols.run_identity import canonical_json, settings
+from ..protocols.search_space import LOSS_COEFFICIENTS
 
 
 def in_effect(args: Arguments) -> dict[str, object]:
@@ -36,7 +37,7 @@ def default_settings(args: Arguments) -> dict[str, object]:
     hparams = [benchmark.hparams if benchmark else {}, *(method.HPARAMS for method in methods if method)]
     of_data = {"steps": benchmark.steps, "img_size": benchmark.image_size} if benchmark else {}
     of_data = {name: value for name, value in of_data.items() if value is not None}
-    defaults = {**settings(DEFAULTS), **model_defaults(model), **of_data}
+    defaults = {**settings(DEFAULTS), **LOSS_COEFFICIENTS, **model_defaults(model), **of_data}
     for table in hparams:
         defaults |= table
     return defaults
