@@ -41,6 +41,8 @@ autodoc_member_order = "bysource"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"timm_moe_dg {release}"
 html_show_copyright = html_show_sphinx = html_copy_source = False
 
