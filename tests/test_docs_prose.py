@@ -22,8 +22,6 @@ NOT_YET = {
     "README.md",
     "docs/architecture.md",
     "docs/results/cub_dg.md",
-    "docs/results/experts.md",
-    "docs/results/geo_digits.md",
     "docs/results/speed.md",
     "docs/results/theorems.md",
 }

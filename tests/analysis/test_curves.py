@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from tests.invented import make_record
-from timm_moe_dg.analysis.curves import FILE, accuracy_lines, draw_learning_curves, learning_curves
+from timm_moe_dg.analysis.curves import FILE, accuracy_lines, draw_learning_curves, learning_curves, loss_lines
 
 ROLES = {"ood": {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "Asia", "f1_macro": 0.4}}
 
@@ -19,6 +19,14 @@ def test_curves_are_losses_accuracies_domains_and_roles():
     assert learning_curves(plain, ["a", "b", "c"])["test domain (in)"] == [0.8, 0.8]
     assert curves["b (out)"] == [0.5, 0.5]
     assert (curves["ood accuracy"], curves["ood worst accuracy"]) == ([0.5, 0.5], [0.25, 0.25])
+
+
+def test_losses_keep_their_colors_whatever_the_order_of_the_record():
+    losses = {"aux_loss": 1.0, "loss": 3.0, "task_loss": 2.0}
+    from_file = loss_lines([make_record(losses=losses)])
+    from_run = loss_lines([make_record(losses=dict(reversed(losses.items())))])
+    assert from_file == from_run
+    assert [line.label for line in from_run] == ["loss", "aux_loss", "task_loss"]
 
 
 def test_a_run_without_matplotlib_goes_without_the_picture(tmp_path, monkeypatch, caplog):

@@ -39,5 +39,6 @@ def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, figures)
     plot_accuracies([table], tmp_path / "a.png")
     axes = figures[0].axes[0]
     assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [20.0]
+    assert {text.get_position()[1] for text in axes.texts if text.get_text() == "missing"} == {21.0}  # above chance
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert labels == ["ERM, gmoe_x (0 seeds)", "ERM, vit (1 to 2 seeds)"]

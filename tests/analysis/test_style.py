@@ -78,3 +78,5 @@ def test_names_are_wrapped():
     assert fitted("short", 20) == "short"
     assert all(len(line) <= 20 for line in fitted(long, 20).splitlines())
     assert fitted("", 20) == " "
+    assert fitted("deit_tiny_patch16_224", 13) == "deit_tiny_\npatch16_224"
+    assert fitted("two words_of a name", 13) == "two words_of\na name"

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
+from timm_moe_dg.analysis.routing import statistics_report
 from timm_moe_dg.analysis.routing.maps import routing_maps
 from timm_moe_dg.analysis.run_view import open_run, redraw_routers
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
@@ -78,7 +79,7 @@ def test_attributes_of_sprites(run, capsys):
     assert "parts: NMI" in capsys.readouterr().out
 
 
-def test_invariance_of_sprites_and_of_untrained_routers(run):
+def test_invariance_of_sprites_and_of_untrained_routers(run, monkeypatch):
     visualize("invariance", run, *QUICK)
     trained = numbers(run, "invariance")
     assert len(trained["pairs"]) == 10
@@ -86,7 +87,12 @@ def test_invariance_of_sprites_and_of_untrained_routers(run):
     visualize("invariance", run, *QUICK, "--untrained-router")
     assert trained != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
     assert trained == numbers(run, "invariance")
+    rings = []
+    monkeypatch.setattr(statistics_report, "plot_nulls", lambda *values: rings.append(values[-1]))
     visualize("invariance", run, *QUICK, "--angles", "turned=0")
+    (untrained,) = rings
+    assert len(untrained) == 11  # ten pairs and their mean
+    assert "paper / night" in untrained
     assert numbers(run, "invariance")["angles"]["turned"] == 0
 
 

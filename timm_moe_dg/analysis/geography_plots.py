@@ -23,7 +23,7 @@ WORLD = (-180.0, 180.0, -90.0, 90.0)
 WIDTH = 6.4  # inches, of the map
 _COAST, _INK = "#404040", "#000000"
 _KM_PER_DEGREE = 111.2
-_LEGEND_COLUMNS = 5
+_LEGEND_COLUMNS = 6
 _NAME_GAP = 4.0  # points between a group and its name
 _EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
 _SELECTED = 0.4  # opacity of the bars of selected experts
@@ -34,23 +34,21 @@ def plot_domain_map(
     path: Path,
     places: Mapping[str, Tensor] | None = None,
     held_out: Mapping[str, Tensor] | None = None,
-    outline_places: bool = False,
+    outlined: Sequence[Tensor] = (),
 ) -> None:
     """Draws discovered domains as a map. Cells far from all training coordinates are pale, cells without routing white.
 
     `places` and `held_out` map names of groups to coordinates (N, 2). Groups that were not trained on have a dashed
-    outline, and those of `places` a solid one if `outline_places`.
+    outline, and each of the regions `outlined`, (N, 2) too, has a solid one.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
-    with picture(path, WIDTH, 4.1 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
+    with picture(path, WIDTH, 3.9 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
         axes = figure.subplots()
         note = _draw_cells(axes, domains)
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
-        groups, unseen = _without_unknown(places or {}), _without_unknown(held_out or {})
-        if outline_places:
-            _draw_outlines(axes, domains, list(groups.values()), "solid")
-        _draw_groups(axes, domains, groups, unseen)
+        _draw_outlines(axes, domains, [lonlat.numpy() for lonlat in outlined], "solid")
+        _draw_groups(axes, domains, _without_unknown(places or {}), _without_unknown(held_out or {}))
         axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
         axes.set_xticks(range(-180, 181, 60))
         axes.set_yticks(range(-90, 91, 30))

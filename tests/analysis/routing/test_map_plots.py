@@ -77,6 +77,6 @@ def test_tables_with_empty_rows(num_experts, tmp_path):
     first = torch.arange(16).view(2, 8) % num_experts
     parts = associate_parts(members, ("left eye", LONG, "right eye"), first, num_experts, 9)
     plot_association(parts, LONG, tmp_path / "table.png")
-    plot_nulls({LONG: parts.nmi, "b": parts.nmi}, "NMI", tmp_path / "nulls.png")
+    plot_nulls({LONG: parts.nmi, "b": parts.nmi}, "NMI", tmp_path / "nulls.png", {"b": 0.5})
     assert is_picture(tmp_path / "table.png")
     assert is_picture(tmp_path / "nulls.png")
