@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
+from timm_moe_dg.finetuning import describe, make_plan, parse_resumable, run_parser
 from timm_moe_dg.finetuning.assembly import build_task_loss, class_weights, prepare_network, set_expert_mode
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.protocols.options import RunOptions
@@ -105,3 +105,18 @@ def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):
     prepare_network(plan_of(tmp_path, *MOGE, *data))
     assert "moge_tiny starts from random weights with metadata_drop=0.5" in caplog.text
     assert "add --model-kwargs metadata_drop=0.0, or --pretrained" in caplog.text
+
+
+def test_photographs_from_random_weights_are_warned_of_and_built_in_digits_are_not(tmp_path, caplog):
+    plan = plan_of(tmp_path, "--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)")
+    prepare_network(plan)
+    assert "random weights; add" not in caplog.text
+    prepare_network(replace(plan, benchmark=replace(plan.benchmark, image_size=None)))
+    assert "gmoe_tiny_patch16 starts from random weights; add --pretrained" in caplog.text
+
+
+def test_a_dry_run_describes_the_optimizer(tmp_path):
+    words = ["--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)"]
+    line = "\noptimizer: adam, learning rate 0.0003 (constant), weight decay 0\n"
+    assert line in describe(plan_of(tmp_path, *words, "--dry-run"))
+    assert line not in describe(plan_of(tmp_path, *words))

@@ -17,7 +17,7 @@ def test_the_command_gives_every_option_of_the_run_back():
     command = training_command(json.loads(json.dumps({**args, "test_envs": [1, 2]})))
     assert max(map(len, command.splitlines())) < 160
     echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    shell = command.replace("accelerate launch tools/finetune.py", f"python3 -c '{echo}'", 1)
+    shell = command.replace("accelerate launch -m timm_moe_dg finetune", f"python3 -c '{echo}'", 1)
     words = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
     again = vars(parser.parse_args(words))
     again["model_kwargs"] = dict(again["model_kwargs"])
