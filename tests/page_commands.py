@@ -37,6 +37,7 @@ def serve(path: str) -> None:
                 os.chdir(folder)
                 os.environ.clear()
                 os.environ.update(environment)
+                sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(":"))
                 sys.argv = ["timm-moe-dg", *arguments]
                 return
             for stream in streams:

@@ -1,15 +1,18 @@
-"""The ```text blocks of pages are what their commands print, up to numbers."""
+"""The ```text blocks of pages are what their commands print, up to numbers. Notebooks run with fewer steps."""
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.write_outputs import BLOCK, alike_words, command_server, outputs_of, refreshed, script_of
+from tests.write_outputs import BEGIN, BLOCK, alike_words, command_server, outputs_of, refreshed, script_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 WITH_OUTPUT = [page for page in PAGES if script_of(page.read_text())[1]]
 
 
@@ -94,3 +97,29 @@ def test_the_commands_of_a_page_print_its_blocks(page, environment):
         if refreshed(block[3], output, alike_words(text)) is None
     ]
     assert not different, "\n".join([*different, "unseen:", *outputs[::2]])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_pictures_and_is_small(path):
+    assert len(NOTEBOOKS) == 3
+    assert path.stat().st_size < 1e6
+    assert path.read_text().count('"image/png": "') >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, environment, tmp_path, monkeypatch):
+    cells = json.loads(path.read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code, changed = re.subn(r"^STEPS = \d+", "STEPS = 3", code, flags=re.MULTILINE)
+    assert changed == 1
+    code = code.replace("\\\n", "")
+    code = re.sub("^!(.*)$", r'shell(rf"""\1""")', code, flags=re.MULTILINE)  # as IPython, values for {NAME} too
+
+    def shell(command):
+        done = subprocess.run(["bash", "-c", BEGIN + command], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    exec(compile(code, path.name, "exec"), {"shell": shell})
