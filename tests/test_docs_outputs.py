@@ -101,6 +101,7 @@ def test_the_commands_of_a_page_print_its_blocks(page, environment):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_pictures_and_is_small(path):
+    assert len(NOTEBOOKS) == 3
     assert path.stat().st_size < 1e6
     assert path.read_text().count('"image/png": "') >= 2
 
