@@ -18,6 +18,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
+FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^\s()<>:#]+)\)")
 TARGET = re.compile(r'(?<=\]\()[^\s()<>:#]+|(?<=src=")[^\s":]+')
 
 project = "timm_moe_dg"
@@ -48,7 +49,10 @@ html_show_copyright = html_show_sphinx = html_copy_source = False
 
 
 def point_to_pages(text: str, written_in: Path, shown_in: Path) -> str:
-    """Rewrites relative links of a file that is shown in a page of another folder, or that lead to a root page."""
+    """Rewrites relative links of a file that is shown in a page of another folder, or that lead to a root page.
+
+    Links to folders, which only the repository's page can show, become text.
+    """
 
     def moved(match: re.Match[str]) -> str:
         target = (written_in / match[0]).resolve()
@@ -57,6 +61,7 @@ def point_to_pages(text: str, written_in: Path, shown_in: Path) -> str:
         page = ROOT_PAGES.get(os.path.relpath(target, DOCS.parent))
         return os.path.relpath(DOCS / page if page else target, shown_in)
 
+    text = FOLDER_LINK.sub(lambda link: link[1] if (written_in / link[2]).is_dir() else link[0], text)
     return TARGET.sub(moved, text)
 
 

@@ -22,6 +22,7 @@ def test_links_out_of_docs_lead_to_pages_of_the_site():
     assert point('<img src="docs/architecture.svg"> [a](SECURITY.md)', root, DOCS) == (
         '<img src="architecture.svg"> [a](security.md)'
     )
+    assert point("[tests](tests/) and [`a`](docs)", root, DOCS) == "tests and `a`"
     untouched = "[a](https://example.org/docs/x.md) [b](docs/no_such_page.md)"
     assert point(untouched, root, DOCS) == untouched
 
