@@ -156,3 +156,8 @@ def test_rows_of_one_data_set_read_it_in_different_ways():
         "WILDSFMoW": False,
         "WILDSFMoW_five_regions": True,
     }
+
+
+def test_numbers_of_classes_that_gmoe_s_tables_6_and_7_state_are_compared_with_copies():
+    names = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet", "SVIRO", "WILDSCamelyon", "WILDSFMoW")
+    assert [BENCHMARKS[name].num_classes for name in names] == [7, 5, 65, 10, 345, 7, 2, 62]

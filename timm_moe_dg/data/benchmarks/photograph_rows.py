@@ -94,6 +94,7 @@ PHOTOGRAPH_ROWS = (
         name="SVIRO",
         aliases=("sviro", "SVIRO", "SVIRO_DOMAINBED"),
         domains=("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe"),
+        num_classes=7,
         source="Dias Da Cruz et al., WACV 2020, the subset for DomainBed",
         license="CC BY-NC-SA 4.0",
     ),
