@@ -31,7 +31,8 @@ def build_parser(kind=argparse.ArgumentParser):
     parser.add_argument("--metadata-columns", nargs="+")
     parser.add_argument("--in-chans", type=int, default=3)
     parser.add_argument("--img-size", type=int)
-    parser.add_argument("--aux-coef", type=float, default=0.01)
+    for name, value in dict(aux_coef=0.01, cka_coef=0.01, supcon_coef=0.1, supcon_temperature=0.1).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value)
     parser.add_argument("--test-domains", type=lambda text: int(text.removeprefix("@")), nargs="+")
     parser.add_argument("--model-kwargs", nargs="*", default=[], type=lambda text: tuple(text.split("=", 1)))
     return parser
