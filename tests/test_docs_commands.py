@@ -18,7 +18,7 @@ import timm
 import timm_moe_dg
 from tests.hub_cache import fill_cache
 from tests.load_tool import load_tool
-from timm_moe_dg_command import COMMANDS
+from timm_moe_dg.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

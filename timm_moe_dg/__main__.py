@@ -1,6 +1,67 @@
-"""Runs `timm-moe-dg` as `python -m timm_moe_dg` and `accelerate launch -m timm_moe_dg`."""
+"""The command `timm-moe-dg`, which runs the tools by name; `python -m timm_moe_dg` is the same."""
 
-from timm_moe_dg_command import main
+import difflib
+import runpy
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from .cli import program
+
+PROGRAM = "timm-moe-dg"
+# Command -> file below tools/, and what it does. The last two are rarer than the others.
+COMMANDS = {
+    "finetune": ("finetune.py", "fine-tune a model with some domains held out"),
+    "evaluate": ("evaluate.py", "score a model: accuracy, calibration and confusions by domain"),
+    "predict": ("predict.py", "predict the classes of image files, as a CSV file"),
+    "report": ("report.py", "write an HTML page about a run or a sweep"),
+    "visualize": ("visualize.py", "draw experts, attention and learning curves of a run"),
+    "export": ("export.py", "export a model to ONNX, torch.export and TorchScript"),
+    "push": ("push_to_hub.py", "publish a model on the Hugging Face Hub"),
+    "sweep": ("sweep.py", "run a protocol: all held-out domains, models, methods and seeds"),
+    "tables": ("collect_results.py", "print tables of finished runs"),
+    "benchmark": ("benchmark.py", "measure time and memory of models and methods"),
+    "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),
+}
+RARER = ("benchmark", "convert")
+# Modules that tools import at their start, and that come with an extra
+EXTRAS = dict.fromkeys(("accelerate", "psutil", "sklearn", "scipy", "tabulate", "tqdm", "matplotlib"), "train")
+
+
+def listing() -> str:
+    """Returns the list of commands, with a line for each."""
+    lines = [f"  {name:<10} {words}" for name, (_, words) in COMMANDS.items()]
+    main, rarer = lines[: -len(RARER)], lines[-len(RARER) :]
+    usage = f"usage: {PROGRAM} COMMAND [options], for example {PROGRAM} finetune --help"
+    return "\n".join([usage, "", "commands:", *main, "", "rarer commands:", *rarer])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command, or lists the commands if there are no arguments."""
+    command, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command in ("-h", "--help"):
+        print(listing())
+        return
+    if command == "--version":
+        print(__version__)
+        return
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise SystemExit(f"{PROGRAM}: {command!r} is not a command; {remedy}")
+    program.started_as = f"{PROGRAM} {command}"
+    path = str(program.TOOLS / COMMANDS[command][0])
+    sys.argv = [path, *words]
+    try:
+        # As __main__, so that processes that a tool spawns import it again, and not this module
+        runpy.run_path(path, run_name="__main__")
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        remedy = f"pip install 'timm_moe_dg[{EXTRAS[module]}]'"
+        raise SystemExit(f"{PROGRAM} {command} needs {module}, which is not installed: {remedy}") from error
+
 
 if __name__ == "__main__":
     main()

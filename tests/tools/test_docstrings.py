@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-import timm_moe_dg_command
 from tests.load_tool import TOOLS, load_tool
+from timm_moe_dg.__main__ import COMMANDS as BY_NAME
 
 STARTS = re.compile(r"^    (?=timm-moe-dg )")
 
@@ -28,7 +28,7 @@ COMMANDS = commands()
 
 def test_most_tools_have_commands():
     assert len(COMMANDS) > 15
-    assert {line.split()[1] for line in COMMANDS} == timm_moe_dg_command.COMMANDS.keys()
+    assert {line.split()[1] for line in COMMANDS} == BY_NAME.keys()
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -38,7 +38,7 @@ def test_a_command_is_bash_and_parses(line):
     if "..." in line:  # which stands for required options
         return
     words = shlex.split(line.replace(" cuda", " cpu"), comments=True)
-    tool, options = timm_moe_dg_command.COMMANDS[words[1]][0].removesuffix(".py"), words[2:]
+    tool, options = BY_NAME[words[1]][0].removesuffix(".py"), words[2:]
     if tool == "visualize" and "/" in options[0]:
         options.insert(0, load_tool(tool).EVERYTHING)
     if "--" in options:  # of sweep.py

@@ -5,7 +5,8 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parent.parent
 _IN_CLONE = not (_PACKAGE / "tools").is_dir()
-RECIPES = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools" / "recipes"
+TOOLS = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools"
+RECIPES = TOOLS / "recipes"
 started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
 
 
