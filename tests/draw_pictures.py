@@ -93,7 +93,7 @@ def draw_speed(_: Path) -> None:
         axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
         axes.invert_yaxis()
         axes.set(xlim=(0, 46), xlabel="extra time compared with the plain timm model (%)")
-        axes.legend(loc="lower right")
+        axes.legend(loc=(0.7, 0.3))
 
 
 def draw_report(runs: Path) -> None:

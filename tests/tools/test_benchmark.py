@@ -122,7 +122,7 @@ def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_pat
 
 
 def test_the_command_for_a_gpu_has_a_setting_for_each_combination(tool):
-    (line,) = re.findall(r"^python tools/benchmark\.py (models --device cuda .*)$", SPEED.read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^timm-moe-dg benchmark (models --device cuda .*)$", SPEED.read_text(), re.MULTILINE)
     args = tool.build_parser().parse_args(line.replace("cuda", "cpu").split())  # here may be no GPU
     assert len(tool.settings_of(args)) == 2 * 2 * 2 * 2
     assert args.table.name == "gpu.md"
