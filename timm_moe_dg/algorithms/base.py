@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ArgumentError, ProtocolError
-from ..losses import auxiliary_loss, moge_losses
+from ..losses import auxiliary_loss, consistency_loss, moge_losses
 from .step import ForwardPass, Minibatches, StepContext, detached, full_precision, mean_scalars
 
 ParameterGroup = dict[str, Any]  # "params" and an optimizer's options, as torch has it
@@ -111,7 +111,8 @@ class Algorithm(Tunable, ABC):
         self.num_classes = setup.num_classes
         self.aux_coef, self.aux_form = setup.aux_coef, setup.aux_form
         self.task_loss = setup.task_loss
-        self.specialization_coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
+        coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
+        self.specialization_coefs = {**coefs, "consistency_loss": getattr(setup.network, "consistency_coef", 0.0)}
         self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
@@ -164,7 +165,7 @@ class Algorithm(Tunable, ABC):
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
         aux_loss = auxiliary_loss(model, self.aux_form)
-        special = moge_losses(model, targets, self.supcon_temperature)
+        special = moge_losses(model, targets, self.supcon_temperature) | consistency_loss(model, targets)
         model_loss = self.aux_coef * aux_loss
         for name, loss in special.items():
             model_loss = model_loss + self.specialization_coefs[name] * loss

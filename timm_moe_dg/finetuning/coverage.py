@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from ..layers import MetadataEncoder
 from ..layers.encoders.coverage import distances
 from ..layers.encoders.location import CoordinateEncoder
+from ..models import DomainHeadsVisionTransformer
 from ..models._geo_vit import GeoMoeVisionTransformer
 from ..networks.trained import takes_metadata
 from .plan import RunPlan
@@ -23,6 +24,9 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     The radius "auto" is the smallest one that does not change training-domain validation: the distance of its farthest
     image to the index. Up to there the router has been validated. Neither labels nor held-out domains are needed.
     """
+    if isinstance(network, DomainHeadsVisionTransformer) and takes_metadata(network, plan.domains):
+        inside = [split.inside for split in plan.splits]
+        network.set_domains([coordinates(plan.domains, [domain], inside) for domain in plan.training])
     radius = plan.options.coverage_radius
     indexed = reads_coordinates(network) and takes_metadata(network, plan.domains)
     if radius is not None and not (indexed and getattr(network, "expert_mode", None) == "routed"):

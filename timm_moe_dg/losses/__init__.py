@@ -3,6 +3,7 @@
 from .domain import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,
+    consistency_loss,
     coral_distance,
     feature_divergence,
     fishr_penalty,
@@ -22,6 +23,7 @@ __all__ = [
     "cka_diversity_loss",
     "class_balanced_cross_entropy",
     "classifier_gradient_variance",
+    "consistency_loss",
     "coral_distance",
     "discovered_domains",
     "feature_divergence",

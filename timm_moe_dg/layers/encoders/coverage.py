@@ -46,6 +46,11 @@ class Coverage(nn.Module):
         """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN stays."""
         return self.earth_radius * torch.acos(self._cosine(lonlat))
 
+    def nearest(self, lonlat: Tensor) -> Tensor:
+        """(B, 2) longitude, latitude in degrees, without NaN -> (B,) int64 position of the nearest point."""
+        points = _unit_vectors(self.points.double() / self.units)
+        return (_unit_vectors(lonlat) @ points.mT).argmax(1)
+
     def _cosine(self, lonlat: Tensor) -> Tensor:
         """(B, 2) degrees -> (B,) cosine of the angle to the nearest point."""
         places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / self.units)

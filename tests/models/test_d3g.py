@@ -1,0 +1,134 @@
+"""D3G: losses, updates and predictions beside a reference from its formulas, weights, and refused uses."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+from torch import nn
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.references import d3g
+from timm_moe_dg.algorithms import ERM, Setup, StepContext
+from timm_moe_dg.errors import ArgumentError, MetadataError
+
+SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 4}
+CORNERS = torch.tensor([[-100.0, 40.0], [20.0, 5.0], [140.0, -30.0]])  # one region each
+
+
+def places(domain: int, count: int, seed: int) -> torch.Tensor:
+    """Coordinates around a region's corner."""
+    noise = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return CORNERS[domain] + 3 * noise
+
+
+def model(query: str = "domain", **more: Any) -> Any:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {**SIZES, "num_domains": 3, "relation_query": query, **more}
+    network: Any = timm.create_model("d3g_tiny_patch16", **options).double()
+    network.set_domains([places(domain, 20, domain) for domain in range(3)])
+    return network
+
+
+def reference(network: Any, query: str) -> tuple[Any, ...]:
+    """Arguments of the reference's relations, with the network's own parameters."""
+    parts = network.metadata_encoder.encoder
+    return 3, 0.8, parts.scale, parts.keys, parts.queries if query == "wrap" else None
+
+
+def minibatches(seed: int) -> list[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(4, 3, 16, 16, generator=generator, dtype=torch.float64),
+            torch.randint(4, (4,), generator=generator),
+            places(domain, 4, 10 * seed + domain),
+        )
+        for domain in range(3)
+    ]
+
+
+@pytest.mark.parametrize("query", ["domain", "wrap"])
+def test_losses_and_updates_are_those_of_the_reference(query: str) -> None:
+    network, slow = model(query).train(), model(query).train()
+    slow.load_state_dict(network.state_dict())
+    algorithm = ERM(Setup(network, 3, 4))
+    steps = [torch.optim.Adam(net.parameters(), lr=1e-2) for net in (network, slow)]
+    for seed in range(3):
+        data = minibatches(seed)
+        losses = algorithm.update(StepContext(network, steps[0]), data)
+        own, others = [], []
+        for domain, (images, targets, lonlat) in enumerate(data):
+            features = slow.forward_head(slow.forward_features(images), pre_logits=True)
+            for feature, target, place in zip(features, targets.tolist(), lonlat.tolist(), strict=True):
+                heads = [slow.head.weight[:, head] @ feature + slow.head.bias[:, head] for head in range(3)]
+                weights = d3g.relations(domain, place, *reference(slow, query))
+                own.append(d3g.cross_entropy(heads[domain], target))
+                others.append(d3g.cross_entropy(d3g.mean_logits(heads, weights, without=domain), target))
+        task, consistency = torch.stack(own).mean(), torch.stack(others).mean()
+        steps[1].zero_grad()
+        (task + 0.5 * consistency).backward()
+        steps[1].step()
+        torch.testing.assert_close(losses["task_loss"], task.detach(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(losses["consistency_loss"], consistency.detach(), rtol=0, atol=1e-9)
+        for (name, value), expected in zip(network.named_parameters(), slow.parameters(), strict=True):
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("query", ["domain", "wrap"])
+@torch.no_grad()
+def test_predictions_weight_all_heads_by_relations_and_alike_without_a_place(query: str) -> None:
+    network = model(query).eval()
+    images, _, lonlat = minibatches(1)[2]
+    lonlat[3] = float("nan")
+    logits, features = network(images, lonlat), network.forward_head(network.forward_features(images), pre_logits=True)
+    for row, feature in enumerate(features):
+        heads = [network.head.weight[:, head] @ feature + network.head.bias[:, head] for head in range(3)]
+        weights = (
+            [torch.tensor(1.0)] * 3 if row == 3 else d3g.relations(2, lonlat[row].tolist(), *reference(network, query))
+        )
+        torch.testing.assert_close(logits[row], d3g.mean_logits(heads, weights))
+    assert torch.equal(network(images)[3], logits[3])
+    assert not torch.allclose(network(images)[0], logits[0])
+    assert network.other_logits is None
+
+
+def test_every_parameter_learns_with_and_without_places() -> None:
+    for lonlat in (minibatches(0)[0][2], None):
+        network = model("wrap").train()
+        logits = network(minibatches(0)[0][0], lonlat)
+        (logits.sum() + network.other_logits.sum()).backward()
+        assert [name for name, value in network.named_parameters() if value.grad is None] == []
+
+
+def test_it_starts_from_dense_logits_and_comes_back_with_its_index(tmp_path: Path) -> None:
+    dense: Any = timm.create_model("deit_tiny_patch16_224", **SIZES).eval()
+    weights = {"state_dict": deepcopy(dense.state_dict()), "num_classes": 4}
+    network: Any = timm.create_model(
+        "d3g_tiny_patch16", True, weights, num_domains=3, relation_query="wrap", **SIZES
+    ).eval()
+    network.set_domains([places(domain, 20, domain) for domain in range(3)])
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images, CORNERS), dense(images))
+        nn.init.normal_(network.head.weight)
+        save_for_hf(network, str(tmp_path), safe_serialization=True)
+        again: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+        assert torch.equal(again(images, CORNERS), network(images, CORNERS))
+    network.reset_classifier(7)
+    assert network(images, CORNERS).shape == (3, 7)
+    assert "head.bias" in network.no_weight_decay()
+
+
+def test_wrong_options_name_the_remedy() -> None:
+    with pytest.raises(ArgumentError, match=r"num_domains=3: the run has 2 training domains.*num_domains=2"):
+        model().set_domains([CORNERS, CORNERS])
+    with pytest.raises(ArgumentError, match=r"num_domains=1: D3G needs at least two"):
+        model(num_domains=1)
+    with pytest.raises(MetadataError, match=r"relation_query='place': choose one of"):
+        model(relation_query="place")
+    with pytest.raises(MetadataError, match=r"relation_beta=1.5"):
+        model(relation_beta=1.5)
