@@ -15,8 +15,8 @@ version=$(python -c 'import timm; print(timm.__version__)')
 pip download --quiet --no-deps --no-binary timm --dest "$work" "timm==$version"
 tar -xzf "$work/timm-$version.tar.gz" -C "$work" --strip-components 1 --wildcards '*/tests/*' '*/pyproject.toml'
 sed -i \
-  -e "s/^NON_STD_FILTERS = \[/&'gmoe*', 'moge*', 'sfmoe*', 'hybrid_sfmoe*', 'erm_le*',/" \
-  -e "s/^FEAT_INTER_FILTERS = \[/&'gmoe', 'moge', 'sfmoe', 'hybrid_sfmoe', 'erm_le',/" \
+  -e "s/^NON_STD_FILTERS = \[/&'gmoe*', 'moge*', 'sfmoe*', 'hybrid_sfmoe*', 'erm_le*', 'd3g*',/" \
+  -e "s/^FEAT_INTER_FILTERS = \[/&'gmoe', 'moge', 'sfmoe', 'hybrid_sfmoe', 'erm_le', 'd3g',/" \
   "$work/tests/test_models.py"
 [[ $(grep -c "'sfmoe" "$work/tests/test_models.py") == 2 ]] || {
   echo "timm_release.sh: timm $version has no such lists any more; look at its tests/test_models.py" >&2
@@ -26,4 +26,4 @@ sed -i \
 cd "$work"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 python -m pytest -p timm_moe_dg -q --disable-warnings --durations=5 tests/test_models.py \
-  -k "(gmoe or moge or sfmoe or erm_le) and not pretrained${1:+ and ($1)}"
+  -k "(gmoe or moge or sfmoe or erm_le or d3g) and not pretrained${1:+ and ($1)}"

@@ -14,7 +14,7 @@ from timm_moe_dg.protocols import Record
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "hub_cards"
-NAMES = [*BY_NAME, "erm_le_tiny_patch16"]
+NAMES = [*BY_NAME, "erm_le_tiny_patch16", "d3g_tiny_patch16"]
 CLASSES = ("cat", "dog", "elephant", "giraffe", "horse")
 ACCURACIES = {0: (0.25, 0.125), 20: (0.5, 0.375), 40: (0.75, 0.25)}  # step -> (in-splits, out-splits)
 MARGIN = 0.0625  # of one domain over the one before

@@ -104,7 +104,7 @@ def test_methods_that_compare_domains_are_set_beside_runs_by_region_or_trap():
         "FMoW": {"ERM"},
         "FMoW_LAO": {"ERM"},
         "iWildCam": {"ERM"},
-        "FMoW_regions": {"GroupDRO", "IRM", "Fish", "Mixup", "VREx", "RDM"},
+        "FMoW_regions": {"ERM", "GroupDRO", "IRM", "Fish", "Mixup", "VREx", "RDM"},
         "FMoW_LAO_regions": {"Fish", "VREx"},
         "iWildCam_locations": {"GroupDRO", "IRM", "CORAL"},
     }

@@ -132,7 +132,11 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("model", "extra"),
-    [("erm_le_tiny_patch16", []), ("gmoe_tiny_patch16", ["moe_layers=(1,)"])],
+    [
+        ("erm_le_tiny_patch16", []),
+        ("d3g_tiny_patch16", ["relation_query=wrap"]),
+        ("gmoe_tiny_patch16", ["moe_layers=(1,)"]),
+    ],
 )
 def test_baselines_run_through_the_same_command(model: str, extra: list[str], tmp_path: Path) -> None:
     words = ["--model", model, "--model-kwargs", *SIZE, *extra, "--output", str(tmp_path), "--experiment", "baseline"]

@@ -36,7 +36,7 @@ SHARED_COLOR = "#FFFFFF"  # for images that only the shared expert processes
 CATEGORIES = len(EXPERT_COLORS)  # the number of colors that can be told apart
 # Prefix of a model's name -> its color; the longest matching prefix counts
 _MODEL_COLORS = {
-    **{"": "#555555", "resnet": "#999933", "erm_le": "#CC79A7"},
+    **{"": "#555555", "resnet": "#999933", "erm_le": "#CC79A7", "d3g": "#56B4E9"},
     **{"gmoe": "#0072B2", "sfmoe": "#009E73", "hybrid": "#E69F00", "moge": "#D55E00", "moge_se": "#882255"},
 }
 # Lines and classes take the dark colors first, because thin pale lines on white are hard to see
