@@ -65,6 +65,8 @@ class DomainRelations(CoordinateEncoder):
         features: Width of the vectors that are compared.
     """
 
+    owners: Tensor  # domain of each point
+
     def __init__(
         self,
         num_domains: int,
@@ -106,7 +108,8 @@ class DomainRelations(CoordinateEncoder):
         points = [thin_coordinates(part).points for part in lonlat]
         device = self.owners.device
         owners = torch.arange(len(points)).repeat_interleave(torch.tensor([len(part) for part in points]))
-        self.index, self.owners = Coverage(len(owners)).hold(torch.cat(points)).to(device), owners.to(device)
+        self.index = Coverage(len(owners)).hold(torch.cat(points)).to(device)
+        self.owners = owners.to(device)
         return len(owners)
 
     def present(self, metadata: Tensor) -> Tensor:
