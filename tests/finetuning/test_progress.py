@@ -105,7 +105,7 @@ def test_splits_without_images_have_no_number():
     assert [line.split()[2:] for line in table.splitlines() if "cartoon" in line] == [["0.8000", "-"]]
 
 
-def test_validation_on_held_out_groups_is_labelled_oracle_in_the_log():
+def test_validation_on_held_out_groups_is_labeled_oracle_in_the_log():
     scores = {"accuracy": 0.5, "worst_accuracy": 0.5, "f1_macro": 0.5, "worst_group": "b", "num_samples": {"b": 1}}
     facts = [["train", "a", "official"], ["ood", "b", "official"], ["train", "c", "official"]]
     args = {**make_record().args, "domain_facts": facts, "split_sizes": [[3, 1]] * 3}

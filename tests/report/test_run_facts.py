@@ -29,7 +29,7 @@ def test_each_rule_picks_its_record(tmp_path):
     assert facts.selected.reported == record.in_acc[1]
 
 
-def test_a_rule_that_sees_held_out_groups_is_labelled_oracle(tmp_path):
+def test_a_rule_that_sees_held_out_groups_is_labeled_oracle(tmp_path):
     scores = {"accuracy": 0.25, "worst_accuracy": 0.25, "worst_group": "b", "f1_macro": 0.2}
     facts = [[role, group, "official"] for role, group in (("train", "a"), ("ood", "b"), ("train", "c"))]
     records = invented_records([1], domain_facts=facts, split_sizes=[[4, 1]] * 3)

@@ -147,7 +147,7 @@ def test_tables_by_validation_under_shift():
     assert "1 of 1 evaluations lack f1_macro" in why_no_table("ood_f1_macro", runs[2:])
 
 
-def test_a_table_selected_on_held_out_groups_is_labelled_oracle():
+def test_a_table_selected_on_held_out_groups_is_labeled_oracle():
     facts = [["train", "Europe", "official"], *[["ood", "Asia", "official"]] * 2]
     args = {"domain_facts": facts, "split_sizes": [[5, 5], [5, 5], [5, 0]]}
     runs = [scored_run(0, (0.1, 0.9), **args)]

@@ -41,7 +41,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         _draw(lower, steps, below)
         _set_scale(lower, below)
         lower.set(xlabel="step", ylabel="loss")
-        lower.legend()
+        lower.legend(loc="upper right")  # "best" takes seconds on a busy machine, and warns
         figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=2)
 
 
