@@ -152,7 +152,7 @@ def test_columns_of_the_papers_figures_are_domains_of_their_benchmarks():
 def test_rows_of_one_data_set_read_it_in_different_ways():
     fmow = [row for row in PLACE_ROWS if "fmow" in row.source]
     assert len({row.name for row in fmow}) == len({str(row.reader) for row in fmow}) == len(fmow)
-    assert {row.name: "not comparable" in row.source for row in fmow if row.domains} == {
+    assert {row.name: "does not compare" in row.source for row in fmow if row.domains} == {
         "WILDSFMoW": False,
         "WILDSFMoW_five_regions": True,
     }
