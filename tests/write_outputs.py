@@ -45,12 +45,12 @@ DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
 BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- (before|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
 # Digests and numbers, then rules and widths of columns
-MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
+MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|[-+]?\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
 PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals show a bar
 SEPARATOR = "\x1e"
 BEGIN = f"""exec 2>&1
 declare -A short
-timm-moe-dg() {{ PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[$1]}}; }}
+timm-moe-dg() {{ PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[${{1:-none}}]}}; }}
 pip() {{ :; }}
 """
 
