@@ -50,7 +50,9 @@ PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals sho
 SEPARATOR = "\x1e"
 BEGIN = f"""exec 2>&1
 declare -A short
-timm-moe-dg() {{ PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[${{1:-none}}]}}; }}
+timm-moe-dg() {{
+  PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[${{1:-none}}]}}
+}}
 pip() {{ :; }}
 """
 
