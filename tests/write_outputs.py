@@ -88,6 +88,7 @@ def command_server() -> Iterator[dict[str, str]]:
             fill_cache(Path(folder, "hub"), f"timm/{name}", timm.create_model(name).state_dict())
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+        environment["PYTHONWARNINGS"] = "ignore:Creating legend"  # matplotlib's, if the machine is busy
         environment.setdefault("OMP_NUM_THREADS", "1")  # pages are tested beside other tests
         environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SERVER": f"{folder}/socket"}
         command = [sys.executable, "-m", "tests.page_commands", environment["SERVER"]]
