@@ -18,9 +18,7 @@ NEGATION = re.compile(r"\b(?:not|no|never|none|nothing|nobody|without|neither|no
 ADDRESS = re.compile(r"\byou(?:r|rs|rself)?\b", re.IGNORECASE)
 
 # Old pages that are not rewritten yet
-NOT_YET = {
-    "docs/results/theorems.md",
-}
+NOT_YET: set[str] = set()
 
 
 @dataclass

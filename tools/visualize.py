@@ -4,6 +4,8 @@ r"""Draws pictures of a run into its folder figures/.
     timm-moe-dg visualize experts output/RUN --images photographs/
     timm-moe-dg visualize attention output/RUN --twin output/DENSE
     timm-moe-dg visualize output/RUN
+    timm-moe-dg visualize curves output/RUN output/OTHER
+    timm-moe-dg visualize data --dataset sprites
 
 Without a command it draws the curves, and for a MoGE run also domains and
 forced experts. The numbers behind the pictures go to JSON files beside them.
@@ -15,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.curves import plot_learning_curves
+from timm_moe_dg.analysis.curves import plot_learning_curves, plot_runs
+from timm_moe_dg.analysis.example_plots import plot_examples
 from timm_moe_dg.analysis.geography_report import draw_domains, draw_forced, is_geographic
 from timm_moe_dg.analysis.routing.association import PermutationTest
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
@@ -27,10 +30,11 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols import read_records
 from timm_moe_dg.results.runs import domain_names
 
-CURVES = "curves.png"
+CURVES, CURVES_OF_RUNS = "curves.png", "curves_of_runs.png"
 EVERYTHING = "everything"  # the default command
 Add = Callable[..., Any]  # a parser's `add_argument`
 
@@ -40,9 +44,12 @@ def build_parser() -> ToolParser:
     parser = tool_parser("visualize.py", __doc__, "COMMAND [options] RUN")
     commands = parser.add_subparsers(prog=parser.prog, dest="command", required=True, metavar="COMMAND")
     for name, (groups, function) in COMMANDS.items():
+        place = {"data": "", "curves": "RUN [RUN ...]"}.get(name, "RUN")
         words = (function.__doc__ or "").partition(".")[0]
-        add = commands.add_parser(name, help=words, description=words, usage="%(prog)s [options] RUN").add_argument
-        add("run", type=run_folder, metavar="RUN", help="run folder")
+        add = commands.add_parser(name, help=words, description=words, usage=f"%(prog)s [options] {place}").add_argument
+        if name != "data":
+            several = {"nargs": "+"} if name == "curves" else {}
+            add("run", type=run_folder, metavar="RUN", help="run folder", **several)
         for add_options in groups:
             add_options(add)
     return parser
@@ -105,6 +112,21 @@ def add_geography_options(add: Add) -> None:
     add("--map-step", type=float, default=2.0, help="degrees per cell of the map (default: %(default)s)")
 
 
+def add_data_options(add: Add) -> None:
+    """Adds the options of `data`."""
+    add("--dataset", required=True, metavar="NAME", help="a benchmark, as in finetune.py")
+    add("--data-dir", metavar="DIR", help="folder of the data")
+    add("--columns", type=positive_int, default=8, metavar="N", help="classes side by side (default: %(default)s)")
+    picture = "picture to write (default: %(default)s)"
+    add("--output", type=Path, default=Path("examples.png"), metavar="FILE", help=picture)
+
+
+def data(options: argparse.Namespace) -> None:
+    """Draws examples of a data set."""
+    domains = get_benchmark(options.dataset).read(options.data_dir)
+    plot_examples(domains, options.output, options.columns)
+
+
 def experts(options: argparse.Namespace) -> None:
     """Draws the first expert of each patch."""
     names = ("data_dir", "images", "target", "columns", "block")
@@ -158,7 +180,13 @@ def forced(options: argparse.Namespace) -> None:
 
 
 def curves(options: argparse.Namespace) -> None:
-    """Draws losses and accuracies over training."""
+    """Draws losses and accuracies over training, or the held-out accuracy of several runs."""
+    if len(options.runs) > 1:
+        names = [run.name for run in options.runs]
+        labels = names if len(set(names)) == len(names) else [str(run) for run in options.runs]
+        runs = {label: read_records(run / "results.jsonl") for label, run in zip(labels, options.runs, strict=True)}
+        plot_runs(runs, figures_folder(options) / CURVES_OF_RUNS)
+        return
     records = read_records(options.run / "results.jsonl")
     plot_learning_curves(records, domain_names(records), figures_folder(options) / CURVES)
 
@@ -204,6 +232,7 @@ COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Na
     "domains": (GEOGRAPHY, domains),
     "forced": (GEOGRAPHY, forced),
     "curves": ((), curves),
+    "data": ((add_data_options,), data),
     EVERYTHING: (GEOGRAPHY, everything),
 }
 
@@ -215,7 +244,14 @@ def main(argv: Sequence[str]) -> None:
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         words = [EVERYTHING, *words]
     options = parse_words(build_parser(), words)
-    check_run(options.run)
+    if options.command == "data":
+        data(options)
+        print(f"written: {options.output}")
+        return
+    options.runs = options.run if isinstance(options.run, list) else [options.run]
+    options.run = options.runs[0]  # whose folder gets the pictures
+    for run in options.runs:
+        check_run(run)
     COMMANDS[options.command][1](options)
     print(f"written: {', '.join(str(path) for path in sorted(figures_folder(options).iterdir()) if path.is_file())}")
 

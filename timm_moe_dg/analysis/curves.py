@@ -45,6 +45,25 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=2)
 
 
+def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Draws the accuracy on held-out data over the steps, one line for each run by name (SF-MoE, Figure 4, left).
+
+    The accuracy is that of the tables: of the test domains, or of the "ood" images where the data has roles.
+    """
+    with picture(path, 7.0, 4.6 + 0.3 * -(-len(runs) // 2)) as figure:
+        axes = figure.subplots()
+        for index, (name, records) in enumerate(runs.items()):
+            trained = [record for record in records if not record.averaged]
+            values = [
+                100 * (record.roles["ood"]["accuracy"] if "ood" in record.roles else reported_accuracy(record))
+                for record in trained
+            ]
+            dashes = ("-", "--", ":")[index // CATEGORIES % 3]
+            _draw(axes, [record.step for record in trained], [Line(name, values, dashes, category_color(index))])
+        axes.set(xlabel="step", ylabel="held-out accuracy (%)")
+        figure.legend(loc="outside lower left", ncols=2)
+
+
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
     """Returns curves by name, one value per record: losses, accuracies of all domains, scores of the data's roles."""
     curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
