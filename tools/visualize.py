@@ -48,7 +48,7 @@ def build_parser() -> ToolParser:
         words = (function.__doc__ or "").partition(".")[0]
         add = commands.add_parser(name, help=words, description=words, usage=f"%(prog)s [options] {place}").add_argument
         if name != "data":
-            several = {"nargs": "+"} if name == "curves" else {}
+            several: dict[str, Any] = {"nargs": "+"} if name == "curves" else {}
             add("run", type=run_folder, metavar="RUN", help="run folder", **several)
         for add_options in groups:
             add_options(add)

@@ -197,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.samples = max(1, args.samples // share)
     args.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the matrices are small
-    settings = [("MLP", *pair) for pair in args.pairs] if args.form == "noisy" else [(n, 1.0, 1.0) for n in NETWORKS]
+    settings: list[tuple[str, float, float]] = (
+        [("MLP", *pair) for pair in args.pairs] if args.form == "noisy" else [(n, 1.0, 1.0) for n in NETWORKS]
+    )
     runs: list[dict[str, Any]] = []
     for seed in args.seeds:
         for setting in settings:

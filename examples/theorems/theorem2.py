@@ -159,11 +159,11 @@ def draw(rows: Sequence[dict[str, Any]], branches: int, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     args = build_parser().parse_args(argv)
-    args.lr, numbers = 1e-3, range(1, 2 * args.branches + 1)
+    args.lr, numbers = 1e-3, list(range(1, 2 * args.branches + 1))
     if args.quick:
         # All epochs stay, since with fewer steps nothing is learned and the dense network leads
         args.samples, args.seeds, args.lr = max(1, args.samples // 5), args.seeds[:1], 3e-3
-        numbers = (1, args.branches, 2 * args.branches)
+        numbers = [1, args.branches, 2 * args.branches]
     args.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the matrices are small
     settings = {**vars(args), "output": str(args.output), "torch": torch.__version__}
