@@ -59,7 +59,6 @@ OTHERS = {
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
     "python -c import runpy, my_module": "the module is the reader's; tests/extensions follows its steps",
-    "accelerate launch": "no command, but the launcher's name",
     "accelerate config": "accelerate's own; it asks questions",
 }
 LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
