@@ -54,7 +54,7 @@ def test_columns_that_no_run_has_are_named_apart(tmp_path):
 def test_the_papers_figures_have_a_column_beside_a_recipe_s(tmp_path):
     recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
     write_sweep(tmp_path / "a", num_domains=4, hparams_seeds=(0,), **recipe)
-    write_sweep(tmp_path / "b", num_domains=4, hparams_seeds=(0,), **{**recipe, "aux_coef": 0.5})
+    write_sweep(tmp_path / "b", num_domains=4, hparams_seeds=(0,), **{**recipe, "aux_form": "tutel"})
     compared = next(t for t in read_sweep(tmp_path).compared if t.table.rule == "training_domain_validation")
     assert list(compared.columns)[-2:] == ["average", "average (papers)"]
     stated = [cells[-1].text for cells in compared.rows.values()]

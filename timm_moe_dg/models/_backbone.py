@@ -165,7 +165,8 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
         if "argument" not in str(error):
             raise
         near = difflib.get_close_matches(str(error).rpartition(" ")[2].strip("'"), kind.options, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the mixture's own options are {', '.join(kind.options)}"
+        hint = f"did you mean {near[0]}? " if near else ""
+        hint += f"the mixture's own options are {', '.join(kind.options)}"
         raise OptionError.of("backbone", backbone, f"does not take it ({error}); {hint}") from error
 
 
