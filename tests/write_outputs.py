@@ -129,7 +129,7 @@ def refreshed(block: str, output: str, alike: Sequence[str] = ()) -> str | None:
     pattern = ""
     for line in lines:
         if line.strip() == "...":
-            pattern += r"((?:.*\n)*?)"
+            pattern += r"((?:.*\n)*)"
         else:
             start, cut, _ = line.partition(" ...") if line.endswith(" ...") else (line, "", "")
             pattern += re.escape(mask(start, alike)) + (".*\n" if cut else "\n")
