@@ -102,7 +102,7 @@ def test_every_form_builds_the_same_blocks():
 
 
 def test_an_option_with_a_letter_missing_on_a_backbone_names_the_nearest():
-    with pytest.raises(OptionError, match=r"num_expert'\); did you mean num_experts\?$"):
+    with pytest.raises(OptionError, match=r"num_expert'\); did you mean num_experts\?"):
         timm.create_model("gmoe", backbone="deit_tiny_patch16_224", num_expert=4)
 
 
