@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -68,7 +69,7 @@ def draw_sprites(runs: Path) -> None:
     """Experts and attention of the sprites' runs; parts and invariance as the page's commands left them."""
     mixture, dense = (open_run(runs / name, "cpu", 64) for name in ("sprites-gmoe", "sprites-deit"))
     with tempfile.TemporaryDirectory() as folder:
-        chosen = {"data_dir": None, "images": None, "target": None}
+        chosen: dict[str, Any] = {"data_dir": None, "images": None, "target": None}
         draw_experts(mixture, Path(folder), **chosen, columns=3, block=None)
         draw_attention(mixture, dense, Path(folder), **chosen, columns=2, mass=None)
         for name in ("experts", "attention"):

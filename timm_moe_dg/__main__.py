@@ -1,12 +1,12 @@
 """The command `timm-moe-dg`, which runs the tools by name; `python -m timm_moe_dg` is the same."""
 
-import difflib
 import runpy
 import sys
 from collections.abc import Sequence
 
 from . import __version__
 from .cli import program
+from .errors import did_you_mean
 
 PROGRAM = "timm-moe-dg"
 # Command -> file below tools/, and what it does. The last two are rarer than the others.
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(__version__)
         return
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        remedy = did_you_mean(command, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
         raise SystemExit(f"{PROGRAM}: {command!r} is not a command; {remedy}")
     program.started_as = f"{PROGRAM} {command}"
     path = str(program.TOOLS / COMMANDS[command][0])

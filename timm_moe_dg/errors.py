@@ -1,7 +1,9 @@
 """Exceptions of the package. Every message gives the argument, its value and the next step."""
 
+import difflib
 import errno
 import os
+from collections.abc import Iterable
 from typing import Self
 
 
@@ -111,3 +113,13 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
     # Opening a named pipe would wait for a writer forever
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file")
+
+
+def did_you_mean(word: str, names: Iterable[str], count: int = 1) -> str:
+    """Returns a question with the names that look most like a misspelled word, or "" if none does.
+
+    >>> timm_moe_dg.errors.did_you_mean("num_expert", ["num_experts", "top_k"])
+    'did you mean num_experts?'
+    """
+    near = difflib.get_close_matches(word, list(names), n=count)
+    return f"did you mean {', '.join(near)}?" if near else ""

@@ -75,19 +75,11 @@ def build_parser() -> ToolParser:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `models`."""
+    add_common_options(parser, "mixture models of timm_moe_dg", mode="inference", rounds=20, warmup=3, memory=False)
     add = parser.add_argument
-    words = "mixture models of timm_moe_dg (default: gmoe_small_patch16)"
-    add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=words)
     add("--backbone", help="timm network that --models gmoe is made of (default: its own)")
     add("--against", help="any timm model to compare with, beside the dense twin and the FLOP-equivalent")
     add("--layer", action="store_true", help="measure the first mixture layer instead of the model")
-    add(
-        "--mode",
-        nargs="+",
-        choices=["inference", "train"],
-        default=["inference"],
-        help="what is timed (default: %(default)s)",
-    )
     add("--batch-size", nargs="+", type=positive_int, default=[8], metavar="N", help="images per forward (default: 8)")
     add("--img-size", nargs="+", type=positive_int, default=[None], metavar="N", help="pixels (default: the model's)")
     add(
@@ -111,7 +103,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")
     how = "how the experts are computed, see timm_moe_dg.layers.set_dispatch (default: %(default)s)"
     add("--dispatch", nargs="+", choices=DISPATCHES, default=["auto"], help=how)
-    add_common_options(parser, rounds=20, warmup=3, memory=False)
     add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
     add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")
     add("--plot", type=output_file, metavar="PNG", help="picture of the ratios against the size that was varied")
@@ -119,31 +110,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_method_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `methods`."""
+    add_common_options(parser, "any timm models", mode="train", rounds=10, warmup=2, memory=True)
     add = parser.add_argument
-    words = "any timm models (default: gmoe_small_patch16)"
-    add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=words)
     beside = "methods to measure beside ERM (default: all)"
     add("--algorithms", nargs="+", default=list(ALGORITHMS), metavar="NAME", help=beside)
     averaged = f"also measure ERM with averaged weights: {', '.join(AVERAGING)}"
     add("--averaging", nargs="+", default=[], metavar="NAME", help=averaged)
-    add(
-        "--mode",
-        nargs="+",
-        choices=["train", "inference"],
-        default=["train"],
-        help="what is timed (default: %(default)s)",
-    )
     add("--num-domains", type=positive_int, default=3, metavar="N", help="training domains (default: %(default)s)")
     add("--batch-size", type=positive_int, default=8, metavar="N", help="images per domain (default: %(default)s)")
     add("--img-size", type=positive_int, metavar="N", help="pixels (default: the model's)")
     add("--num-classes", type=positive_int, default=7, metavar="N", help="classes (default: %(default)s)")
     add("--amp-dtype", choices=["bfloat16", "float16"], help="mixed precision (default: off)")
-    add_common_options(parser, rounds=10, warmup=2, memory=True)
 
 
-def add_common_options(parser: argparse.ArgumentParser, rounds: int, warmup: int, memory: bool) -> None:
-    """Adds what both commands have, with their defaults."""
+def add_common_options(
+    parser: argparse.ArgumentParser, models: str, mode: str, rounds: int, warmup: int, memory: bool
+) -> None:
+    """Adds what both commands have, with their defaults; `models` says what --models takes."""
     add = parser.add_argument
+    models += " (default: gmoe_small_patch16)"
+    add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=models)
+    modes = f"what is timed (default: {mode})"
+    add("--mode", nargs="+", choices=["inference", "train"], default=[mode], help=modes)
     add("--rounds", type=int_from_2, default=rounds, metavar="N", help="timed rounds, 2 or more (default: %(default)s)")
     add(
         "--warmup", type=non_negative_int, default=warmup, metavar="N", help="rounds before them (default: %(default)s)"

@@ -94,8 +94,13 @@ def add_statistics_options(add: Add) -> None:
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
 
 
-def add_attribute_options(add: Add) -> None:
-    """Adds the options of `attributes` alone."""
+def add_expert_options(add: Add) -> None:
+    """Adds the option of `experts` alone."""
+    add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
+
+
+def add_cub_option(add: Add) -> None:
+    """Adds the folder of annotations."""
     folder = "folder CUB_200_2011, for runs on its photographs or on CUB-DG"
     add("--cub", type=Path, metavar="DIR", help=folder)
 
@@ -129,7 +134,7 @@ def data(options: argparse.Namespace) -> None:
 
 def experts(options: argparse.Namespace) -> None:
     """Draws the first expert of each patch."""
-    names = ("data_dir", "images", "target", "columns", "block")
+    names = ("data_dir", "images", "target", "columns", "block", "parts", "cub")
     draw_experts(open_view(options), figures_folder(options), **select(options, *names))
 
 
@@ -225,9 +230,12 @@ STATISTICS = (add_network_options, add_block_option, add_statistics_options)
 GEOGRAPHY = (add_network_options, add_geography_options)
 # Groups of options, and the function of a command
 COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Namespace], None]]] = {
-    "experts": ((add_network_options, add_picture_options, add_block_option), experts),
+    "experts": (
+        (add_network_options, add_picture_options, add_block_option, add_expert_options, add_cub_option),
+        experts,
+    ),
     "attention": ((add_network_options, add_picture_options, add_attention_options), attention),
-    "attributes": ((*STATISTICS, add_attribute_options), attributes),
+    "attributes": ((*STATISTICS, add_cub_option), attributes),
     "invariance": ((*STATISTICS, add_invariance_options), invariance),
     "domains": (GEOGRAPHY, domains),
     "forced": (GEOGRAPHY, forced),

@@ -33,7 +33,7 @@ def test_every_tool_is_a_command_and_stands_in_the_list(capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "answer"), [("finetun", "did you mean 'finetune'?"), ("x\ny", "choose one of finetune, evaluate")]
+    ("word", "answer"), [("finetun", "did you mean finetune?"), ("x\ny", "choose one of finetune, evaluate")]
 )
 def test_an_unknown_command_is_one_line_with_the_nearest(word, answer):
     with pytest.raises(SystemExit) as caught:

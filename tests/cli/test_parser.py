@@ -62,7 +62,7 @@ def test_a_mistyped_option_is_one_line_with_the_nearest(tool, words, answer, cap
     [
         ("sweep", ["-c", "gmoe_small"], r"'model' is not an option of sweep\.py; .*: give it as --recipe"),
         ("finetune", ["-c", "digits"], r"'\w+' is not an option of finetune\.py; .*: give it to sweep as --config"),
-        ("finetune", ["-c", "gmoe_smal"], "cannot be read as YAML .*; did you mean the recipe gmoe_small"),
+        ("finetune", ["-c", "gmoe_smal"], "cannot be read as YAML .*; did you mean gmoe_small"),
     ],
 )
 def test_a_file_of_the_other_kind_names_the_option_to_use(tool, words, remedy):

@@ -1,10 +1,10 @@
 """The tools' command-line parser: help that fits a screen, and mistakes answered in one line."""
 
 import argparse
-import difflib
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
+from ..errors import did_you_mean
 from .escape import one_line
 from .program import program
 
@@ -57,8 +57,8 @@ class ToolParser(argparse.ArgumentParser):
         commands = [action.choices.values() for action in self._actions if isinstance(action, Actions)]
         parsers = [self, *(parser for choices in commands for parser in choices)]
         spellings = [spelling for parser in parsers for spelling in parser._option_string_actions]
-        near = difflib.get_close_matches(option, spellings, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+        question = did_you_mean(option, spellings)
+        return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2 and one line."""

@@ -1,7 +1,8 @@
 """The names of the tools as users type them, and the recipes' folder."""
 
-import difflib
 from pathlib import Path
+
+from ..errors import did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
 _IN_CLONE = not (_PACKAGE / "tools").is_dir()
@@ -30,5 +31,7 @@ def recipe_file(text: str) -> str:
 
 def nearest_recipe(text: str) -> str:
     """Returns a hint at the recipe whose name looks most like the one of a file that does not exist, or nothing."""
-    near = difflib.get_close_matches(Path(text).stem, [path.stem for path in RECIPES.glob("*.yaml")], n=1)
-    return f"; did you mean the recipe {near[0]}?" if near and not Path(text).exists() else ""
+    if Path(text).exists():
+        return ""
+    question = did_you_mean(Path(text).stem, [path.stem for path in RECIPES.glob("*.yaml")])
+    return question and f"; {question}"

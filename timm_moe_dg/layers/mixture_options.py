@@ -1,11 +1,10 @@
 """Options of mixture layers, declared once for the layers and for every network that contains them."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ..errors import OptionError, RouterError
+from ..errors import OptionError, RouterError, did_you_mean
 
 OptionsT = TypeVar("OptionsT")
 
@@ -99,6 +98,5 @@ def check_options(given: Mapping[str, Any], names: Collection[str], owner: str) 
     """Refuses options that do not exist and names the nearest. `owner` takes them: a class or a function."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(names)}"
+            hint = did_you_mean(name, names) or f"it takes {', '.join(names)}"
             raise OptionError.of(name, given[name], f"{owner} has no such option; {hint}")

@@ -4,7 +4,6 @@ timm builds and loads the dense network with that family's filter, position resa
 the network is upcycled. Checkpoints of mixtures are loaded in the same two steps: the dense part, then the mixtures.
 """
 
-import difflib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from timm.models._features import FeatureGetterNet
 from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, CheckpointError, OptionError
+from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
@@ -99,10 +98,11 @@ def check_backbone(backbone: str, saved: bool = False) -> None:
         return
     architecture = split_model_name_tag(name)[0]
     if not timm.is_model(architecture):
-        near = ", ".join(difflib.get_close_matches(architecture, timm.list_models(), n=5)) or "see timm.list_models()"
-        subject = "config.json names a network that" if saved else "a network that"
-        remedy = f"{subject} timm {timm.__version__} does not have; near it are: {near}"
-        raise ArgumentError.of("backbone", backbone, f"{remedy}{', or install the timm that saved it' * saved}")
+        lacking = f"timm {timm.__version__} does not have this network"
+        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
+        if saved:
+            lacking = f"{lacking} of config.json, and the timm that saved it does"
+        raise ArgumentError.of("backbone", backbone, f"{lacking}; {remedy}")
     try:
         timm.get_pretrained_cfg(architecture if saved else name)
     except RuntimeError as error:
@@ -164,10 +164,9 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        near = difflib.get_close_matches(str(error).rpartition(" ")[2].strip("'"), kind.options, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        hint += f"the mixture's own options are {', '.join(kind.options)}"
-        raise OptionError.of("backbone", backbone, f"does not take it ({error}); {hint}") from error
+        question = did_you_mean(str(error).rpartition(" ")[2].strip("'"), kind.options)
+        remedy = f"{question} the mixture's own options are {', '.join(kind.options)}".lstrip()
+        raise OptionError.of("backbone", backbone, f"does not take it ({error}); {remedy}") from error
 
 
 def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:

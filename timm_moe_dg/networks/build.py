@@ -1,6 +1,5 @@
 """Building of networks with starting weights, and saving to folders that timm loads."""
 
-import difflib
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
 from ..data.bands import RGB
-from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
 
 CONFIG = "config.json"
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
@@ -277,9 +276,8 @@ def check_name(name: str) -> None:
         raise ArgumentError.of("model", name, str(error)) from error
     architecture = split_model_name_tag(model)[0]
     if source is None and not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=5)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise ArgumentError.of("model", name, f"no such model; {hint}timm.list_models() lists all")
+        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
+        raise ArgumentError.of("model", name, f"no such model; {remedy}")
     try:
         timm.get_pretrained_cfg(model if source is None else architecture)
     except RuntimeError as error:

@@ -51,6 +51,20 @@ def test_cells_have_the_experts_color_and_number(figures, tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
 
 
+def test_parts_are_marked_and_joined_along_a_row(figures, tmp_path):
+    first = torch.zeros(2, 2, dtype=torch.long)
+    places = [{"head": (0.25, 0.5), "tail": (1.0, 0.0)}, {}, {"head": (0.75, 0.25)}]
+    photos = [Photograph("picture.png", np.zeros((24, 48, 3), np.uint8), first, parts) for parts in places]
+    plot_expert_maps([("a", photos)], 6, tmp_path / "experts.png")
+    (figure,) = figures
+    marks = [[(*line.get_xdata(), *line.get_ydata()) for line in axes.lines] for axes in figure.axes]
+    assert marks == [[(12, 12), (48, 0)], [], [(36, 6)]]
+    (line,) = figure.artists
+    assert (line.xy1, line.xy2, line.axesA, line.axesB) == ((12, 12), (36, 6), figure.axes[0], figure.axes[2])
+    assert not any(axes.texts for axes in figure.axes)  # numbers would hide the marks
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["expert 0", "head", "tail"]
+
+
 def test_small_cells_have_no_number(figures, tmp_path):
     plot_expert_maps([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], 2, tmp_path / "experts.png")
     assert not figures[0].axes[0].texts

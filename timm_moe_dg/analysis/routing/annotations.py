@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ...data import Domain, FolderDomain, SpritesDomain
-from ...errors import ArgumentError, DataError
+from ...errors import ArgumentError, DataError, did_you_mean
 from ..run_view import RunView
-from .chosen_images import picture_key
+from .chosen_images import ImageRows, picture_key
+from .map_plots import Places
 from .parts import area_members, patch_centers, point_members
 
 BACKGROUND = "background"
@@ -56,15 +57,18 @@ class CubAnnotations:
 
 
 def annotate(
-    view: RunView, domains: Sequence[Domain], grid: tuple[int, int], cub: Path | None, max_images: int | None
+    view: RunView,
+    domains: Sequence[Domain],
+    images: Sequence[Sequence[int]],
+    grid: tuple[int, int],
+    cub: Path | None,
 ) -> list[AnnotatedDomain]:
-    """Annotates the first `max_images` images of every domain on H x W patches, from `cub` or else from part maps."""
-    counts = [range(len(domain))[:max_images] for domain in domains]
+    """Annotates images of every domain, by position, on H x W patches, from `cub` or else from part maps."""
     if cub is not None:
         annotations = read_cub(cub)
         annotated = [
             _from_cub(view, domain, positions, grid, annotations)
-            for domain, positions in zip(domains, counts, strict=True)
+            for domain, positions in zip(domains, images, strict=True)
             if isinstance(domain, FolderDomain)
         ]
         if not any(domain.positions for domain in annotated):
@@ -75,7 +79,42 @@ def annotate(
     if len(sprites) < len(domains):
         remedy = f"{view.args['dataset']} has no part maps; give --cub CUB_200_2011 for its photographs"
         raise ArgumentError.of("cub", None, remedy)
-    return [_from_part_maps(domain, list(rows), grid) for domain, rows in zip(sprites, counts, strict=True)]
+    return [_from_part_maps(domain, list(rows), grid) for domain, rows in zip(sprites, images, strict=True)]
+
+
+def places_of_parts(
+    view: RunView,
+    domains: Sequence[Domain],
+    rows: ImageRows,
+    names: Sequence[str],
+    grid: tuple[int, int],
+    cub: Path | None,
+) -> list[Places]:
+    """Places of named parts in the images of the rows, which are domains. An image without annotations has none."""
+    images = [[image.position for image in row if image is not None and image.position is not None] for _, row in rows]
+    annotated = annotate(view, domains, images, grid, cub)
+    places = {
+        (part.domain.name, position): places
+        for part in annotated
+        for position, places in zip(part.positions, middles(part, names, grid), strict=True)
+    }
+    keys = [(domain.name, position) for domain, row in zip(domains, images, strict=True) for position in row]
+    return [places.get(key, {}) for key in keys]
+
+
+def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, int]) -> list[Places]:
+    """For each image, the middle of the patches of each part. Parts that cannot be seen are left out."""
+    for name in names:
+        if name not in annotated.parts:
+            remedy = did_you_mean(name, annotated.parts) or f"choose from {', '.join(annotated.parts)}"
+            raise ArgumentError.of("parts", name, f"no such part; {remedy}")
+    members = annotated.members[:, [annotated.parts.index(name) for name in names]].float()
+    counts = members.sum(-1)
+    middles = (members @ patch_centers(grid, (1, 1)) / counts.unsqueeze(-1)).tolist()
+    return [
+        {name: (x, y) for name, (x, y), count in zip(names, places, row, strict=True) if count}
+        for places, row in zip(middles, counts.tolist(), strict=True)
+    ]
 
 
 def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int]) -> AnnotatedDomain:
@@ -85,7 +124,7 @@ def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int
 
 
 def _from_cub(
-    view: RunView, domain: FolderDomain, candidates: range, grid: tuple[int, int], annotations: CubAnnotations
+    view: RunView, domain: FolderDomain, candidates: Sequence[int], grid: tuple[int, int], annotations: CubAnnotations
 ) -> AnnotatedDomain:
     matches = zip(candidates, annotations.rows_of([domain.file(index) for index in candidates]), strict=True)
     pairs = [(index, row) for index, row in matches if row >= 0]

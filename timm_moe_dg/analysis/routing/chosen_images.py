@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from ...data.bands import Pixels, as_picture
 from ...data.readers import find_images, read_pixels
 from ...errors import ArgumentError, DataError, ImageReadError
 from ..run_view import Batch, RunView
-from .map_plots import Photograph, Rows
+from .map_plots import Photograph, Places, Rows
 
 _logger = logging.getLogger(__name__)
 MAX_SIDE = 224  # pixels; larger photographs are reduced, so that files stay small
@@ -27,6 +28,7 @@ class ChosenImage(NamedTuple):
     name: str  # label of the image
     image: Pixels  # as read
     metadata: Tensor | None  # (...) the network's metadata input; None if it takes none
+    position: int | None = None  # in its domain; None for a file
 
 
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
@@ -68,7 +70,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
 def _read(view: RunView, domain: Domain, position: int) -> ChosenImage:
     names = picture_names(domain)
     name = names[position].rpartition("/")[2] if names else f"image {position}"
-    return ChosenImage(name, domain.pixels(position), view.metadata(domain, position))
+    return ChosenImage(name, domain.pixels(position), view.metadata(domain, position), position)
 
 
 def picture_key(path: str) -> str:
@@ -120,11 +122,11 @@ def batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
     return view.batches((image.image, image.metadata) for _, row in rows for image in row if image is not None)
 
 
-def photographs(rows: ImageRows, values: Tensor) -> Rows:
-    """Pairs images with values (B, ...) in the order of `batches`."""
-    remaining = iter(values)
+def photographs(rows: ImageRows, values: Tensor, parts: Iterable[Places] = repeat({})) -> Rows:
+    """Pairs images with values (B, ...), and with the places of parts, in the order of `batches`."""
+    remaining = zip(values, parts, strict=False)
     return [
-        (name, [image and Photograph(image.name, small_pixels(image.image), next(remaining)) for image in row])
+        (name, [image and Photograph(image.name, small_pixels(image.image), *next(remaining)) for image in row])
         for name, row in rows
     ]
 

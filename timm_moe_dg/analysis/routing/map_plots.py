@@ -1,8 +1,9 @@
 """Pictures of routing: expert, entropy and attention maps of images, tables of counts, statistics with their nulls."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
 OPACITY = 0.55
 MAX_HEADS = 6  # attention heads in a row; labels of more are too small to read
 MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
+MARKERS = "o^sDvPX*<>"  # of parts
 MAX_LIFT = 8.0  # end of the color scale
 MAX_ROWS, MAX_COLUMNS = 40, 16  # of tables with numbers
 COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fits into them
+
+
+Places = dict[str, tuple[float, float]]  # part -> x and y in an image, as shares of its width and height
 
 
 @dataclass(frozen=True)
@@ -47,25 +52,36 @@ class Photograph:
     name: str
     pixels: np.ndarray  # uint8 (height, width, 3)
     values: Tensor  # (H, W) experts or entropies of the patches, or (M, H, W) attention by head
+    parts: Places = field(default_factory=dict)
 
 
 Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
 
 
 def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone."""
+    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone.
+
+    Marked parts replace the numbers. Lines join a part's places in a row.
+    """
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
     unused = num_experts - len([index for index in experts if index >= 0])
     one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
     title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
-    handles = [_legend_entry(index) for index in experts]
+    marks = _marks(rows)
+    handles = [
+        *(_legend_entry(index) for index in experts),
+        *(line_handle(name, **mark) for name, mark in marks.items()),
+    ]
     across = max(2, len(rows[0][1]))
-    lines = math.ceil(len(experts) / across)
+    lines = math.ceil(len(handles) / across)
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
         for axes, photo in _filled(panels, rows):
             _draw(axes, photo, photo.pixels)
             _draw(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
-            _numbers(axes, photo)
+            if not marks:
+                _numbers(axes, photo)
+        for line, (_, photos) in zip(panels, rows, strict=True):
+            _join_parts(figure, list(zip(line, photos, strict=True)), marks)
         figure.legend(handles=handles, title=title, **{**LEGEND_BELOW, "ncols": across})
 
 
@@ -143,6 +159,29 @@ def _numbers(axes: "Axes", photo: Photograph) -> None:
         x, y = (column + 0.5) * width / across, (row + 0.5) * height / down
         text = axes.text(x, y, str(index) if index >= 0 else "shared", ha="center", va="center", color="black")
         text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
+
+
+def _marks(rows: Rows) -> dict[str, Style]:
+    """The markers of parts."""
+    names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
+    style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
+    return {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
+
+
+def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]], marks: Mapping[str, Style]) -> None:
+    """Marks the parts in the panels of a row, and joins each part's places."""
+    from matplotlib.patches import ConnectionPatch
+
+    for name, mark in marks.items():
+        places = []
+        for axes, photo in photos:
+            if photo is not None and name in photo.parts:
+                (x, y), (height, width) = photo.parts[name], photo.pixels.shape[:2]
+                places.append((axes, (x * width, y * height)))
+                axes.plot(x * width, y * height, **mark)
+        for (axes, place), (other, following) in itertools.pairwise(places):
+            ends = {"xyA": place, "xyB": following, "axesA": axes, "axesB": other}
+            figure.add_artist(ConnectionPatch(**ends, coordsA="data", coordsB="data", color="#555555", linewidth=0.8))
 
 
 def _rgba(index: int) -> tuple[float, ...]:

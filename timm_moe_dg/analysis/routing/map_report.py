@@ -1,14 +1,17 @@
 """Expert maps, entropy maps and attention maps of a run: pictures, and their numbers as JSON."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...errors import ArgumentError
 from ...storage.atomic import json_text
 from ..run_view import RunView
+from .annotations import places_of_parts
 from .attention import class_attention, head_similarity, mass_mask
 from .chosen_images import ImageRows, batches, choose_images, photographs
 from .map_plots import Photograph, plot_attention_maps, plot_entropy_maps, plot_expert_maps
@@ -24,13 +27,23 @@ def draw_experts(
     target: str | None,
     columns: int,
     block: int | None,
+    parts: Sequence[str] = (),
+    cub: Path | None = None,
 ) -> None:
-    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json."""
+    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json.
+
+    `parts` are marked on experts.png. Their places come from CUB-200-2011's folder `cub`, or from part maps.
+    """
+    if parts and images is not None:
+        raise ArgumentError.of("parts", list(parts), "files have no annotations; leave out --images")
     block = chosen_block(mixture_blocks(view.model), block)
     rows = choose_images(view, data_dir, images, target, columns)
     maps = routing_maps_of(view.model, batches(view, rows))
     num_experts = maps[block].num_experts
-    plot_expert_maps(photographs(rows, maps[block].first), num_experts, figures / "experts.png")
+    first = maps[block].first
+    grid = (first.shape[1], first.shape[2])
+    places = places_of_parts(view, view.domains(data_dir), rows, parts, grid, cub) if parts else repeat({})
+    plot_expert_maps(photographs(rows, first, places), num_experts, figures / "experts.png")
     plot_entropy_maps(photographs(rows, maps[block].entropy), num_experts, figures / "entropy.png")
     numbers = {"model": view.name, "drawn_block": block, "num_experts": num_experts, "images": _numbers(rows, maps)}
     (figures / "experts.json").write_text(json_text(numbers))

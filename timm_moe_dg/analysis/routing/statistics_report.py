@@ -37,7 +37,8 @@ def draw_attributes(
     """Draws parts.png and attributes.png, and writes the associations that it returns to attributes.json."""
     block = _patch_block(view, block)
     grid = view.model.patch_embed.dynamic_feat_size(view.size)
-    annotated = annotate(view, view.domains(data_dir), grid, cub, max_images)
+    domains = view.domains(data_dir)
+    annotated = annotate(view, domains, [range(len(domain))[:max_images] for domain in domains], grid, cub)
     maps = [_route(view, part.domain, part.positions, block) for part in annotated]
     first = torch.cat([domain_map.first.flatten(1) for domain_map in maps])
     routing = (first, maps[0].num_experts, permutations)
