@@ -12,7 +12,7 @@ from PIL import Image
 from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.analysis.routing import statistics_report
+from timm_moe_dg.analysis.routing import map_report, statistics_report
 from timm_moe_dg.analysis.routing.maps import routing_maps
 from timm_moe_dg.analysis.run_view import open_run, redraw_routers
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
@@ -114,7 +114,7 @@ def test_curves_need_no_network(tmp_path):
         visualize("experts", run)
 
 
-def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_path):
+def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_path, monkeypatch):
     for domain in sprites()[:2]:
         for index in range(8):
             path = tmp_path / domain.name / CLASSES[index] / f"{index}.png"
@@ -132,6 +132,16 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
     visualize("attributes", other, "--cub", tmp_path.with_name("cub"), "--permutations", "9")
     assert numbers(other, "attributes")["images"] == 16
     assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
+    drawn = []
+    monkeypatch.setattr(map_report, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
+    visualize("experts", other, "--parts", "back", "--cub", tmp_path.with_name("cub"), "--columns", "1")
+    # All four patches count for a point, which is then marked in the middle
+    assert [name for name, _ in drawn] == pair["domains"]
+    assert [photo.parts for _, (photo,) in drawn] == [{"back": (0.5, 0.5)}] * 2
+    with pytest.raises(SystemExit, match=r"parts='bak': no such part; did you mean back\?"):
+        visualize("experts", other, "--parts", "bak", "--cub", tmp_path.with_name("cub"))
+    with pytest.raises(SystemExit, match=r"parts=\['back'\]: files have no annotations"):
+        visualize("experts", other, "--parts", "back", "--images", tmp_path)
 
 
 def write_cub(root: Path) -> None:
