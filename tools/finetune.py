@@ -70,6 +70,8 @@ def train(run: FineTuning, stop: Interruption) -> None:
         # Random numbers of a step depend on the step alone, so that a resumed run draws the same
         set_seed(seed_hash(options.seed, step, accelerator.process_index))
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
+        if model.probing:
+            model.probing.start_step(step)
         losses = model.algorithm.update(run.context(step), minibatches)
         if model.schedule:
             model.schedule.step_update(step + 1)

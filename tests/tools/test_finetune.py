@@ -202,7 +202,7 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, 
     common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
     common += ["--opt", "sgd", "--lr", "0.05", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
     # Its discriminator is outside the launcher's wrapper: the method itself has to share those gradients
-    common += ["--algorithm", "DANN", "--hparams", '{"lr_d": 0.002}']
+    common += ["--algorithm", "DANN", "--hparams", '{"lr_d": 0.002}', "--linear-steps", "2"]
     two = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "29611")
     result = launch(*common, "--experiment", "two", "--skip-unreadable", launcher=two, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stderr

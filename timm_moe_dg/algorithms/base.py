@@ -87,6 +87,7 @@ class Algorithm(Tunable, ABC):
         MIN_DOMAINS: Smallest number of training domains in a step.
         OVERRIDES_LR: Whether the method changes the learning rate itself, which a schedule would undo.
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
+        TAKES_LINEAR_STEPS: Whether the method can train the classifier alone in the first steps of a run.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
 
     >>> class WorstDomain(timm_moe_dg.algorithms.Algorithm):
@@ -100,6 +101,7 @@ class Algorithm(Tunable, ABC):
     MIN_DOMAINS: ClassVar[int] = 1
     OVERRIDES_LR: ClassVar[bool] = False
     TAKES_TASK_LOSS: ClassVar[bool] = False
+    TAKES_LINEAR_STEPS: ClassVar[bool] = True
     ACCUMULATES: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:

@@ -61,6 +61,7 @@ class MLDG(ERM):
     """
 
     MIN_DOMAINS = 2
+    TAKES_LINEAR_STEPS = False  # its inner steps move all weights
     ACCUMULATES = False
     HPARAMS = MappingProxyType({"mldg_beta": 1.0, "n_meta_test": 2})
     SEARCH = MappingProxyType(

@@ -33,6 +33,7 @@ from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
 from ..protocols.options import FilledOptions, RunOptions
 from .coverage import cover_training_coordinates
+from .linear_probing import LinearProbing
 from .optimization import build_optimizer, build_schedule
 from .plan import RunPlan
 
@@ -48,6 +49,7 @@ class Model:
     algorithm: Algorithm
     schedule: Scheduler | None  # of the learning rate; None for a constant one
     averaging: Averaging | None  # of the network's weights
+    probing: LinearProbing | None  # the first steps, in which the classifier alone is trained
     with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
     classes: tuple[str, ...]  # names, in the order of the logits
@@ -80,6 +82,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
     optimizer, schedule = optimization(options, network, algorithm)
+    probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
         network.compile()
     wrapped, optimizer = accelerator.prepare(network, optimizer)
@@ -92,6 +95,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         algorithm=algorithm,
         schedule=schedule,
         averaging=averaging,
+        probing=probing,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
         data_config=data_config(network, options.img_size, *mean_and_std(plan)),
         classes=plan.classes,
@@ -236,6 +240,7 @@ def optimization(
         momentum=options.momentum,
         layer_decay=options.layer_decay,
         extra_groups=algorithm.parameter_groups(lr=options.lr, weight_decay=options.weight_decay),
+        in_turn=options.linear_steps > 0,
     )
     lengths = {"steps": options.steps, "warmup_steps": options.warmup_steps}
     return optimizer, build_schedule(optimizer, options.sched, **lengths, min_lr=options.min_lr)

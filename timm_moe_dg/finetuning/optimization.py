@@ -32,14 +32,17 @@ def build_optimizer(
     momentum: float = 0.9,
     layer_decay: float | None = None,
     extra_groups: Sequence[ParameterGroup] = (),
+    in_turn: bool = False,
 ) -> Optimizer:
     """Builds an optimizer of the network's parameters, by default in one group like DomainBed.
 
     `layer_decay` is the ratio of the learning rates of a layer and the one above it. With it, biases and norms have no
-    weight decay, as in timm.
+    weight decay, as in timm. `in_turn` is for parameters that do not all start training at the same step.
     """
     # PyTorch's own Adam, AdamW and SGD update all parameters in one fused kernel
     fused = get_optimizer_class(name) in _FUSED and next(network.parameters()).device.type in _FUSED_DEVICES
+    # Fused SGD fails while only some parameters have momentum
+    fused = fused and not (in_turn and get_optimizer_class(name) is torch.optim.SGD)
     parameters = network if layer_decay is not None else network.parameters()
     options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **({"fused": True} if fused else {})}
     try:

@@ -99,6 +99,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     check_trackers(wanted_trackers(options))
     _check_rate(options, method)
     _check_task_loss(options, method)
+    _check_linear_steps(options, method)
     _check_channels(options)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
@@ -121,6 +122,8 @@ def make_plan(options: RunOptions) -> RunPlan:
     if filled.epochs is not None:
         per_epoch = steps_per_epoch(splits, training, filled.batch_size)
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
+    if filled.linear_steps > filled.steps:
+        raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
     weights = weights_file(vars(filled))
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": weights and sha256(weights)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
@@ -163,10 +166,16 @@ def describe(plan: RunPlan) -> str:
         f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
         f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
         f"{options.steps / per_epoch:.1f} epochs in all",
+        *_describe_linear_steps(options),
         *_describe_optimizer(options),
         f"output: {plan.folder.path}",
     ]
     return "\n".join(map(one_line, lines))
+
+
+def _describe_linear_steps(options: FilledOptions) -> list[str]:
+    probed = "classifier and routers" if options.linear_routers else "classifier"
+    return [f"first {options.linear_steps} steps: {probed} alone"] if options.linear_steps else []
 
 
 def _describe_optimizer(options: FilledOptions) -> list[str]:
@@ -280,6 +289,18 @@ def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
         if vars(options)[name]:
             remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
             raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def _check_linear_steps(options: RunOptions, method: type[Algorithm]) -> None:
+    steps = options.linear_steps
+    for name in ("linear_lr", "linear_routers") if not steps else ():
+        if vars(options)[name]:
+            raise ArgumentError.of(name, vars(options)[name], "has no effect without --linear-steps N; add it")
+    if steps and not method.TAKES_LINEAR_STEPS:
+        remedy = f"{options.algorithm} moves all weights in its inner steps; leave it out"
+        raise ArgumentError.of("linear_steps", steps, remedy)
+    if steps and options.freeze:
+        raise ArgumentError.of("linear_steps", steps, f"leave it out, or --freeze {options.freeze}")
 
 
 def _check_channels(options: RunOptions) -> None:

@@ -37,7 +37,7 @@ def freeze_backbone(network: Network) -> nn.Module:
 def train_routers_only(network: nn.Module) -> None:
     """Freezes everything but the routers, the classifier included."""
     network.requires_grad_(False)
-    for router in _routers(network, "all-but-routers"):
+    for router in routers_of(network, "freeze", "all-but-routers"):
         router.requires_grad_(True)
 
 
@@ -46,7 +46,7 @@ def train_gating_only(network: nn.Module) -> None:
 
     Parts of the encoder that are never trained, such as SatCLIP's published weights, stay frozen.
     """
-    routers = _routers(network, "all-but-gating")
+    routers = routers_of(network, "freeze", "all-but-gating")
     encoder = getattr(network, "metadata_encoder", None)
     if encoder is None:
         raise ArgumentError.of("freeze", "all-but-gating", f"{type(network).__name__} does not route by metadata")
@@ -58,7 +58,7 @@ def train_gating_only(network: nn.Module) -> None:
 
 def freeze_routers(network: nn.Module) -> None:
     """Freezes the routers and trains everything else."""
-    for router in _routers(network, "routers"):
+    for router in routers_of(network, "freeze", "routers"):
         router.requires_grad_(False)
 
 
@@ -81,8 +81,9 @@ def freeze_batch_norm(network: nn.Module) -> None:
         _logger.info(f"{len(layers)} BatchNorm layers keep their statistics; --no-freeze-bn lets them learn")
 
 
-def _routers(network: nn.Module, policy: str) -> list[Router]:
+def routers_of(network: nn.Module, argument: str, value: object) -> list[Router]:
+    """Returns a network's routers. None is an `ArgumentError` about an argument and its value."""
     routers = [module for module in network.modules() if isinstance(module, Router)]
     if not routers:
-        raise ArgumentError.of("freeze", policy, f"{type(network).__name__} has no routers")
+        raise ArgumentError.of(argument, value, f"{type(network).__name__} has no routers")
     return routers

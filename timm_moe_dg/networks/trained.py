@@ -117,7 +117,7 @@ def _listed(names: Sequence[str], limit: int = 8) -> str:
 def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
     """Collects the inputs of a network's classifier, one (B, D) tensor per forward. The caller empties the list."""
     collected: list[Tensor] = []
-    classifier = _classifier(network)
+    classifier = single_classifier(network)
     handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
     try:
         yield collected
@@ -130,7 +130,7 @@ class WithFeatures(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        _classifier(network)
+        single_classifier(network)
         self.network = network
 
     def forward(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,8 @@ class WithFeatures(nn.Module):
         return logits, collected.pop()
 
 
-def _classifier(network: Network) -> nn.Module:
+def single_classifier(network: Network) -> nn.Module:
+    """Returns a network's classifier. None, or several, is an `ArgumentError`."""
     classifier = network.get_classifier()
     if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.Identity):
         raise ArgumentError.of("model", type(network).__name__, "has no single classifier; take a model with one")

@@ -179,6 +179,11 @@ class TrainingOptions:
         help=f"images per domain and step, over all processes (default: 32{VARIES})")
     grad_accum_steps: int = option(1, type=positive_int,
         help="parts of a batch that are computed in turn, to save memory (default: %(default)s)")
+    linear_steps: int = option(0, type=non_negative_int, metavar="N",
+        help="train only the classifier in the first N steps (default: 0)")
+    linear_lr: float | None = option(None, type=non_negative, metavar="LR",
+        help="learning rate of these steps (default: that of --lr)")
+    linear_routers: bool = option(False, help="train routers too in these steps (default: off)")
     opt: str = option("adam", metavar="NAME", help="timm optimizer (default: %(default)s)")
     momentum: float = option(0.9, type=fraction, help="momentum of optimizers that have it (default: %(default)s)")
     lr: float | None = option(None, role=IDENTITY, type=non_negative, help=f"learning rate (default: 5e-5{VARIES})")
