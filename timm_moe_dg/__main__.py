@@ -19,6 +19,7 @@ COMMANDS = {
     "export": ("export.py", "export a model to ONNX, torch.export and TorchScript"),
     "push": ("push_to_hub.py", "publish a model on the Hugging Face Hub"),
     "sweep": ("sweep.py", "run a protocol: all held-out domains, models, methods and seeds"),
+    "average": ("average.py", "average the weights or the predictions of finished runs"),
     "tables": ("collect_results.py", "print tables of finished runs"),
     "benchmark": ("benchmark.py", "measure time and memory of models and methods"),
     "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),

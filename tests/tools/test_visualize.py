@@ -110,7 +110,7 @@ def test_curves_need_no_network(tmp_path):
     (run / "best" / "model.safetensors").unlink()
     visualize("curves", run)
     assert (run / "figures" / "curves.png").stat().st_size > 2000
-    with pytest.raises(SystemExit, match=r"holds no best/ yet"):
+    with pytest.raises(SystemExit, match=r"holds no network in best/"):
         visualize("experts", run)
 
 

@@ -5,6 +5,7 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import RecordError
 from ..protocols import Record, reported_accuracy, training_domain_validation, validation_accuracy
 from .style import CATEGORIES, Style, category_color, fitted, optional_picture, picture
 
@@ -27,6 +28,8 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
     """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them."""
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
+    if not trained:
+        raise RecordError("an average of runs has no learning curves")
     curves, steps = learning_curves(trained, domains), [record.step for record in trained]
     accuracies = {name: values for name, values in curves.items() if name not in trained[0].losses}
     held_out = [f"{domains[index]}{OUT}" for index in trained[0].test_domains]

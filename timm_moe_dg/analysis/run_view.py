@@ -99,7 +99,7 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unrea
     """Opens a folder of finetune.py that holds a selected network. By default images are skipped as the run did."""
     check_run(folder)
     if not (folder / "best" / "model.safetensors").is_file():
-        remedy = "holds no best/ yet: the run has not been evaluated; wait for its first evaluation"
+        remedy = "holds no network in best/: wait for the run's first evaluation, or give a run that is no ensemble"
         raise ArgumentError.of("run", str(folder), remedy)
     source = f"local-dir:{folder / 'best'}"
     args = run_arguments(source)

@@ -78,6 +78,7 @@ non_negative = _number("a number of 0 or more", lambda value: 0 <= value < math.
 positive = _number("a number above 0", lambda value: 0 < value < math.inf)
 kilometers = _number("a distance of 0 km or more, or inf", lambda value: value >= 0)
 fraction = _number("a number from 0 to below 1", lambda value: 0 <= value < 1)
+share = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
 fraction_to_1 = _number("a number above 0, at most 1", lambda value: 0 < value <= 1)
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader
 
 from ..algorithms import Minibatches, StepContext
 from ..cli.program import command
-from ..data import StepSampler
+from ..data import Domain, StepSampler
 from ..errors import ArgumentError
 from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
+from ..protocols.evaluation import Batches, Gather
 from ..protocols.headline import summary
 from ..protocols.options import Arguments
 from ..protocols.records import RoleScores
@@ -209,12 +210,9 @@ class FineTuning:
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
         """Scores a model on every domain. All processes take part."""
-        domains = self.plan.domains
         with self.accelerator.autocast():
-            predictions = predict(model, stop.until_stopped(self.evaluation), self.accelerator.gather_for_metrics)
-        in_acc, out_acc = domain_accuracies(predictions, len(domains))
-        losses = out_losses(predictions, len(domains))
-        return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": role_scores(predictions, domains)}
+            batches = stop.until_stopped(self.evaluation)
+            return score(model, batches, self.plan.domains, self.accelerator.gather_for_metrics)
 
     def _report(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
@@ -235,6 +233,14 @@ class FineTuning:
             loss = fmean(record.out_loss[domain] for domain in self.plan.training)
             self.model.averaging.evaluated(record.step, loss)
         self.meter.restart()
+
+
+def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> Scores:
+    """Scores a model on every domain; see `protocols.predict`."""
+    predictions = predict(model, batches, gather)
+    in_acc, out_acc = domain_accuracies(predictions, len(domains))
+    losses = out_losses(predictions, len(domains))
+    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": role_scores(predictions, domains)}
 
 
 def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: ResumePoint) -> FineTuning:

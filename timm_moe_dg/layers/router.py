@@ -8,7 +8,7 @@ Axes: T items (tokens, or images in MoGE), D features, R projected features, E e
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, ClassVar, NamedTuple, Optional, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,8 @@ def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tenso
 class Router(OwnParameters):
     """Noisy top-k routing. Subclasses implement `compute_logits` and `reset_parameters`, and set `undecayed`.
 
+    Class attribute `expert_rows`: names of the weights that have a row for each expert, for averages of networks.
+
     Args:
         num_experts: E.
         top_k: K, 1 to E.
@@ -80,6 +82,8 @@ class Router(OwnParameters):
     >>> timm_moe_dg.layers.CosineRouter(8, num_experts=4, top_k=1)(torch.randn(5, 8)).combine_weights.shape
     torch.Size([5, 1])
     """
+
+    expert_rows: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, num_experts: int, top_k: int, normalize_weights: bool = True, noise_std: float | None = None
@@ -128,6 +132,8 @@ class Router(OwnParameters):
 class LinearRouter(Router):
     """Logits by a linear map of D features without bias (SF-MoE, section 2.2; V-MoE). Arguments as in `Router`."""
 
+    expert_rows = ("gate.weight",)
+
     def __init__(
         self,
         in_features: int,
@@ -158,6 +164,7 @@ class CosineRouter(Router):
     """
 
     undecayed = ("codes", "logit_scale")
+    expert_rows = ("codes",)
 
     def __init__(
         self,
@@ -197,6 +204,7 @@ class MetadataRouter(Router):
     """
 
     undecayed = ("codes", "logit_scale")
+    expert_rows = ("codes",)
 
     def __init__(
         self,

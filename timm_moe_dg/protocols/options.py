@@ -278,6 +278,7 @@ DEFAULTS: Arguments = vars(RunOptions())
 _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions", "domain_facts", "domain_digests", "split_sizes"), ONCE),
     **dict.fromkeys(("data", "weights_sha256"), MEASURED),
+    **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
 }
 _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()}, **_FURTHER}

@@ -43,6 +43,8 @@ _OPTIONAL_ARGS: Mapping[str, tuple[Kind, str]] = {
     "split_sizes": ([[int]], "a list of pairs of whole numbers"),
     "domain_facts": ([[str]], "role, group and split of each domain"),
     "versions": _TABLE,
+    "average_method": _NAME,
+    "average_of": ([str], "a list of names"),
 }
 _SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
 _OPTIONAL_SCORES = {**dict.fromkeys(("group_accuracy", "num_samples"), _TABLE), "worst_group": _NAME}

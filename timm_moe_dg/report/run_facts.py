@@ -88,7 +88,7 @@ class RunFacts:
     @property
     def command(self) -> str:
         """The command that repeats the run."""
-        return training_command(self.options, width=88)
+        return training_command(self.run.args, width=88)
 
     @property
     def progress(self) -> str:

@@ -34,9 +34,9 @@ class FinishedRun:
 
     @property
     def algorithm(self) -> str:
-        """The training method, and the weight averaging if there was any."""
-        averaging = self.args.get("averaging")
-        return self.args["algorithm"] + (f" + {averaging}" if averaging else "")
+        """The training method, the weight averaging if there was any, and the average over runs if it is one."""
+        parts = (self.args["algorithm"], self.args.get("averaging"), self.args.get("average_method"))
+        return " + ".join(filter(None, parts))
 
     @property
     def model(self) -> str:

@@ -1,0 +1,110 @@
+"""Averages of the weights of several networks, and of their predictions."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from ..layers.experts import StackedLinear
+from ..layers.moe_mlp import RoutedMlp
+from ..layers.router import Router
+
+Weights = Mapping[str, Tensor]  # a network's state_dict
+
+
+class Ensemble(nn.Module):
+    """Mean of the logits of several networks.
+
+    EoA is the ensemble of several runs' moving averages (Arpit et al., NeurIPS 2022, arXiv:2110.10832).
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """(B, C, H, W) images, and metadata if the networks take them -> (B, num_classes) logits."""
+        return torch.stack([network(*inputs) for network in self.networks]).mean(0)
+
+
+def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
+    """Returns the mean of weights, with `shares` that sum to 1, or in equal parts.
+
+    Whole-number buffers are those of the last member. Other names or shapes than the first member's are an
+    `ArgumentError`.
+    """
+    for before, after in pairwise(members):
+        differing = [name for name in before.keys() | after.keys() if _shape(before, name) != _shape(after, name)]
+        if differing:
+            name = min(differing)
+            remedy = (
+                f"{_shape(before, name)} in one network and {_shape(after, name)} in another; average equal networks"
+            )
+            raise ArgumentError.of("weights", name, remedy)
+    return {name: _mean([member[name] for member in members], shares) for name in members[0]}
+
+
+def _shape(weights: Weights, name: str) -> tuple[int, ...] | None:
+    return tuple(weights[name].shape) if name in weights else None
+
+
+def _mean(values: Sequence[Tensor], shares: Sequence[float] | None) -> Tensor:
+    if not values[-1].is_floating_point():
+        return values[-1]
+    # In float64 the mean of equal float32 weights is exact
+    wide = torch.stack([value.double() for value in values])
+    if shares is None:
+        return wide.mean(0).to(values[-1].dtype)
+    return torch.tensordot(torch.tensor(shares, dtype=wide.dtype), wide, dims=1).to(values[-1].dtype)
+
+
+def restricted_selection(ranked: Sequence[int], validation: Callable[[Sequence[int]], float]) -> list[int]:
+    """Selects the members of an average (DiWA, Rame et al., NeurIPS 2022, arXiv:2205.09739, algorithm 1).
+
+    Args:
+        ranked: Candidates by decreasing validation accuracy.
+        validation: Returns the validation accuracy of the average of some candidates.
+
+    Returns:
+        The candidates in order, without those that would lower the accuracy.
+    """
+    selected: list[int] = []
+    best = -np.inf
+    for candidate in ranked:
+        accuracy = validation([*selected, candidate])
+        if accuracy >= best:
+            selected, best = [*selected, candidate], accuracy
+    return selected
+
+
+def _expert_rows(module: nn.Module) -> Iterable[str]:
+    """Names of a module's own weights that have a row for each expert."""
+    if isinstance(module, Router) and not module.expert_rows:
+        remedy = "does not name the weights of an expert (`expert_rows`); leave out --match-experts"
+        raise ArgumentError.of("router", type(module).__name__, remedy)
+    if isinstance(module, StackedLinear):
+        return module.state_dict()
+    return module.expert_rows if isinstance(module, Router) else ()
+
+
+def match_experts(network: nn.Module, reference: Weights, weights: Weights) -> dict[str, Tensor]:
+    """Orders experts like those of `reference`, which changes no output.
+
+    Layer by layer, the order minimizes the sum of squared differences of all experts' weights and of their rows in the
+    router (scipy's `linear_sum_assignment`). `network` shows which weights belong to experts.
+    """
+    matched = dict(weights)
+    for layer, module in network.named_modules():
+        if not isinstance(module, RoutedMlp):
+            continue
+        names = [f"{layer}.{name}.{row}" for name, part in module.named_modules() for row in _expert_rows(part)]
+        first, second = (
+            torch.cat([source[name].double().flatten(1) for name in names], dim=1) for source in (reference, weights)
+        )
+        order = linear_sum_assignment(torch.cdist(first, second).square().numpy())[1]
+        matched |= {name: weights[name][order] for name in names}
+    return matched
