@@ -1,0 +1,100 @@
+"""Averages of networks: exact cases, a selection by hand, and experts in another order."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models.cases import randomize
+from tests.saved_run import SMALL
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.layers import LinearRouter, register_router
+from timm_moe_dg.networks.build import build_network
+from timm_moe_dg.networks.soups import Ensemble, match_experts, mean_weights, restricted_selection
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_the_mean_of_equal_weights_is_bitwise_one_of_them(count):
+    weights = {"a": torch.randn(50), "half": torch.randn(50).half(), "steps": torch.tensor(7)}
+    mean = mean_weights([weights] * count)
+    assert all(torch.equal(mean[name], weights[name]) and mean[name].dtype == weights[name].dtype for name in weights)
+
+
+def test_shares_of_0_and_1_are_bitwise_the_ends():
+    start, end = {"a": torch.randn(50)}, {"a": torch.randn(50)}
+    for share, expected in ((0.0, start), (1.0, end)):
+        assert torch.equal(mean_weights([start, end], [1 - share, share])["a"], expected["a"])
+    between = mean_weights([start, end], [0.75, 0.25])["a"]
+    assert torch.allclose(between, 0.75 * start["a"] + 0.25 * end["a"])
+
+
+@pytest.mark.parametrize(
+    "other", [{"a": torch.zeros(3)}, {"b": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}]
+)
+def test_weights_of_other_networks_are_refused(other):
+    with pytest.raises(ArgumentError, match=r"weights='[ab]': .* average equal networks"):
+        mean_weights([{"a": torch.zeros(2)}, other])
+
+
+def test_restricted_selection_follows_an_example_by_hand():
+    # 0 starts; 2 does not lower the mean and joins; 1 lowers it and is left out; 3 joins again
+    accuracies = {(0,): 0.8, (0, 2): 0.8, (0, 2, 1): 0.79, (0, 2, 3): 0.81}
+    assert restricted_selection([0, 2, 1, 3], lambda members: accuracies[tuple(members)]) == [0, 2, 3]
+
+
+def test_an_ensemble_averages_logits():
+    networks = [nn.Linear(3, 2) for _ in range(3)]
+    images = torch.randn(4, 3)
+    expected = (networks[0](images) + networks[1](images) + networks[2](images)) / 3
+    assert torch.allclose(Ensemble(networks)(images), expected)
+
+
+def mixture(name, **options):
+    return randomize(build_network(name, 3, img_size=32, model_kwargs={**SMALL, **options}), std=0.15).eval()
+
+
+def reordered(weights, orders):
+    """Gives the experts of each layer another order, by the names of its weights."""
+    rows = (".experts.fc1.", ".experts.fc2.", ".router.codes", ".router.gate.weight")
+    layers = {name: order for name in weights for layer, order in orders.items() if name.startswith(layer)}
+    return {
+        name: value[layers[name]] if name in layers and any(row in name for row in rows) else value
+        for name, value in weights.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gmoe_tiny_patch16", {"router": "cosine", "moe_layers": (0, 1)}),
+        ("gmoe_tiny_patch16", {"router": "linear"}),
+        ("moge_tiny", {}),
+    ],
+)
+def test_experts_in_another_order_are_matched_exactly(name, options):
+    network = mixture(name, **options)
+    weights = network.state_dict()
+    orders = {f"blocks.{layer}.": [2, 0, 3, 1] if layer else [3, 2, 1, 0] for layer in options.get("moe_layers", (1,))}
+    other = reordered(weights, orders)
+    assert any(not torch.equal(weights[key], other[key]) for key in weights)
+    images = torch.randn(2, 3, 32, 32)
+    inputs = (images, torch.tensor([[10.0, 50.0], [-70.0, -10.0]])) if name == "moge_tiny" else (images,)
+    with torch.no_grad():
+        expected = network(*inputs)
+        network.load_state_dict(other)
+        assert torch.allclose(network(*inputs), expected, atol=1e-5)  # the same function
+    matched = match_experts(network, weights, other)
+    assert all(torch.equal(matched[key], weights[key]) for key in weights)
+    # Training moves experts, by less than they differ from each other
+    moved = {key: value + 0.03 * torch.randn_like(value) for key, value in weights.items()}
+    back = match_experts(network, weights, reordered(moved, orders))
+    assert all(torch.equal(back[key], moved[key]) for key in weights)
+
+
+def test_a_router_that_does_not_name_its_rows_is_refused(monkeypatch):
+    @register_router("nameless")
+    class Nameless(LinearRouter):
+        expert_rows = ()
+
+    network = mixture("gmoe_tiny_patch16", router="nameless")
+    with pytest.raises(ArgumentError, match=r"router='Nameless': .*leave out --match-experts"):
+        match_experts(network, network.state_dict(), network.state_dict())

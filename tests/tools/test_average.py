@@ -1,0 +1,162 @@
+"""Averages of finished runs, as a user makes them."""
+
+import json
+import shutil
+
+import pytest
+import timm
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.load_tool import load_tool
+from timm_moe_dg.protocols import read_records, validation_accuracy
+
+pytestmark = pytest.mark.slow  # whole runs
+
+SIZE = ["patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2"]
+RUN = [
+    "--model",
+    "gmoe_tiny_patch16",
+    "--model-kwargs",
+    *SIZE,
+    "--workers",
+    "0",
+    "--cpu-threads",
+    "1",
+    "--batch-size",
+    "8",
+]
+RUN += ["--steps", "6", "--eval-freq", "3", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run from random weights, two that start from it, one with a learning rate of 0, and one of another seed."""
+    output = tmp_path_factory.mktemp("runs")
+    finetune = load_tool("finetune").main
+    common = [*RUN, "--output", str(output), "--experiment"]
+    finetune([*common, "start"])
+    start = ["--initial-checkpoint", str(output / "start" / "best" / "model.safetensors")]
+    finetune([*common, "a", "--seed", "1", *start])
+    finetune([*common, "b", "--seed", "2", *start, "--weight-decay", "0.1"])
+    finetune([*common, "still", "--lr", "0"])
+    finetune([*common, "apart", "--seed", "3"])
+    return output
+
+
+@pytest.fixture
+def average(runs, tmp_path):
+    """Averages runs by name and returns the folder."""
+
+    def run(*names, output="average", words=()):
+        load_tool("average").main(
+            [*(str(runs / name) for name in names), "--output", str(tmp_path / output), "--workers", "0", *words]
+        )
+        return tmp_path / output
+
+    return run
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_soup_is_the_mean_and_loads_and_counts_like_a_run(runs, average, capfd):
+    soup = average("a", "b")
+    first, second, mean = (weights(folder / "best") for folder in (runs / "a", runs / "b", soup))
+    assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)
+    (record,) = read_records(soup / "results.jsonl")
+    assert record.averaged
+    assert record.args["average_of"] == ["a", "b"]
+    assert "weight_decay" not in record.args  # in which they differ
+    network = timm.create_model(f"local-dir:{soup / 'best'}", pretrained=True)
+    assert all(torch.equal(value, mean[name]) for name, value in network.state_dict().items())
+    load_tool("evaluate").main(["--model", str(soup), "--workers", "0", "--split", "out", "--domains", "all"])
+    printed = capfd.readouterr().out
+    assert f"{record.out_acc[1]:.4f}" in next(line for line in printed.splitlines() if line.startswith("rot_15"))
+    load_tool("collect_results").main([str(soup), str(runs / "a")])
+    assert "ERM + uniform" in capfd.readouterr().out
+    load_tool("push_to_hub").main(
+        [str(soup), "--repo-id", "me/soup", "--dry-run", "--output", str(soup.parent / "hub")]
+    )
+    card = next((soup.parent / "hub").rglob("README.md")).read_text()
+    assert "average a b --method uniform --output DIR" in card
+    assert "single run" not in card
+
+
+def test_a_soup_of_one_run_twice_is_that_run(runs, average):
+    shutil.copytree(runs / "a", runs.parent / "copies" / "a", dirs_exist_ok=True)
+    soup = average("a", "../copies/a")
+    mean, run = weights(soup / "best"), weights(runs / "a" / "best")
+    assert all(torch.equal(mean[name], run[name]) for name in run)
+    (record,) = read_records(soup / "results.jsonl")
+    selected = max(read_records(runs / "a" / "results.jsonl"), key=validation_accuracy)
+    assert (record.in_acc[0], record.out_acc) == (selected.in_acc[0], selected.out_acc)
+
+
+def test_diwa_is_not_below_its_best_member(runs, average):
+    diwa = average("a", "b", words=["--method", "diwa"])
+    (record,) = read_records(diwa / "results.jsonl")
+    best = max(validation_accuracy(row) for name in "ab" for row in read_records(runs / name / "results.jsonl"))
+    assert validation_accuracy(record) >= best
+    assert set(record.args["average_of"]) <= {"a", "b"}
+
+
+def test_wise_ft_ends_at_the_start_and_at_the_run(runs, average):
+    for name, start in (
+        ("a", runs / "start"),
+        ("still", runs / "still"),
+    ):  # with a file, and with a seed, to start from
+        wise = average(name, output=name, words=["--method", "wise_ft", "--alpha", "0", "1"])
+        for alpha, expected in (("0", start), ("1", runs / name)):
+            found, expected = weights(wise / f"alpha_{alpha}" / "best"), weights(expected / "best")
+            assert all(torch.equal(found[key], expected[key]) for key in expected)
+        (record,) = read_records(wise / "alpha_0" / "results.jsonl")
+        assert record.args["average_method"] == "wise_ft --alpha 0"
+
+
+def test_an_ensemble_of_runs_that_started_apart_keeps_its_members(runs, average):
+    ensemble = average("start", "apart", words=["--method", "ensemble"])
+    for number, name in enumerate(["start", "apart"]):
+        member, run = weights(ensemble / "best" / str(number)), weights(runs / name / "best")
+        assert all(torch.equal(member[key], run[key]) for key in run)
+    (record,) = read_records(ensemble / "results.jsonl")
+    assert record.averaged
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "message"),
+    [
+        (["start", "apart"], [], "apart': started from random weights of its own; start all runs from one file"),
+        (["a", "start"], [], "has weights_sha256="),
+        (["a", "b"], ["--method", "wise_ft"], "wise_ft averages one run with its start"),
+        (["a"], ["--method", "wise_ft", "--alpha", "1.5"], "'1.5' is not a number from 0 to 1"),
+        (["missing"], [], "no such folder"),
+        (["a/best_oracle"], [], "holds no finished run"),
+    ],
+)
+def test_runs_that_cannot_be_averaged_are_one_line(names, words, message, average, tmp_path, capfd):
+    with pytest.raises(SystemExit) as caught:
+        average(*names, words=words)
+    assert message in f"{caught.value} {capfd.readouterr().err}"
+    assert not (tmp_path / "average").exists()
+
+
+def test_runs_on_other_data_or_of_another_model_are_named(runs, average, tmp_path):
+    for name, key, value in (("model", "model", "gmoe_small_patch16"), ("data", "data", "0123456789ab")):
+        other = shutil.copytree(runs / "b", tmp_path / name)
+        args = yaml.safe_load((other / "args.yaml").read_text())
+        (other / "args.yaml").write_text(yaml.safe_dump({**args, key: value}))
+        rows = [json.loads(line) for line in (other / "results.jsonl").read_text().splitlines()]
+        lines = [json.dumps({**row, "args": {**row["args"], key: value}}) for row in rows]
+        (other / "results.jsonl").write_text("\n".join(lines) + "\n")
+        with pytest.raises(SystemExit, match=f"has {key}='{value}', and "):
+            average("a", str(other))
+    full = tmp_path / "average"
+    full.mkdir()
+    (full / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit, match="holds files of another run"):
+        average("a", "b")
+    assert (full / "notes.txt").read_text() == "mine"
