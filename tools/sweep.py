@@ -46,7 +46,7 @@ from timm_moe_dg.protocols.planner import (
     describe_plan,
     plan_runs,
 )
-from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable, sha256, weights_file
+from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable, sha256, weights_files
 from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import submit_jobs
 
@@ -188,10 +188,10 @@ def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient
 
     If `lenient`, data that cannot be read count as the same.
     """
-    weights, before = weights_file(planned), recorded.get("weights_sha256")
-    if before and weights is None:
+    weights, before = weights_files(planned), recorded.get("weights_sha256")
+    if before and not weights:
         return f"that started from {planned.get('initial_checkpoint') or planned['model']!r}, whose file is not there"
-    if before and sha256_of(weights) != before:
+    if before and sha256_of(*weights) != before:
         return "that started from other weights under the same name"
     if not (digests := recorded.get("domain_digests")):
         return None

@@ -155,7 +155,7 @@ def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sw
     path.write_text(yaml.safe_dump({**args, "weights_sha256": "0"}))
     reason = "holds a run that started from 'gmoe_small_patch16', whose file is not there; give another --output"
     assert reason in sweep("--status")[0]
-    monkeypatch.setattr(sweep.tool, "weights_file", lambda args: path)
+    monkeypatch.setattr(sweep.tool, "weights_files", lambda args: [path])
     assert "holds a run that started from other weights under the same name" in sweep("--status")[0]
 
 

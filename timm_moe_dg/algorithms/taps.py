@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..layers.text_head import TextHead
 from .step import full_precision
 
 
@@ -43,7 +44,9 @@ def classifier_of(network: nn.Module, method: str) -> nn.Linear:
 
 
 def tap_features(network: nn.Module, method: str) -> Tap:
-    """Taps the inputs of a linear classifier, (B, D)."""
-    tap = Tap(network)
-    classifier_of(network, method).register_forward_pre_hook(tap.store_input)
+    """Taps the inputs of a linear classifier or of a text head, (B, D)."""
+    tap, classifier = Tap(network), getattr(network, "get_classifier", lambda: None)()
+    if not isinstance(classifier, TextHead):
+        classifier = classifier_of(network, method)
+    classifier.register_forward_pre_hook(tap.store_input)
     return tap

@@ -11,6 +11,7 @@ import timm
 import torch
 
 LOCAL = "local-dir:"  # timm's source of models in a folder
+TEXT = "text:"  # classifiers made of text embeddings
 MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 
@@ -109,6 +110,13 @@ def output_file(text: str) -> Path:
     if not Path(text).parent.is_dir() or Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists; make the folder first")
     return Path(text)
+
+
+def text_file(text: str) -> str:
+    """Reads text:FILE."""
+    if not text.startswith(TEXT) or text == TEXT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form {TEXT}FILE; see examples/text_head.py")
+    return text
 
 
 def folder_name(text: str) -> str:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
+from ..cli.values import TEXT
 from ..data import Domain, Split
 from ..data.band_domains import band_statistics
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..losses import force_tokens
+from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
     Network,
@@ -110,7 +112,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     dropout = plan.hparams.get("resnet_dropout")
     network = build_network(
         options.model,
-        options.num_classes,
+        None if options.head else options.num_classes,
         pretrained=options.pretrained,
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
@@ -122,6 +124,8 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **options.model_kwargs,
         },
     )
+    if options.head:
+        use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)
     # The small images of the built-in data sets are trained from scratch
     if _starts_from_random_weights(options) and plan.benchmark.image_size is None:

@@ -33,7 +33,7 @@ from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
-from ..protocols.run_identity import sha256, stamp, weights_file
+from ..protocols.run_identity import sha256, stamp, weights_files
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
@@ -100,6 +100,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     _check_rate(options, method)
     _check_task_loss(options, method)
     _check_linear_steps(options, method)
+    _check_head(options)
     _check_channels(options)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
@@ -124,8 +125,8 @@ def make_plan(options: RunOptions) -> RunPlan:
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
-    weights = weights_file(vars(filled))
-    args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": weights and sha256(weights)}
+    weights = weights_files(vars(filled))
+    args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
     facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
@@ -301,6 +302,14 @@ def _check_linear_steps(options: RunOptions, method: type[Algorithm]) -> None:
         raise ArgumentError.of("linear_steps", steps, remedy)
     if steps and options.freeze:
         raise ArgumentError.of("linear_steps", steps, f"leave it out, or --freeze {options.freeze}")
+
+
+def _check_head(options: RunOptions) -> None:
+    """Refuses options that a classifier of text embeddings would not follow."""
+    if options.freeze == "backbone" and options.head:
+        raise ArgumentError.of("head", options.head, "--freeze backbone trains a new classifier; leave one out")
+    if options.num_classes is not None and "num_classes" not in options.filled_in and options.head:
+        raise ArgumentError.of("num_classes", options.num_classes, "--head has the classes of the data; leave one out")
 
 
 def _check_channels(options: RunOptions) -> None:

@@ -1,11 +1,12 @@
-"""Mixtures on any timm network that can be upcycled: `create_model("gmoe", backbone=...)` and `"moge"`.
+"""Changed timm networks: `create_model("gmoe", backbone=...)`, `"moge"` and `"text_classifier"`.
 
 timm builds and loads the dense network with that family's filter, position resampling, channels and classifier. Then
-the network is upcycled. Checkpoints of mixtures are loaded in the same two steps: the dense part, then the mixtures.
+the network is upcycled, or gets a text head, or both. Checkpoints of changed networks are loaded in the same two steps:
+the dense part, then the mixtures and the text head.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
+from ..layers.text_head import TextHead
+from .upcycling import record_change
 
 Keywords = dict[str, Any]  # arguments of timm's models, and its pretrained configurations
 
@@ -34,23 +37,29 @@ class Mixture(NamedTuple):
     """A registered model that takes `backbone=`."""
 
     name: str  # registered
-    upcycle: Callable[..., nn.Module]  # changes a built network in place
-    option_classes: tuple[type, ...]  # dataclasses of the options that `upcycle` takes besides `moe_layers`
+    change: Callable[..., nn.Module]  # changes a built network in place
+    option_classes: tuple[type, ...]  # dataclasses of the options that `change` takes besides `moe_layers`
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("moe_layers", *option_names(*self.option_classes))
+        return ("moe_layers", *option_names(*self.option_classes)) if self.option_classes else ()
 
 
 class Source(NamedTuple):
     cfg: Keywords | None  # pretrained configuration of a saved mixture, or None for the backbone's
     overlay: Keywords  # replaces parts of the configuration
     weights: dict[str, Tensor] | None  # given or saved, or None to let timm find the backbone's
+    text_head: Keywords | None = None  # arguments of `TextHead`, if there is one
 
     @property
     def mixtures(self) -> set[str]:
         """Names of the mixture layers in the weights."""
         return {key.partition(".experts.")[0] for key in self.weights or () if ".experts.fc1." in key}
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the weights are those of a changed network."""
+        return bool(self.mixtures or (self.weights and self.text_head))
 
 
 def create_on_backbone(
@@ -62,14 +71,15 @@ def create_on_backbone(
     cache_dir: str | Path | None = None,
     features_only: bool = False,
     feature_cls: str = "getter",
+    text_head: Keywords | None = None,
     **kwargs: Any,
 ) -> nn.Module:
     """Builds a registered model that takes `backbone=`: a timm model with a tag or without, or a source of one.
 
     Sources are `local-dir:` and `hf-hub:`. `pretrained` loads the backbone's weights, or those of a mixture that were
     given or saved. `pretrained_cfg` comes from timm's factory: that of the registered model, or of a saved mixture.
-    `features_only` returns the backbone's feature maps. Further arguments are options of the mixture and of the
-    backbone.
+    `features_only` returns the backbone's feature maps. `text_head` describes the one that `put_text_head` recorded.
+    Further arguments are options of the mixture and of the backbone.
     """
     if feature_cls != "getter":
         raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
@@ -82,7 +92,7 @@ def create_on_backbone(
         remedy = f"name weights by their backbone, as backbone='NAME.{pretrained_cfg}'"
         raise ArgumentError.of("model", f"{kind.name}.{pretrained_cfg}", remedy)
     source = _source(pretrained, pretrained_cfg, pretrained_cfg_overlay or {}, cache_dir)
-    model = _build(kind, backbone, pretrained, source, cache_dir, mixture, kwargs)
+    model = _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
     if not features_only:
         return model
     # By default the feature maps that timm takes from the backbone, in their layout
@@ -137,11 +147,18 @@ def _build(
     mixture: Keywords,
     kwargs: Keywords,
 ) -> nn.Module:
-    """Builds the dense network with its weights, upcycles it, and loads the mixtures' weights."""
+    """Builds the dense network with its weights, changes it, and loads the weights of the changed parts."""
     cfg, overlay = source.cfg, dict(source.overlay)
     if source.weights is not None:
-        dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.mixtures else source.weights
+        dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.is_changed else source.weights
         overlay |= {"state_dict": dense, "source": ""}
+    text_head = source.text_head
+    if text_head:
+        classes = kwargs.get("num_classes", (cfg or text_head)["num_classes"])
+        if classes == text_head["num_classes"]:
+            kwargs = {**kwargs, "num_classes": 0}
+        else:
+            text_head = None  # a new linear classifier, as timm does with other numbers of classes
     architecture = split_model_name_tag(parse_model_name(backbone)[1])[0]
     if cfg is not None:
         cfg, backbone = {**cfg, "architecture": architecture}, architecture
@@ -150,11 +167,23 @@ def _build(
     with warnings.catch_warnings():
         if source.mixtures:  # a mixture's own weights follow, so nothing of the dense network is lost
             warnings.filterwarnings("ignore", message="top_k=")
-        model: Any = kind.upcycle(network, **mixture)
+        model: Any = kind.change(network, **mixture)
     model.pretrained_cfg.pop("state_dict", None)
-    if source.mixtures:
-        _load_mixtures(model, source)
+    if text_head:
+        put_text_head(model, TextHead(**text_head))
+    if source.is_changed:
+        _load_changed(model, source)
     return model
+
+
+def put_text_head(model: Any, head: TextHead) -> None:
+    """Replaces a network's classifier, and records it for timm's `save_for_hf`."""
+    (name,) = _classifiers(model.pretrained_cfg["classifier"])
+    model.set_submodule(name, head)
+    model.num_classes, width = head.weight.shape
+    in_features = head.projection.in_features if isinstance(head.projection, nn.Linear) else None
+    text_head = {"num_classes": model.num_classes, "width": width, "in_features": in_features}
+    record_change(model, None if hasattr(model, "mixture_args") else "text_classifier", {"text_head": text_head})
 
 
 def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
@@ -175,14 +204,14 @@ def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
 
 
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
-    """Makes a mixture's checkpoint loadable into the dense network: zeros for feed-forwards that become mixtures."""
+    """Makes a checkpoint loadable into the dense network: zeros for feed-forwards that change, and no text head."""
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
     plan = _without_storage(kind, structure, kwargs)
     dense = plan.state_dict()
     with torch.device("meta"):
-        mixed = kind.upcycle(plan, **mixture).state_dict()
-    classifier = tuple(f"{name}." for name in _classifiers(structure))
+        mixed = kind.change(plan, **mixture).state_dict()
+    classifier = tuple(f"{name}." for name in _classifiers(plan.pretrained_cfg["classifier"]))
     expected = {key for key in mixed if not key.startswith(classifier)}
     present = {key for key in source.weights if not key.startswith(classifier)}
     problems = {"missing from the checkpoint": expected - present, "not in the model": present - expected}
@@ -191,20 +220,20 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
         remedy = "give the backbone and the moe_layers that it was trained with"
         raise CheckpointError(f"backbone={backbone!r} cannot load this checkpoint: {remedy}. {'. '.join(lists)}")
     outside = {key: value for key, value in source.weights.items() if key in dense or key not in mixed}
+    if source.text_head:
+        outside = {key: value for key, value in outside.items() if not key.startswith(classifier)}
     return outside | {key: torch.zeros_like(dense[key], device="cpu") for key in dense.keys() - mixed.keys()}
 
 
-def _classifiers(name: str) -> tuple[str, ...]:
-    cfg = timm.get_pretrained_cfg(split_model_name_tag(name)[0])
-    classifier = (cfg.classifier if cfg else None) or ()
-    return (classifier,) if isinstance(classifier, str) else tuple(classifier)
+def _classifiers(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def _load_mixtures(model: nn.Module, source: Source) -> None:
-    """Loads the weights of every mixture layer and of the metadata encoder."""
+def _load_changed(model: nn.Module, source: Source) -> None:
+    """Loads the weights of every mixture layer, of the metadata encoder and of a text head."""
     assert source.weights is not None
     for name, layer in model.named_modules():
-        if isinstance(layer, RoutedMlp | MetadataEncoder):
+        if isinstance(layer, RoutedMlp | MetadataEncoder | TextHead):
             names = {key: f"{name}.{key}" for key in layer.state_dict() if f"{name}.{key}" in source.weights}
             try:
                 layer.load_state_dict({key: source.weights[names[key]] for key in names})

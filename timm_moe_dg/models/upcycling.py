@@ -25,6 +25,7 @@ from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, build_options, take_options
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
 from ..layers.own_parameters import undecayed_parameters
+from ..layers.text_head import TextHead
 from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
 from ._metadata import MetadataRoutingOptions
 from ._moe_vit import MoeLayers, resolve_moe_layers
@@ -76,7 +77,7 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
                 block = model.get_submodule(name.rpartition(".")[0])
                 block.register_forward_pre_hook(_mark_padding, with_kwargs=True)
     _warn_if_changed(mixtures[0])
-    record_mixture(model, "gmoe", {"moe_layers": list(layers), **options})
+    record_change(model, "gmoe", {"moe_layers": list(layers), **options})
     return model
 
 
@@ -169,7 +170,7 @@ def upcycle_with_metadata(
     network.__class__ = GeoMoeVisionTransformer
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
     recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
-    record_mixture(network, "moge", {"moe_layers": list(layers), **options, **recorded})
+    record_change(network, "moge", {"moe_layers": list(layers), **options, **recorded})
     return network
 
 
@@ -266,22 +267,27 @@ def _warn_if_changed(mixture: MoeMlp) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def record_mixture(model: Any, name: str, options: dict[str, Any]) -> None:
-    """Gives an upcycled network its `no_weight_decay`, and records what builds it again: a model's name and options."""
+def record_change(model: Any, name: str | None, options: dict[str, Any]) -> None:
+    """Gives a changed network its `no_weight_decay`, and records what builds it again: a model's name and options.
+
+    A network that was changed before keeps its backbone and its earlier options, and without a name also its name.
+    """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
     model.__jit_ignored_attributes__ = ["no_weight_decay"]  # TorchScript passes it on to the scripted model
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
         return
     backbone = ".".join(filter(None, (cfg["architecture"], cfg.get("tag"))))
-    model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": name}
-    model.mixture_args = {"backbone": backbone, **options}
+    model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": name or cfg["architecture"]}
+    model.mixture_args = {"backbone": backbone, **getattr(model, "mixture_args", {}), **options}
     update_model_args(model, **model.mixture_args)
     model.register_state_dict_pre_hook(_record_resolved)
 
 
 def _record_resolved(model: Any, prefix: str, keep_vars: bool) -> None:
     """Records the resolved options again at saving, since `create_model` has overwritten them with its caller's."""
+    if "text_head" in model.mixture_args and not isinstance(model.get_classifier(), TextHead):
+        model.mixture_args["text_head"] = None  # after `reset_classifier`
     update_model_args(model, **model.mixture_args)
 
 

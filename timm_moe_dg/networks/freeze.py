@@ -1,4 +1,4 @@
-"""Freezing of parts of a network: its backbone, its routers, or all but these."""
+"""Freezing of parts of a network: its backbone, its classifier, its routers, or all but these."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import ArgumentError
 from ..layers.router import Router
 from .build import Network
+from .trained import single_classifier
 
 _logger = logging.getLogger(__name__)
 
@@ -62,9 +63,15 @@ def freeze_routers(network: nn.Module) -> None:
         router.requires_grad_(False)
 
 
+def freeze_classifier(network: Network) -> None:
+    """Freezes the classifier and trains everything else."""
+    single_classifier(network).requires_grad_(False)
+
+
 FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {
         "backbone": freeze_backbone,
+        "classifier": freeze_classifier,
         "routers": freeze_routers,
         "all-but-routers": train_routers_only,
         "all-but-gating": train_gating_only,

@@ -30,6 +30,7 @@ from ..cli.values import (
     positive,
     positive_int,
     seed_number,
+    text_file,
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB
@@ -115,6 +116,8 @@ class ModelOptions:
         help="start from the weights in this file; experts become copies of dense layers")
     num_classes: int | None = option(None, role=IDENTITY, type=positive_int,
         help="size of the classifier (default: classes of the data)")
+    head: str | None = option(None, type=text_file, metavar="text:FILE",
+        help="classify by text embeddings from a file, see examples/text_head.py (default: a linear classifier)")
     img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
         help="side of the input image (default: the data set's, else the model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",

@@ -10,6 +10,7 @@ import torch
 
 from .. import __version__
 from ..cli.arguments import read_yaml
+from ..cli.values import LOCAL, TEXT
 from ..data import Benchmark
 from ..data.fingerprint import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, check_regular_file
@@ -167,18 +168,22 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
 
 
-def weights_file(args: Arguments) -> Path | None:
-    """Returns the local file of the weights that a run starts from; None if it starts from no such file."""
-    model = str(args.get("model"))
-    folder = Path(model.removeprefix("local-dir:"))
+def weights_files(args: Arguments) -> list[Path]:
+    """Returns the local files of the weights that a run starts from: of its network and of its text head."""
+    source = str(dict(args.get("model_kwargs") or {}).get("backbone") or args.get("model"))
+    folder = Path(source.removeprefix(LOCAL))
     published = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    saved = published if args.get("pretrained") and model.startswith("local-dir:") else []
+    saved = published if args.get("pretrained") and source.startswith(LOCAL) else []
     files = [Path(args["initial_checkpoint"])] if args.get("initial_checkpoint") else saved
-    return next((file for file in files if file.is_file()), None)
+    texts = [Path(args["head"].removeprefix(TEXT))] if args.get("head") else []
+    return [file for file in files if file.is_file()][:1] + [file for file in texts if file.is_file()]
 
 
-def sha256(file: Path) -> str:
-    """Returns the SHA-256 of a file, hexadecimal."""
-    check_regular_file(file)
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def sha256(*files: Path) -> str:
+    """Returns the SHA-256 of the contents of files, one after the other, hexadecimal."""
+    digest = hashlib.sha256()
+    for file in files:
+        check_regular_file(file)
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""Networks whose classifier is made of text embeddings, such as CLIP's."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, check_regular_file
+from ..layers.text_head import TextHead
+from ._backbone import Mixture, create_on_backbone, put_text_head
+from ._build import deit_cfg
+from .upcycling import name_of
+
+default_cfgs = generate_default_cfgs({"text_classifier.deit_in1k": deit_cfg("small")})  # of the default backbone
+
+
+@register_model
+def text_classifier(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A dense timm network with a text head. Saved configurations name it; `use_text_head` makes one.
+
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, `text_head`, the arguments of `TextHead`, and the
+    backbone's own.
+    """
+    return create_on_backbone(Mixture("text_classifier", lambda network: network, ()), pretrained, **kwargs)
+
+
+def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> None:
+    """Replaces the classifier of a timm network by text embeddings from a file, in place.
+
+    The published classifier of CLIP's image towers is the projection to the texts' space, and becomes a part of the
+    head. SigLIP's towers need no projection. Saved by timm, the network is loaded again as model 'text_classifier', or
+    as the mixture that it is.
+
+    Args:
+        network: With its published classifier, or without one.
+        path: A safetensors file with `weight` (C, E), optionally `logit_scale`, and metadata `classes`: a JSON list.
+        classes: The data's classes (C), which the file must have in the same order.
+
+    Raises:
+        ArgumentError: The file cannot be read, its classes or its E are others, or the network has several classifiers.
+    """
+    weight, scale = _read(path, classes)
+    width, classifier = weight.shape[1], network.get_classifier()
+    projection = classifier.projection if isinstance(classifier, TextHead) else classifier
+    if not isinstance(projection, nn.Linear | nn.Identity):
+        raise ArgumentError.of(
+            "head", f"text:{path}", f"{name_of(network)} has no single classifier; take another model"
+        )
+    published = projection.out_features if isinstance(projection, nn.Linear) else network.num_features
+    if published != width:
+        remedy = f"its embeddings have length {width}, and the network's {published}; take both towers of one model"
+        raise ArgumentError.of("head", f"text:{path}", remedy)
+    head = TextHead(len(classes), width)
+    head.projection = projection
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        if scale is not None:
+            head.logit_scale.copy_(scale)
+    put_text_head(network, head.to(next(network.parameters())))
+
+
+def _read(path: str | Path, classes: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+    """Reads the class weights (C, E) of a file, and the logarithm of its scale if it has one."""
+    try:
+        check_regular_file(path)
+        with safe_open(path, "pt") as file:
+            names = json.loads((file.metadata() or {}).get("classes", "null"))
+            weight = file.get_tensor("weight").float()
+            scale = file.get_tensor("logit_scale") if "logit_scale" in file.keys() else None  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        remedy = f"cannot be read as text embeddings ({error}); make the file with examples/text_head.py"
+        raise ArgumentError.of("head", f"text:{path}", remedy) from error
+    if names != list(classes) or weight.ndim != 2 or len(weight) != len(classes):
+        remedy = f"its classes are {names!r:.80}, and the data's are {list(classes)!r:.80}; give these, in this order"
+        raise ArgumentError.of("head", f"text:{path}", remedy)
+    return weight, scale
