@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.planner import leave_one_or_two_domains_out
+from timm_moe_dg.protocols.records import Record
 
 FIVE = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")  # whose average the papers compare
 ARGS = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [1], "trial_seed": 2, "hparams_seed": 0, "steps": 5001}

@@ -54,7 +54,7 @@ def test_a_sweep_of_a_recipe_runs_the_packaged_finetune(run):
 
 
 def test_a_card_is_written_from_the_packaged_templates(run, tmp_path):
-    make = "import timm, timm_moe_dg; from timm_moe_dg.hub import fill_from_network; from pathlib import Path\n"
+    make = "import timm, timm_moe_dg; from timm_moe_dg.hub.folder import fill_from_network; from pathlib import Path\n"
     make += (
         f"fill_from_network(Path({str(tmp_path / 'saved')!r}), timm.create_model('gmoe_tiny_patch16', num_classes=2))"
     )

@@ -36,9 +36,9 @@ from timm_moe_dg.finetuning.run import score
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.soups import Ensemble, match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import load_trained, takes_metadata
-from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.headline import summary
 from timm_moe_dg.protocols.options import ONCE, RunOptions, options_with
+from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import with_defaults
 from timm_moe_dg.protocols.selection import validation_accuracy
 from timm_moe_dg.results.runs import FinishedRun, find_runs

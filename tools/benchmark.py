@@ -48,7 +48,6 @@ from timm_moe_dg.measure.cost import (
     ratios,
     seconds_of,
 )
-from timm_moe_dg.measure.cost_plots import plot_cost
 from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
 from timm_moe_dg.networks.build import check_name
 from timm_moe_dg.results.paper_costs import IMAGES, PIXELS, stated_costs
@@ -105,7 +104,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--dispatch", nargs="+", choices=DISPATCHES, default=["auto"], help=how)
     add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
     add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")
-    add("--plot", type=output_file, metavar="PNG", help="picture of the ratios against the size that was varied")
 
 
 def add_method_options(parser: argparse.ArgumentParser) -> None:
@@ -293,8 +291,6 @@ def report_models(args: argparse.Namespace) -> None:
     save(args, rows, name=device_name(args.device))
     if args.table:
         args.table.write_text(f"{where}\n\n{markdown(lines)}")
-    if args.plot:
-        plot_cost(rows, args.plot)
 
 
 class Entry(NamedTuple):

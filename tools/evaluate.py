@@ -22,7 +22,7 @@ from accelerate import Accelerator
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.analysis.evaluation_files import FILES, save_features, score_table, write_files
-from timm_moe_dg.analysis.evaluation_projection import METHODS, check_projection
+from timm_moe_dg.analysis.evaluation_projection import METHODS
 from timm_moe_dg.cli.arguments import (
     add_loader_options,
     add_model_options,
@@ -96,8 +96,7 @@ def build_parser() -> ToolParser:
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="DIR", help="folder for tables and pictures (default: print the table only)")
     add("--save-features", type=Path, metavar="FILE", help="NPZ file for the classifier's inputs")
-    how = "method of projection.png; umap needs umap-learn (default: %(default)s)"
-    add("--projection", choices=METHODS, default="pca", help=how)
+    add("--projection", choices=METHODS, default="pca", help="method of projection.png (default: %(default)s)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")
     return parser
 
@@ -228,8 +227,6 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("timm_moe_dg").setLevel(logging.INFO if accelerator.is_main_process else logging.WARNING)
     fill_in(args)
-    if args.output:
-        check_projection(args.projection)
     if args.save_features and args.save_features.suffix != ".npz":
         raise ArgumentError.of("save_features", str(args.save_features), "give a file that ends in .npz")
     with outputs(args) if accelerator.is_main_process else nullcontext((None, None)) as places:

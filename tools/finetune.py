@@ -22,30 +22,16 @@ from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser
 from timm_moe_dg.data import check_readable, seed_hash
-from timm_moe_dg.finetuning import (
-    DivergenceCheck,
-    FineTuning,
-    Interrupted,
-    Interruption,
-    RunLog,
-    RunPlan,
-    StepBar,
-    build_model,
-    describe,
-    find_resume_point,
-    join_processes,
-    lost_process_explained,
-    make_plan,
-    nan_if_not_finite,
-    nothing_to_do,
-    owning,
-    parse_resumable,
-    rehearse,
-    run_parser,
-    start,
-    tracker_errors_logged,
-)
-from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.finetuning.assembly import build_model
+from timm_moe_dg.finetuning.launch import join_processes, lost_process_explained
+from timm_moe_dg.finetuning.loaders import rehearse
+from timm_moe_dg.finetuning.log import RunLog
+from timm_moe_dg.finetuning.plan import RunPlan, describe, make_plan
+from timm_moe_dg.finetuning.progress import StepBar, tracker_errors_logged
+from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable
+from timm_moe_dg.finetuning.run import FineTuning, find_resume_point, owning, start
+from timm_moe_dg.finetuning.stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from timm_moe_dg.protocols.options import RunOptions, run_parser
 
 LOSS_FREQ = 10  # steps between losses in the progress bar; reading one waits for the device
 logger = logging.getLogger("timm_moe_dg.finetune")

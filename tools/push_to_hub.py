@@ -24,16 +24,10 @@ from timm_moe_dg.cli.escape import code, one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.hub import (
-    Origin,
-    fill_from_network,
-    fill_from_run,
-    hub_link,
-    load_folder,
-    published_source,
-    push_folder,
-    write_card,
-)
+from timm_moe_dg.hub.card import write_card
+from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
+from timm_moe_dg.hub.origin import Origin, hub_link, published_source
+from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced
 

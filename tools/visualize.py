@@ -31,7 +31,7 @@ from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import domain_names
 
 CURVES, CURVES_OF_RUNS = "curves.png", "curves_of_runs.png"

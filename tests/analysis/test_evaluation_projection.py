@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from timm_moe_dg.analysis import evaluation_projection
-from timm_moe_dg.analysis.evaluation_projection import METHODS, check_projection, pca, tsne
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.analysis.evaluation_projection import METHODS, pca, tsne
 
 
 def test_principal_components_are_the_leading_eigenvectors_of_the_covariance_with_a_fixed_sign():
@@ -28,12 +26,3 @@ def test_tsne_keeps_what_is_far_apart_apart():
     points = tsne(features.astype(np.float32))
     inner = np.linalg.norm(points[:20] - points[:20].mean(0), axis=1).max()
     assert np.linalg.norm(points[:20].mean(0) - points[20:].mean(0)) > inner
-
-
-def test_a_projection_that_cannot_be_computed_is_refused_at_once(monkeypatch):
-    with pytest.raises(ArgumentError, match="projection='mds': choose from pca, tsne, umap"):
-        check_projection("mds")
-    monkeypatch.setattr(evaluation_projection, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="needs umap-learn, which is not installed: pip install"):
-        check_projection("umap")
-    check_projection("tsne")

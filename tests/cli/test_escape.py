@@ -11,7 +11,8 @@ from tests.hub.published import CARDS, fine_tuned, write_run
 from tests.hub.test_card import card_of_run
 from tests.hub_repository import card_mistakes
 from timm_moe_dg.cli.escape import code, csv_cell, csv_path, markdown, one_line
-from timm_moe_dg.hub import fill_from_run, load_folder, write_card
+from timm_moe_dg.hub.card import write_card
+from timm_moe_dg.hub.folder import fill_from_run, load_folder
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",

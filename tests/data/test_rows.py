@@ -9,7 +9,7 @@ from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, get_benchmark
 from timm_moe_dg.data.benchmarks import table
 from timm_moe_dg.data.benchmarks.place_rows import PLACE_ROWS
 from timm_moe_dg.errors import ArgumentError, DataError
-from timm_moe_dg.protocols import SEARCH_SPACES
+from timm_moe_dg.protocols.search_space import SEARCH_SPACES
 from timm_moe_dg.results.paper_figures import FIGURES
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning import describe, make_plan, parse_resumable, run_parser
 from timm_moe_dg.finetuning.assembly import build_task_loss, class_weights, prepare_network, set_expert_mode
+from timm_moe_dg.finetuning.plan import describe, make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.networks.build import build_network, data_config
-from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.protocols.options import RunOptions, run_parser
 
 SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 

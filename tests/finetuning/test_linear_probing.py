@@ -16,8 +16,8 @@ from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.linear_probing import LinearProbing
 from timm_moe_dg.finetuning.optimization import build_optimizer
-from timm_moe_dg.protocols import read_records
 from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.protocols.records import read_records
 
 METHODS = [name for name, method in ALGORITHMS.items() if method.TAKES_LINEAR_STEPS]
 HPARAMS = {"mlp_width": 8, "irm_penalty_anneal_iters": 1, "vrex_penalty_anneal_iters": 1}

@@ -5,9 +5,12 @@ import math
 import pytest
 
 from tests.load_tool import load_tool
-from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
 from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
-from timm_moe_dg.protocols import SELECTION_RULES, read_records
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.protocols.options import run_parser
+from timm_moe_dg.protocols.records import read_records
+from timm_moe_dg.protocols.selection import SELECTION_RULES
 
 CONFIG = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from timm_moe_dg.errors import ArgumentError, FolderInUseError
-from timm_moe_dg.finetuning import RunPlan, make_plan, owning, plan, run
+from timm_moe_dg.finetuning import plan, run
+from timm_moe_dg.finetuning.plan import RunPlan, make_plan
+from timm_moe_dg.finetuning.run import owning
 from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.storage.ownership import is_owned, owned
 

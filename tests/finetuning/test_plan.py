@@ -11,10 +11,10 @@ from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, ProtocolError
-from timm_moe_dg.finetuning import describe, make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.plan import config_hparams, fill_in
+from timm_moe_dg.finetuning.plan import config_hparams, describe, fill_in, make_plan
 from timm_moe_dg.finetuning.progress import wanted_trackers
-from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import settings
 from timm_moe_dg.protocols.search_space import loss_coefficients
 

@@ -13,8 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.finetuning import FineTuning, Model, progress
+from timm_moe_dg.finetuning import progress
+from timm_moe_dg.finetuning.assembly import Model
 from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers
+from timm_moe_dg.finetuning.run import FineTuning
 
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
 

@@ -13,8 +13,10 @@ from torch import ones
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning import FineTuning, make_plan, parse_resumable, run_parser
-from timm_moe_dg.finetuning.resume import nothing_to_do, run_to_resume
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable, run_to_resume
+from timm_moe_dg.finetuning.run import FineTuning
+from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.storage.ownership import owned
 
 

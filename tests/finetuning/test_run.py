@@ -15,10 +15,12 @@ from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import ERM, Averaging, StepContext
 from timm_moe_dg.algorithms.averaging import frozen_copy
 from timm_moe_dg.data import EvaluationImages, StepSampler, evaluation_loader, evaluation_transform, seed_hash
-from timm_moe_dg.finetuning import FineTuning, describe
+from timm_moe_dg.finetuning.plan import describe
+from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
-from timm_moe_dg.protocols import domain_accuracies, predict, read_records
+from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
+from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.checkpoint import Checkpoints
 

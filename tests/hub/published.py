@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.models.cases import BY_NAME, SMALL, Case, randomize
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.protocols import Record
+from timm_moe_dg.protocols.records import Record
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "hub_cards"

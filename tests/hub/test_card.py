@@ -28,9 +28,10 @@ from tests.hub.published import (
 from tests.hub_repository import card_mistakes
 from timm_moe_dg.data.readers import read_image
 from timm_moe_dg.errors import CheckpointError
-from timm_moe_dg.hub import Origin, fill_from_network, fill_from_run, load_folder, push_folder, write_card
-from timm_moe_dg.hub.card import card_data
-from timm_moe_dg.hub.origin import origin_of_run
+from timm_moe_dg.hub.card import card_data, write_card
+from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
+from timm_moe_dg.hub.origin import Origin, origin_of_run
+from timm_moe_dg.hub.push import push_folder
 
 REPOSITORY = "someone/network"
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())

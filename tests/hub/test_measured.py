@@ -13,12 +13,14 @@ from PIL import Image
 
 from tests.hub.published import CARDS, config_of, fine_tuned, write_run
 from tests.invented import ARGS, make_record
-from timm_moe_dg.finetuning import make_plan, parse_resumable, run_parser
-from timm_moe_dg.hub import fill_from_run, load_folder, write_card
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.hub.card import write_card
+from timm_moe_dg.hub.folder import fill_from_run, load_folder
 from timm_moe_dg.hub.measured import losses_in_effect
 from timm_moe_dg.networks.build import build_network, data_config, save_network
-from timm_moe_dg.protocols import Record
-from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS, run_parser
+from timm_moe_dg.protocols.records import Record
 
 MODEL = ["--model", "gmoe_tiny_patch16", "--steps", "7", "--aux-coef", "0.02"]
 PLACES = [

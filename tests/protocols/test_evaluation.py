@@ -9,9 +9,15 @@ from torch import nn
 
 from timm_moe_dg.data import Split
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols import Predictions, domain_accuracies, out_losses, predict
 from timm_moe_dg.protocols.assessment import assess, restrict
-from timm_moe_dg.protocols.evaluation import Outputs, collect_outputs
+from timm_moe_dg.protocols.evaluation import (
+    Outputs,
+    Predictions,
+    collect_outputs,
+    domain_accuracies,
+    out_losses,
+    predict,
+)
 
 
 class FirstPixel(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.invented import ARGS, make_record
 from timm_moe_dg.errors import RecordError
-from timm_moe_dg.protocols import Record, read_records
+from timm_moe_dg.protocols.records import Record, read_records
 
 # As DomainBed's train.py writes it: no task_loss, other arguments, keys sorted
 DOMAINBED_ROW = json.dumps(

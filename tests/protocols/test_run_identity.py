@@ -8,8 +8,8 @@ import yaml
 import timm_moe_dg
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, FormatError
-from timm_moe_dg.protocols import Record
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import (
     FORMAT,
     canonical_json,

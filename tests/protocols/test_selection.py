@@ -9,19 +9,20 @@ import pytest
 from tests.invented import invented_records
 from timm_moe_dg.data import seed_hash
 from timm_moe_dg.errors import RecordError
-from timm_moe_dg.protocols import (
+from timm_moe_dg.protocols.records import Record
+from timm_moe_dg.protocols.selection import (
     SELECTION_RULES,
-    Record,
     leave_one_domain_out_cv,
     ood_f1_macro,
     ood_worst_group,
     oracle,
     reported_accuracy,
     training_domain_validation,
+    transfer_accuracy,
+    validates_on_test_groups,
     validation_accuracy,
     whole_accuracy,
 )
-from timm_moe_dg.protocols.selection import transfer_accuracy, validates_on_test_groups
 
 
 def invented(step, out_acc, in_acc=(0.0, 0.0, 0.0), test=(0,), hparams_seed=0):

@@ -9,8 +9,8 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from timm_moe_dg.errors import ArgumentError, RecordError
-from timm_moe_dg.protocols import training_domain_validation, whole_accuracy
 from timm_moe_dg.protocols.planner import single_source
+from timm_moe_dg.protocols.selection import training_domain_validation, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
 from timm_moe_dg.results.paired import paired_tests
 from timm_moe_dg.results.rendering import cell_text, render

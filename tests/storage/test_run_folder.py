@@ -11,7 +11,7 @@ import yaml
 from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
 from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
-from timm_moe_dg.protocols import Record, read_records
+from timm_moe_dg.protocols.records import Record, read_records
 from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.atomic import replaced
 from timm_moe_dg.storage.run_folder import summary_row, summary_table

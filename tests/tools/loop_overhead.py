@@ -21,15 +21,12 @@ from typing import Any
 import torch.nn.functional as F
 
 from tests.load_tool import load_tool
-from timm_moe_dg.finetuning import (
-    Interruption,
-    build_model,
-    find_resume_point,
-    join_processes,
-    make_plan,
-    parse_resumable,
-    start,
-)
+from timm_moe_dg.finetuning.assembly import build_model
+from timm_moe_dg.finetuning.launch import join_processes
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.finetuning.run import find_resume_point, start
+from timm_moe_dg.finetuning.stopping import Interruption
 from timm_moe_dg.losses import auxiliary_loss
 
 RUN = ("--dataset", "rotated_digits", "--test-domains", *"12345", "--checkpoint-freq", "1000000", "--steps", "1000000")

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import load_tool
-from timm_moe_dg.protocols import read_records, validation_accuracy
+from timm_moe_dg.protocols.records import read_records
+from timm_moe_dg.protocols.selection import validation_accuracy
 
 pytestmark = pytest.mark.slow  # whole runs
 

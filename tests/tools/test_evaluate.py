@@ -29,7 +29,7 @@ from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
-from timm_moe_dg.protocols import domain_accuracies, predict
+from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
 
 QUICK = ["--workers", "0", "--batch-size", "500"]
 GMOE = "gmoe_tiny_patch16"
@@ -296,10 +296,6 @@ def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_
         (["--test-domains", "sketch"], r"test_domains=\['sketch'\]: no domain is called sketch; choose from: 0 rot_0"),
         (["--domains", "sketch", "rot_0"], r"domains=\['sketch'\]: no domain is called sketch; choose from"),
         (["--save-features", "seen.csv"], r"save_features='seen.csv': give a file that ends in .npz"),
-        (
-            ["--output", "x", "--projection", "umap"],
-            r"projection='umap': needs umap-learn, which is not",
-        ),
         (["--dataset", "nothing"], "dataset='nothing': choose from"),
         (["--dataset", "folder"], "data_dir=None: give --data-dir"),
         (["--expert-mode", "shared"], "expert_mode='shared': .* no metadata-routed experts"),

@@ -20,8 +20,9 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.finetuning.plan import config_hparams, fill_in
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.protocols import Record, read_records, training_domain_validation
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.records import Record, read_records
+from timm_moe_dg.protocols.selection import training_domain_validation
 
 SCRIPT = TOOLS / "finetune.py"
 SIZE = ["embed_dim=48", "depth=3", "num_heads=3"]

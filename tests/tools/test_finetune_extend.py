@@ -16,7 +16,7 @@ from PIL import Image
 from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.data.splits import split_domain
-from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 

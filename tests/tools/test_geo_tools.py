@@ -14,7 +14,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.data.readers.digits import geo_digits
-from timm_moe_dg.protocols import read_records
+from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # every test has a run
 

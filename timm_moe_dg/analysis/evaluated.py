@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..data import Domain, EvaluationImages
 from ..metrics import confusion_matrix
-from ..protocols import domain_accuracies, role_scores
 from ..protocols.assessment import Assessment, assess
-from ..protocols.domain_roles import describe_role, unseen_domains
-from ..protocols.evaluation import Outputs
+from ..protocols.domain_roles import describe_role, role_scores, unseen_domains
+from ..protocols.evaluation import Outputs, domain_accuracies
 from ..protocols.records import RoleScores
 
 

@@ -1,14 +1,12 @@
-"""Features in two dimensions by PCA, t-SNE or UMAP, drawn by class and by domain."""
+"""Features in two dimensions by PCA or t-SNE, drawn by class and by domain."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ArgumentError, MissingDependencyError
 from .evaluated import Evaluated
 from .style import CATEGORIES, category_color, fitted, legend_below, picture, swatch
 
@@ -40,26 +38,8 @@ def tsne(features: np.ndarray) -> np.ndarray:
     return TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
 
 
-def umap(features: np.ndarray) -> np.ndarray:
-    """Embeds by UMAP with 15 neighbors, the default: (N, D) -> (N, 2)."""
-    from umap import UMAP
-
-    if len(features) < 5:  # too few for UMAP's spectral initialization
-        return pca(features)
-    return UMAP(n_neighbors=min(15, len(features) - 1), random_state=0).fit_transform(features)
-
-
-METHODS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType({"pca": pca, "tsne": tsne, "umap": umap})
-TITLES = MappingProxyType({"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"})
-
-
-def check_projection(method: str) -> None:
-    """Checks that a projection can be computed, before the evaluation starts."""
-    if method not in METHODS:
-        raise ArgumentError.of("projection", method, f"choose from {', '.join(METHODS)}")
-    if method == "umap" and find_spec("umap") is None:
-        remedy = "needs umap-learn, which is not installed: pip install umap-learn; or give pca"
-        raise MissingDependencyError(f"projection={method!r}: {remedy}")
+METHODS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType({"pca": pca, "tsne": tsne})
+TITLES = MappingProxyType({"pca": "PCA", "tsne": "t-SNE"})
 
 
 def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:

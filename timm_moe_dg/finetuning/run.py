@@ -21,12 +21,13 @@ from ..algorithms import Minibatches, StepContext
 from ..cli.program import command
 from ..data import Domain, StepSampler
 from ..errors import ArgumentError
-from ..protocols import Record, domain_accuracies, out_losses, predict, role_scores, validation_accuracy
-from ..protocols.evaluation import Batches, Gather
+from ..protocols.domain_roles import role_scores
+from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
 from ..protocols.headline import summary
 from ..protocols.options import Arguments
-from ..protocols.records import RoleScores
+from ..protocols.records import Record, RoleScores
 from ..protocols.run_identity import check_unchanged
+from ..protocols.selection import validation_accuracy
 from ..storage.checkpoint import RunState, TrainingState
 from ..storage.ownership import owned
 from ..storage.run_folder import summary_row

@@ -17,8 +17,8 @@ from ..data import BENCHMARKS
 from ..errors import CheckpointError
 from ..networks.build import Config, in_chans_of, without_origin
 from ..networks.trained import label_names
-from ..protocols import Record
 from ..protocols.headline import counted, headlines, images, worst_groups
+from ..protocols.records import Record
 from .folder import CONFIG, read_config, write_config
 from .measured import RANDOM, domain_facts, domain_results, losses_in_effect, splits_in_words
 from .origin import Origin, training_command

@@ -16,7 +16,7 @@ from ..errors import ArgumentError, CheckpointError
 from ..networks import build
 from ..networks.build import CONFIG, Config, DataConfig, save_network
 from ..networks.trained import label_names, load_trained
-from ..protocols import read_records
+from ..protocols.records import read_records
 from .origin import Origin, origin_of_run, without_local_paths
 
 WEIGHTS = "model.safetensors"

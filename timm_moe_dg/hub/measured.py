@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ..data.readers.places import POOLED
 from ..errors import RecordError
-from ..protocols import Record
+from ..protocols.records import Record
 from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 

@@ -12,9 +12,10 @@ from timm.models import parse_model_name
 
 from ..cli.arguments import option_words
 from ..cli.escape import code, markdown, one_line
-from ..protocols import Record, training_domain_validation
 from ..protocols.options import Arguments
+from ..protocols.records import Record
 from ..protocols.run_identity import changed_options
+from ..protocols.selection import training_domain_validation
 
 
 @dataclass(frozen=True)
