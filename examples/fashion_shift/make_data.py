@@ -19,7 +19,7 @@ from torchvision.transforms.functional import rotate
 from timm_moe_dg.data.readers.mnist import FASHION_MNIST, read_images_and_labels
 
 TRAINING_IMAGES = 60_000
-NOISE = 0.3  # standard deviation, where white is 1
+NOISE = 0.15  # standard deviation, where white is 1
 
 
 def turned(degrees: int, image: np.ndarray) -> Image.Image:
@@ -34,8 +34,8 @@ def noisy(image: np.ndarray, generator: np.random.Generator) -> Image.Image:
 
 
 def colored(image: np.ndarray, generator: np.random.Generator) -> Image.Image:
-    """Returns the image between two random colors, one for black and one for white."""
-    black, white = generator.uniform(0, 255, (2, 3))
+    """Returns the image between two random colors, a dark one for black and a bright one for white."""
+    black, white = generator.uniform(0, 100, 3), generator.uniform(100, 255, 3)
     share = image[..., None] / 255
     return Image.fromarray(((1 - share) * black + share * white).astype(np.uint8))
 

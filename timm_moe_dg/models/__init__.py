@@ -9,7 +9,7 @@ from .gmoe import gmoe_base_patch16, gmoe_small_patch16, gmoe_tiny_patch16
 from .hybrid_sfmoe import hybrid_sfmoe_r26_s16
 from .moge import moge_small_patch32_384, moge_tiny
 from .sfmoe import sfmoe_small
-from .text_head import text_classifier
+from .text_head import use_text_head
 from .upcycling import upcycle, upcycle_with_metadata
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "moge_small_patch32_384",
     "moge_tiny",
     "sfmoe_small",
-    "text_classifier",
     "upcycle",
     "upcycle_with_metadata",
+    "use_text_head",
 ]
