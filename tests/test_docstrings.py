@@ -59,7 +59,8 @@ def registries(monkeypatch):
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_examples_of_a_module_run(name, registries):
+def test_the_examples_of_a_module_run(name, registries, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the files that they write
     assert failures(importlib.import_module(name)) == []
 
 

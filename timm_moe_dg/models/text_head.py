@@ -43,6 +43,13 @@ def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> Non
 
     Raises:
         ArgumentError: The file cannot be read, its classes or its E are others, or the network has several classifiers.
+
+    >>> from safetensors.torch import save_file
+    >>> save_file({"weight": torch.randn(2, 192)}, "texts.safetensors", {"classes": '["cat", "dog"]'})
+    >>> network = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    >>> timm_moe_dg.models.use_text_head(network, "texts.safetensors", ["cat", "dog"])
+    >>> network(torch.randn(1, 3, 224, 224)).shape
+    torch.Size([1, 2])
     """
     weight, scale = _read(path, classes)
     width, classifier = weight.shape[1], network.get_classifier()
