@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
-from .base import SHARE, Algorithm, Setup
+from .base import SHARE, Setup
+from .risks import Counting
 from .step import ForwardPass, Minibatches, StepContext
 from .taps import classifier_of, tap_features
 
 
-class Adversarial(Algorithm):
+class Adversarial(Counting):
     """Network: min CE - lambda * L. Discriminator: min L, its loss of classifying domains by features (B, D).
 
     With d = d_steps_per_g_step, step n = 1, 2, ... updates the network alone if n mod (1 + d) = d. All other steps
@@ -61,13 +62,11 @@ class Adversarial(Algorithm):
         }
     )
     SEARCH_ALIASES = MappingProxyType({"lr": "lr_g", "weight_decay": "weight_decay_g"})
-    step: Tensor
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._features = tap_features(setup.network, type(self).__name__)
         width = classifier_of(setup.network, type(self).__name__).in_features
-        self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.discriminator = discriminator(
             width,
             setup.num_domains,
@@ -104,9 +103,9 @@ class Adversarial(Algorithm):
         for group in context.optimizer.param_groups:
             if "betas" in group:
                 group["betas"] = (self.hparams["beta1"], 0.9)
-        self.step += 1
+        self.count_step()
         turns = int(self.hparams["d_steps_per_g_step"])
-        if int(self.step) % (1 + turns) >= turns:
+        if self.count % (1 + turns) >= turns:
             self._optimizer.zero_grad()
             losses = super().update(context, minibatches)
             self._optimizer.zero_grad()  # the network's backward pass leaves gradients in the discriminator
@@ -125,8 +124,9 @@ class Adversarial(Algorithm):
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
     def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
-        sizes = torch.tensor(out.sizes, device=features.device)
-        domains = torch.tensor(self.present(context), device=features.device).repeat_interleave(sizes)
+        # Filled on the device: sizes that are sent there make the host wait
+        positions = zip(out.sizes, self.present(context), strict=True)
+        domains = torch.cat([torch.full((size,), position, device=features.device) for size, position in positions])
         inputs = self.discriminator_input(features, out.targets)
         if self.hparams["grad_penalty"] and not inputs.requires_grad:
             inputs.requires_grad_()  # features of a pass without gradients

@@ -143,6 +143,10 @@ class Algorithm(Tunable, ABC):
         """Returns the positions, among all training domains, of the domains in this step."""
         return list(range(self.num_domains) if context.domains is None else context.domains)
 
+    def present_rows(self, context: StepContext) -> list[int] | slice:
+        """Returns an index of the rows that belong to the domains in this step. A slice is not sent to the device."""
+        return slice(None) if context.domains is None else list(context.domains)
+
     def share_gradients(self, context: StepContext) -> None:
         """Averages the gradients of the method's parameters over processes; the launcher wraps only the network."""
         for parameter in self.parameters():

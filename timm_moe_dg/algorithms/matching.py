@@ -109,7 +109,7 @@ class Fishr(Annealed):
         domains = zip(*(out.by_domain(column) for column in columns), strict=True)
         new = torch.stack([classifier_gradient_variance(z, p, y, bias=self._bias) for z, p, y in domains])
         ema = self.hparams["ema"]
-        present = self.present(context)
+        present = self.present_rows(context)
         smooth = ema * self.variances[present] + (1 - ema) * context.mean_keeping_gradient(new)
         self.variances[present] = smooth.detach().to(self.variances.dtype)
         task_loss, penalty = F.cross_entropy(out.logits, out.targets), fishr_penalty(smooth / (1 - ema))

@@ -38,28 +38,44 @@ class GroupDRO(Algorithm):
         """Moves the weights and returns "loss" and its parts "task_loss", "worst_risk" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         risks = context.mean_keeping_gradient(out.risks())
-        present = self.present(context)
+        present = self.present_rows(context)
         all_risks = torch.zeros_like(self.weights, dtype=risks.dtype)
         all_risks[present] = risks.detach()
         self.weights.copy_(group_weights(self.weights, all_risks, self.hparams["groupdro_eta"]))
-        objective = (self.weights[present] * risks).sum() * (self.num_domains / len(present))
+        objective = (self.weights[present] * risks).sum() * (self.num_domains / len(risks))
         return out.scalars(objective, task_loss=objective, worst_risk=risks.max())
 
 
-class Annealed(Algorithm):
-    """Base of methods whose penalty has its full weight only after some steps. The optimizer is reset at that step."""
+class Counting(Algorithm):
+    """Base of methods that count their steps: in `step`, which is saved, and in `count`, which no device holds."""
 
-    ANNEAL: ClassVar[str]  # name of the hyper-parameter that holds the number of steps before the full penalty
     step: Tensor
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.count = 0
+        self.register_load_state_dict_post_hook(_read_count)
+
+    def count_step(self) -> None:
+        """Counts one step."""
+        self.step += 1
+        self.count += 1
+
+
+def _read_count(method: Counting, *_: object) -> None:
+    method.count = int(method.step)
+
+
+class Annealed(Counting):
+    """Base of methods whose penalty has its full weight only after some steps. The optimizer is reset at that step."""
+
+    ANNEAL: ClassVar[str]  # name of the hyper-parameter that holds the number of steps before the full penalty
 
     @property
     def annealed(self) -> bool:
         """Whether the penalty has its full weight."""
-        return bool(self.step >= self.hparams[self.ANNEAL])
+        return self.count >= self.hparams[self.ANNEAL]
 
     def restart(self, context: StepContext) -> None:
         """Resets the optimizer's moments, which belong to gradients of another magnitude."""
@@ -67,10 +83,10 @@ class Annealed(Algorithm):
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step, after a reset of the optimizer if this is the first step with the full penalty."""
-        if self.step == self.hparams[self.ANNEAL]:
+        if self.count == self.hparams[self.ANNEAL]:
             self.restart(context)
         losses = super().update(context, minibatches)
-        self.step += 1
+        self.count_step()
         return losses
 
 

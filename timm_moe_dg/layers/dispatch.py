@@ -17,6 +17,14 @@ class SortedAssignments(NamedTuple):
     items: Tensor  # (A,) item of each assignment
     counts: list[int]  # E numbers of assignments, with sum A
     ranks: Tensor  # (T, K) rank of each assignment in that order, or A for an assignment that goes nowhere
+    order: Tensor  # (T * K,) the positions, then those of assignments that go nowhere
+
+    @classmethod
+    def of(cls, order: Tensor, counts: list[int], ranks: Tensor) -> "SortedAssignments":
+        """Completes an order, without waiting for a device."""
+        positions = order[: sum(counts)]
+        items = torch.div(positions, max(ranks.shape[1], 1), rounding_mode="floor")
+        return cls(positions, items, counts, ranks, order)
 
 
 class GroupedAssignments(NamedTuple):
@@ -48,10 +56,8 @@ def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignme
     """Orders a (T, K) int64 routing table by expert, without assignments that go nowhere. On CUDA this waits once."""
     order, experts = _by_expert(expert_indices)
     counts = _counts(_ends(experts, num_experts))
-    positions = order[: sum(counts)]
-    items = torch.div(positions, max(expert_indices.shape[1], 1), rounding_mode="floor")
-    ranks = _inverse(positions, torch.full_like(order, len(positions)))
-    return SortedAssignments(positions, items, counts, ranks.view_as(expert_indices))
+    ranks = _inverse(order[: sum(counts)], torch.full_like(order, sum(counts)))
+    return SortedAssignments.of(order, counts, ranks.view_as(expert_indices))
 
 
 def _by_expert(expert_indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -228,7 +228,8 @@ def sorted_experts(
     and batched gradients. On CUDA it waits for the device once.
     """
     seed = draw_seed() if drop > 0 else None
-    constants, inputs = _prepare(inputs, expert_indices, seed, drop, activation)
+    assignments = sort_assignments(expert_indices, len(inputs.weight1))
+    constants, inputs = _prepare(inputs, assignments, seed, drop, activation)
     if gradients_needed(inputs):
         sums: Tensor = _SortedExperts.apply(constants, *inputs)
     else:
@@ -242,9 +243,12 @@ def gradients_needed(inputs: ExpertInputs) -> bool:
 
 
 def _prepare(
-    inputs: ExpertInputs, expert_indices: Tensor, seed: Tensor | None, drop: float, activation: SortedActivation
+    inputs: ExpertInputs,
+    assignments: SortedAssignments,
+    seed: Tensor | None,
+    drop: float,
+    activation: SortedActivation,
 ) -> tuple[_Constants, ExpertInputs]:
-    assignments = sort_assignments(expert_indices, len(inputs.weight1))
     constants = _Constants(assignments, activation, None if seed is None else HiddenDropout(drop, int(seed)))
     return constants, inputs._replace(combine_weights=mask_dropped(assignments, inputs.combine_weights))
 
@@ -478,7 +482,8 @@ def _forward_by_autograd(constants: _Constants, inputs: ExpertInputs, saved: _Sa
 
 # ---- torch.compile ----
 # No program can be traced through the experts' counts, which depend on values. Compiled programs therefore call the
-# functions above as operators. Their buffers are for all T * K assignments, since shapes may not depend on counts.
+# functions above as operators. Their buffers are for all T * K assignments, since shapes may not depend on counts. The
+# first operator hands the order on to the second, with the counts on the host, so that only one waits for the device.
 
 # A CUDA graph cannot contain the operators, because the counts are copied to the host
 _TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -487,7 +492,7 @@ _TAGS = (torch.Tag.cudagraph_unsafe,)
 def compiled_experts(inputs: ExpertInputs, expert_indices: Tensor, activation: SortedActivation, drop: float) -> Tensor:
     """Same as `sorted_experts`, for torch.compile, and differentiable once."""
     seed = _draw_seed(torch.device("cpu")) if drop > 0 else None
-    sums, _, _ = _sorted_experts(*inputs, expert_indices, seed, drop, *activation, gradients_needed(inputs))
+    sums, *_ = _sorted_experts(*inputs, expert_indices, seed, drop, *activation, gradients_needed(inputs))
     return sums.view(inputs.x.shape)
 
 
@@ -519,23 +524,29 @@ def _sorted_experts(
     approximate: str,
     gate: Optional[int],  # noqa: UP045
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums (T, N * D); and `allocate_buffers` for T * K assignments, filled, or without elements unless `save`."""
+) -> list[Tensor]:
+    """Sums (T, N * D). If `save`, also `allocate_buffers` for T * K assignments, filled; order, ranks and counts."""
     with without_autocast(x.device.type):
         inputs = ExpertInputs(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        constants, inputs = _prepare(inputs, expert_indices, seed, drop, activation)
+        assignments = sort_assignments(expert_indices, len(weight1))
+        constants, inputs = _prepare(inputs, assignments, seed, drop, activation)
         if not save:
-            return _forward_only(constants, inputs), x.new_empty(0), x.new_empty(0)
+            return [_forward_only(constants, inputs)]
         buffers = allocate_buffers(x, weight1, expert_indices.numel())
-        return _forward(constants, inputs, _Saved.gather(constants.assignments, x, *buffers)), *buffers
+        sums = _forward(constants, inputs, _Saved.gather(assignments, x, *buffers))
+        return [sums, *buffers, assignments.order, assignments.ranks, torch.tensor(assignments.counts)]
 
 
 @_sorted_experts.register_fake
-def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, combine_weights: Tensor, weight1: Tensor, *rest: Any) -> list[Tensor]:
     expert_indices, save = rest[3], rest[-1]
-    buffers = allocate_buffers(x, weight1, expert_indices.numel()) if save else (x.new_empty(0), x.new_empty(0))
-    return x.new_empty(x.shape[0], x.shape[1] * x.shape[2]), *buffers
+    sums = x.new_empty(x.shape[0], x.shape[1] * x.shape[2])
+    if not save:
+        return [sums]
+    order, ranks = expert_indices.new_empty(expert_indices.numel()), torch.empty_like(expert_indices)
+    counts = torch.empty(weight1.shape[0], dtype=torch.int64, device="cpu")
+    return [sums, *allocate_buffers(x, weight1, expert_indices.numel()), order, ranks, counts]
 
 
 @torch.library.custom_op("timm_moe_dg::sorted_experts_backward", mutates_args=(), tags=_TAGS)
@@ -547,10 +558,12 @@ def _sorted_experts_backward(
     bias1: Optional[Tensor],  # noqa: UP045
     weight2: Tensor,
     bias2: Optional[Tensor],  # noqa: UP045
-    expert_indices: Tensor,
     seed: Optional[Tensor],  # noqa: UP045
     pre_activation: Tensor,
     outputs: Tensor,
+    order: Tensor,
+    ranks: Tensor,
+    counts: Tensor,
     drop: float,
     function: str,
     approximate: str,
@@ -561,7 +574,8 @@ def _sorted_experts_backward(
     with without_autocast(x.device.type):
         inputs = ExpertInputs(x, combine_weights, weight1, bias1, weight2, bias2)
         activation = SortedActivation(function, approximate, gate)
-        constants, inputs = _prepare(inputs, expert_indices, seed, drop, activation)
+        assignments = SortedAssignments.of(order, counts.tolist(), ranks)
+        constants, inputs = _prepare(inputs, assignments, seed, drop, activation)
         saved = _Saved.gather(constants.assignments, x, pre_activation, outputs)
         gradients = _backward(constants, inputs, saved, grad, tuple(needed))
     return [
@@ -579,16 +593,17 @@ def _(grad: Tensor, *rest: Any) -> list[Tensor]:
     ]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, drop, function, approximate, gate, _ = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *tensors, _, seed, drop, function, approximate, gate, _ = inputs
     ctx.options = (drop, function, approximate, gate)
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.save_for_backward(*tensors, seed, *output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _compiled_backward(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
+def _compiled_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:6])
-    gradients = _sorted_experts_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, needed)
+    assert grads[0] is not None
+    gradients = _sorted_experts_backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options, needed)
     return *(gradient if need else None for gradient, need in zip(gradients, needed, strict=True)), *[None] * 7
 
 

@@ -114,7 +114,11 @@ def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     for domain in risks:
         _check_samples("RDM", domain)
-    worst = max(risks, key=lambda domain: domain.mean().item())
+    means = torch.stack([domain.mean() for domain in risks])
+    if len({len(domain) for domain in risks}) == 1:  # selected without a wait for the device
+        worst = torch.stack(list(risks)).index_select(0, means.argmax().view(1))[0]
+    else:
+        worst = risks[int(means.argmax())]
     everywhere = torch.cat(list(risks))
     matching = mmd_distance(worst.unsqueeze(1), everywhere.unsqueeze(1), RDM_GAMMAS)
     return matching, everywhere.var() + worst.var()
@@ -126,7 +130,7 @@ def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tenso
     For logits (B, M), domain indices (B,) and class indices (B,), this is the sum over samples of the cross-entropy,
     divided by `num_classes` times the number of images of its class. `num_classes` includes classes absent here.
     """
-    counts = torch.bincount(classes, minlength=num_classes)[classes]
+    counts = F.one_hot(classes, num_classes).sum(0)[classes]  # `bincount` would wait for the device
     return (F.cross_entropy(logits, targets, reduction="none") / (counts * num_classes)).sum()
 
 

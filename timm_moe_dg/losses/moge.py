@@ -57,14 +57,14 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     both_known = (domains >= 0).unsqueeze(1) & (domains >= 0)
     positive, negative = both_known & same_class & ~same_domain, both_known & ~same_class & same_domain
     anchors = positive.any(dim=1) & negative.any(dim=1)
-    if not anchors.any():
-        return features.sum() * 0.0
     with without_autocast(features.device.type):
         q = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
-        logits = q[anchors] @ q.T / temperature
-    attracted = logits.masked_fill(~positive[anchors], -torch.inf).logsumexp(dim=1)
-    compared = logits.masked_fill(~(positive | negative)[anchors], -torch.inf).logsumexp(dim=1)
-    return (compared - attracted).mean()
+        logits = q @ q.T / temperature
+    # Rows of other samples are computed over all samples and left out. To select the anchors would wait for a device
+    unused = ~anchors.unsqueeze(1)
+    attracted = logits.masked_fill(~(positive | unused), -torch.inf).logsumexp(dim=1)
+    compared = logits.masked_fill(~(positive | negative | unused), -torch.inf).logsumexp(dim=1)
+    return (compared - attracted).masked_fill(~anchors, 0.0).sum() / anchors.sum().clamp(min=1)
 
 
 def _layers(model: nn.Module) -> list[GeoMoeMlp]:

@@ -46,14 +46,13 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
     network.eval()
     try:
         rows = [
-            tuple(column.cpu() for column in gather(_predict(network(images, *metadata), target, group)))
-            for images, target, group, *metadata in batches
+            gather(_predict(network(images, *metadata), target, group)) for images, target, group, *metadata in batches
         ]
     finally:
         # Module by module, because frozen batch normalization is in evaluation mode during training
         for module in training:
             module.training = True
-    return Predictions(*map(torch.cat, zip(*rows, strict=True)))
+    return Predictions(*(torch.cat(column).cpu() for column in zip(*rows, strict=True)))  # waits for a device once
 
 
 @torch.no_grad()

@@ -60,11 +60,16 @@ class CoordinateEncoder(OwnParameters):
 
     @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
-        """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians."""
+        """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians.
+
+        Values are checked on the CPU alone.
+        """
         if metadata.ndim != 2 or metadata.shape[1] != 2:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch, 2): longitude, latitude")
         if not metadata.is_floating_point():
             raise MetadataError.of("metadata dtype", metadata.dtype, "give floats: longitude, latitude in degrees")
+        if metadata.device.type != "cpu":  # reading values would wait for the device; those who read files check too
+            return
         largest = metadata.detach().nan_to_num(nan=0.0).abs().amax(dim=0) if len(metadata) else metadata.new_zeros(2)
         longitude, latitude = largest.tolist()
         if latitude > 90:
@@ -196,6 +201,8 @@ class LocationIdEmbedding(OwnParameters):
             raise MetadataError.of("metadata shape", tuple(metadata.shape), "give (batch,): one location id per image")
         if metadata.is_floating_point() or metadata.dtype == torch.bool:
             raise MetadataError.of("metadata dtype", metadata.dtype, "give int64 location ids")
+        if metadata.device.type != "cpu":  # the embedding's own check needs no wait
+            return
         largest = int(metadata.max()) if len(metadata) else 0
         if largest >= self.num_locations:
             remedy = (

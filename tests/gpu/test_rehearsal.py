@@ -1,0 +1,259 @@
+"""A rehearsal on a pretended GPU: everything computes what it does on the CPU, and waits only where it must."""
+
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import timm_moe_dg
+from tests.algorithms.networks import minibatches as minibatches_of
+from tests.algorithms.networks import network
+from tests.algorithms.test_updates import build
+from tests.gpu.device import MixedDevicesError, PretendedTensor, pretended_cuda, to_host
+from tests.models.cases import CASES
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
+from timm_moe_dg.layers import Coverage, GeoMoeMlp, dispatch_info, set_dispatch
+from timm_moe_dg.layers.sorted_experts import draw_seed
+from timm_moe_dg.losses import force_tokens, moge_losses
+from timm_moe_dg.protocols.evaluation import predict
+
+CUDA = "cuda:0"
+WAYS = ("sorted", "grouped", "loop")
+TYPES = (None, torch.bfloat16, torch.float16)
+SHORT = {"depth": 2, "moe_layers": [1]}
+MODELS = [case for case in CASES if case.name not in ("gmoe_small_patch16", "gmoe_base_patch16")]  # one size of GMoE
+# What a GPU waits for in one forward with one mixture layer
+WAITS = {"sorted": {"layers/dispatch.py tolist": 1}, "grouped": {}, "loop": {"layers/experts.py nonzero": 6}}
+
+
+def training_step(model, inputs, dtype, device):
+    """Logits, loss and gradients of one step with all losses of the model."""
+    target = torch.tensor([0, 1, 0], device=device)
+    with torch.autocast(device.partition(":")[0], dtype) if dtype else nullcontext():
+        logits = model(*inputs)
+    loss = F.cross_entropy(logits.float(), target) + 0.1 * timm_moe_dg.auxiliary_loss(model)
+    loss = loss + sum(moge_losses(model, target).values())
+    loss.backward()
+    return logits, loss, [parameter.grad for parameter in model.parameters()]
+
+
+def difference(mine, theirs):
+    """Largest difference, relative to the largest value."""
+    pairs = [(to_host(a), b) for a, b in zip(mine, theirs, strict=True) if b is not None]
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-6)).item() for a, b in pairs if b.numel())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore:.*autocast.*:UserWarning")
+def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(case, way, dtype):
+    torch.manual_seed(0)
+    model = case.small(**{**SHORT, **case.without_chance})
+    set_dispatch(model, way)
+    twin, inputs = deepcopy(model), case.inputs()
+    expected = training_step(twin, inputs, dtype, "cpu")
+    with pretended_cuda() as waits:
+        model.to(CUDA)
+        inputs = [column.to(CUDA) for column in inputs]
+        waits.clear()
+        results = training_step(model, inputs, dtype, CUDA)
+    assert set(dispatch_info(model).values()) == {way}
+    layers = len(dispatch_info(model))
+    assert dict(waits) == {place: count * layers for place, count in WAITS[way].items()}
+    # Autocast has other lists of operations for CUDA than for the CPU, and half types have two or three digits
+    tolerance = {None: 2e-6, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    assert difference(results[:2], expected[:2]) <= (2e-7 if dtype is None else tolerance)
+    assert difference(results[2], expected[2]) <= tolerance
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_method_trains_as_on_the_cpu_without_waiting(method):
+    steps = range(4)
+    net, twin = network("mixture"), network("mixture")
+    for model in (net, twin):
+        set_dispatch(model, "grouped")
+    algorithm, context = build(method, twin)
+    for step in steps:
+        torch.manual_seed(step)
+        expected = algorithm.update(context, minibatches_of("mixture", step))
+    with pretended_cuda() as waits:
+        net.to(CUDA)
+        algorithm, context = build(method, net)
+        algorithm.to(CUDA)
+        batches = [[tuple(x.to(CUDA) for x in batch) for batch in minibatches_of("mixture", step)] for step in steps]
+        waits.clear()
+        for step in steps:
+            torch.manual_seed(step)
+            losses = algorithm.update(context, batches[step])
+    # MLDG draws on the device which domains are its test, so that all processes agree
+    assert dict(waits) == ({"algorithms/meta.py tolist": len(steps)} if method == "MLDG" else {})
+    assert losses.keys() == expected.keys()
+    assert difference(losses.values(), expected.values()) <= 1e-9
+    assert difference(net.parameters(), twin.parameters()) <= 1e-9
+
+
+def test_the_invariance_and_diversity_losses_do_not_wait():
+    torch.manual_seed(0)
+    case = next(case for case in CASES if case.name == "moge_tiny")
+    model = case.small(**{**SHORT, **case.without_chance})
+    force_tokens(model, 4)
+    set_dispatch(model, "grouped")
+    with pretended_cuda() as waits:
+        model.to(CUDA)
+        inputs, target = [x.to(CUDA) for x in case.inputs()], torch.tensor([0, 1, 0]).to(CUDA)
+        waits.clear()
+        model(*inputs)
+        losses = moge_losses(model, target)
+    assert losses.keys() == {"cka_loss", "supcon_loss"}
+    assert not waits
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_averages_move_on_the_device(name):
+    net, twin = network("mixture"), network("mixture")
+    hparams = {**get_averaging(name).HPARAMS, "sma_start_iter": 1, "swad_n_converge": 1}
+
+    def run(model):
+        average = get_averaging(name)(model, hparams)
+        for step in range(3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.1)
+            average.update(model, step)
+            average.evaluated(step, 1.0)
+        state = average.state_dict()
+        again = get_averaging(name)(model, hparams)
+        again.load_state_dict(state)
+        return again.during() or again.final()
+
+    expected = run(twin)
+    with pretended_cuda() as waits:
+        net.to(CUDA)
+        waits.clear()
+        average = run(net)
+    assert not waits
+    assert all(isinstance(parameter, PretendedTensor) for parameter in average.parameters())
+    assert difference(average.parameters(), expected.parameters()) <= 1e-12
+
+
+def test_an_evaluation_waits_once_for_each_column():
+    net = network("mixture")
+    set_dispatch(net, "grouped")
+    batches = [
+        (*torch.utils.data.default_collate([(x, y) for x, y in zip(*batch, strict=True)]), torch.zeros(6).long())
+        for batch in minibatches_of("mixture", 0)
+    ]
+    expected = predict(net, batches)
+    with pretended_cuda() as waits:
+        net.to(CUDA)
+        batches = [tuple(column.to(CUDA) for column in batch) for batch in batches]
+        waits.clear()
+        predictions = predict(net, batches)
+    assert dict(waits) == {"protocols/evaluation.py copy to the host": 4}
+    assert not any(isinstance(column, PretendedTensor) for column in predictions)
+    assert all(torch.allclose(mine, theirs) for mine, theirs in zip(predictions, expected, strict=True))
+
+
+def test_coverage_is_decided_on_the_device():
+    coverage = Coverage(2, radius=100.0).hold(torch.tensor([[0.0, 0.0], [10.0, 10.0]]))
+    places = torch.tensor([[0.0, 0.1], [5.0, 5.0], [10.0, 10.5]])
+    expected = coverage(places)
+    with pretended_cuda() as waits:
+        inside = coverage.to(CUDA)(places.to(CUDA))
+    assert not waits
+    assert to_host(inside).tolist() == expected.tolist() == [True, False, True]
+
+
+def test_checkpoints_of_one_device_go_on_with_the_other():
+    net = network("mixture")
+    algorithm, context = build("VREx", net)
+    algorithm.update(context, minibatches_of("mixture", 0))
+    state = algorithm.state_dict()
+    with pretended_cuda() as waits:
+        net.to(CUDA)
+        resumed, _ = build("VREx", net)
+        resumed.to(CUDA).load_state_dict(state)
+        assert isinstance(resumed.step, PretendedTensor)
+        waits.clear()
+        assert resumed.annealed
+    assert not waits
+
+
+class Mistake(nn.Module):
+    """A layer with one deliberate mistake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.ones(4)  # no buffer, so `.to` leaves it
+
+    def buffer(self, x):
+        return x + self.kept
+
+    def arange(self, x):
+        return x * torch.arange(x.shape[1])
+
+    def new_tensor(self, x):
+        return x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+
+    def mask(self, x):
+        return x.masked_fill(torch.zeros(x.shape, dtype=torch.bool), 0)
+
+    def numpy(self, x):
+        return torch.from_numpy(x.detach().numpy())
+
+    def indices(self, x):
+        return x.index_select(0, torch.tensor([0, 1]))
+
+    def back_and_forth(self, x):
+        return x.cpu().to(x.device)
+
+    def selection(self, x):
+        return x[x > 0]
+
+    def scalar(self, x):
+        return x * x.max().item()
+
+    def condition(self, x):
+        return x if x.any() else -x
+
+    def counting(self, x):
+        return torch.bincount((x > 0).long().flatten())
+
+    def listing(self, x):
+        return x[: len(x.tolist())]
+
+
+@pytest.mark.parametrize("mistake", ["buffer", "arange", "new_tensor", "mask", "numpy", "indices"])
+def test_a_tensor_on_the_wrong_device_is_noticed(mistake):
+    layer = Mistake()
+    with pretended_cuda(), pytest.raises((MixedDevicesError, TypeError), match="cuda"):
+        getattr(layer.to(CUDA), mistake)(torch.ones(3, 4).to(CUDA))
+
+
+@pytest.mark.parametrize("mistake", ["back_and_forth", "selection", "scalar", "condition", "counting", "listing"])
+def test_a_wait_is_noticed(mistake):
+    with pretended_cuda() as waits:
+        getattr(Mistake().to(CUDA), mistake)(torch.ones(3, 4).to(CUDA))
+    assert sum(waits.values()) == 1
+
+
+def test_dropout_s_seed_never_comes_from_the_device():
+    with pretended_cuda() as waits:
+        assert not isinstance(draw_seed(), PretendedTensor)
+    assert not waits
+
+
+def test_images_without_metadata_and_without_a_shared_expert_are_refused_without_a_wait():
+    layer = GeoMoeMlp(8, 16, context_features=4, num_experts=2, top_k=1, shared_expert=False)
+    set_dispatch(layer, "grouped")
+    with pretended_cuda() as waits:
+        layer.to(CUDA)
+        inputs = [x.to(CUDA) for x in (torch.randn(2, 3, 8), torch.randn(2, 4), torch.tensor([True, False]))]
+        waits.clear()
+        with pytest.raises(RuntimeError, match="images without metadata"):
+            layer(*inputs)
+    assert not waits
