@@ -41,7 +41,7 @@ class MixedDevicesError(RuntimeError):
 class PretendedTensor(Tensor):
     """A tensor of the pretended device around one of the CPU, `inner`."""
 
-    inner: Tensor
+    inner: Any
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "PretendedTensor":
@@ -51,7 +51,7 @@ class PretendedTensor(Tensor):
         tensor.inner = inner
         return tensor
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         return f"PretendedTensor({self.inner!r})"
 
     @classmethod
@@ -178,8 +178,10 @@ def pretended_cuda(capability: tuple[int, int] = (8, 0)) -> Iterator[Counter[str
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(mode)
         _Mode.active.append(mode)
-        torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter's data keep their class
-        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its values on the CPU, then moves them
+        stack.callback(torch._C._set_only_lift_cpu_tensors, False)
+        torch.__future__.set_swap_module_params_on_conversion(True)  # `.to` keeps parameters, whose class changes
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, False)
         stack.callback(_Mode.active.pop)
         yield mode.waits
 

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import timm_moe_dg
 from tests.algorithms.networks import minibatches as minibatches_of
 from tests.algorithms.networks import network
 from tests.algorithms.test_updates import build
-from tests.gpu.device import MixedDevicesError, PretendedTensor, pretended_cuda, to_host
+from tests.gpu.device import MixedDevicesError, PretendedTensor, backward, pretended_cuda, to_host
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.layers import Coverage, GeoMoeMlp, dispatch_info, set_dispatch
@@ -64,9 +65,9 @@ def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(c
     assert set(dispatch_info(model).values()) == {way}
     layers = len(dispatch_info(model))
     assert dict(waits) == {place: count * layers for place, count in WAITS[way].items()}
-    # Autocast has other lists of operations for CUDA than for the CPU, and half types have two or three digits
-    tolerance = {None: 2e-6, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
-    assert difference(results[:2], expected[:2]) <= (2e-7 if dtype is None else tolerance)
+    # Attention is one fused operation on the CPU alone, and autocast has other lists of operations there
+    tolerance = {None: 2e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    assert difference(results[:2], expected[:2]) <= (1e-6 if dtype is None else tolerance)
     assert difference(results[2], expected[2]) <= tolerance
 
 
@@ -74,8 +75,6 @@ def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(c
 def test_a_method_trains_as_on_the_cpu_without_waiting(method):
     steps = range(4)
     net, twin = network("mixture"), network("mixture")
-    for model in (net, twin):
-        set_dispatch(model, "grouped")
     algorithm, context = build(method, twin)
     for step in steps:
         torch.manual_seed(step)
@@ -83,17 +82,20 @@ def test_a_method_trains_as_on_the_cpu_without_waiting(method):
     with pretended_cuda() as waits:
         net.to(CUDA)
         algorithm, context = build(method, net)
-        algorithm.to(CUDA)
+        algorithm, context = algorithm.to(CUDA), replace(context, backward=backward)
         batches = [[tuple(x.to(CUDA) for x in batch) for batch in minibatches_of("mixture", step)] for step in steps]
         waits.clear()
         for step in steps:
             torch.manual_seed(step)
             losses = algorithm.update(context, batches[step])
+    assert waits.pop("layers/dispatch.py tolist") >= len(steps)  # of the mixture layer
     # MLDG draws on the device which domains are its test, so that all processes agree
     assert dict(waits) == ({"algorithms/meta.py tolist": len(steps)} if method == "MLDG" else {})
     assert losses.keys() == expected.keys()
-    assert difference(losses.values(), expected.values()) <= 1e-9
-    assert difference(net.parameters(), twin.parameters()) <= 1e-9
+    assert difference(losses.values(), expected.values()) <= 1e-6
+    # Adam makes steps of any gradient, also of those of the keys' biases, which are 0 but for rounding
+    names = [name for name, _ in net.named_parameters() if not name.endswith("qkv.bias")]
+    assert difference(map(net.get_parameter, names), map(twin.get_parameter, names)) <= 1e-6
 
 
 def test_the_invariance_and_diversity_losses_do_not_wait():
@@ -141,12 +143,9 @@ def test_averages_move_on_the_device(name):
 
 
 def test_an_evaluation_waits_once_for_each_column():
-    net = network("mixture")
+    net = network("mixture").float()
     set_dispatch(net, "grouped")
-    batches = [
-        (*torch.utils.data.default_collate([(x, y) for x, y in zip(*batch, strict=True)]), torch.zeros(6).long())
-        for batch in minibatches_of("mixture", 0)
-    ]
+    batches = [(x.float(), y, torch.zeros(len(y)).long()) for x, y in minibatches_of("mixture", 0)]
     expected = predict(net, batches)
     with pretended_cuda() as waits:
         net.to(CUDA)
@@ -230,7 +229,7 @@ class Mistake(nn.Module):
 @pytest.mark.parametrize("mistake", ["buffer", "arange", "new_tensor", "mask", "numpy", "indices"])
 def test_a_tensor_on_the_wrong_device_is_noticed(mistake):
     layer = Mistake()
-    with pretended_cuda(), pytest.raises((MixedDevicesError, TypeError), match="cuda"):
+    with pretended_cuda(), pytest.raises((MixedDevicesError, RuntimeError), match=r"cuda|numpy"):
         getattr(layer.to(CUDA), mistake)(torch.ones(3, 4).to(CUDA))
 
 
@@ -257,3 +256,19 @@ def test_images_without_metadata_and_without_a_shared_expert_are_refused_without
         with pytest.raises(RuntimeError, match="images without metadata"):
             layer(*inputs)
     assert not waits
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "way"),
+    [((9, 0), torch.bfloat16, "grouped"), ((9, 0), None, "sorted"), ((8, 6), torch.bfloat16, "sorted")],
+)
+def test_the_grouped_way_is_taken_where_a_gpu_has_a_kernel_for_it(capability, dtype, way):
+    case = CASES[0]
+    model = case.small(**SHORT).eval()
+    with pretended_cuda(capability):
+        model.to(CUDA)
+        with torch.autocast("cuda", dtype) if dtype else nullcontext():
+            model(case.images().to(CUDA))
+    assert list(dispatch_info(model).values()) == [way]
+    reason = "kernel for all experts" if way == "grouped" else "one wait"
+    assert all(reason in why for why in dispatch_info(model, reasons=True).values())

@@ -17,7 +17,7 @@ from tests.layers.test_moe_mlp import images, make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.weighted_experts import ACTIVATIONS, weighted_experts
 from timm_moe_dg.layers import MoeMlp, dispatch_info, set_dispatch
-from timm_moe_dg.layers.experts import StackedExperts, _is_tested_or_warn
+from timm_moe_dg.layers.experts import StackedExperts, _is_known_or_warn
 
 WAYS = ["forward_sorted", "forward_grouped", "forward_loop", "forward_masked"]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64, whose rounding unit is 2e-16, after some tens of operations
@@ -220,17 +220,17 @@ def test_a_dispatch_that_does_not_exist_is_refused():
 
 
 def test_untested_types_take_the_loop_with_one_warning(monkeypatch):
-    monkeypatch.setattr("timm_moe_dg.layers.experts.TESTED_DTYPES", (torch.float32,))
+    monkeypatch.setattr("timm_moe_dg.layers.experts.DTYPES", (torch.float32,))
     monkeypatch.setattr(StackedExperts, "forward_grouped", None)  # would fail if called
     experts = make_experts(dtype=torch.float64)
     x, indices, weights = make_call(5, dtype=torch.float64)
-    _is_tested_or_warn.cache_clear()
+    _is_known_or_warn.cache_clear()
     with pytest.warns(UserWarning, match=r"experts on cpu in torch.float64: the sorted dispatch is not tested"):
         output = experts(x, indices, weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         experts(x, indices, weights)
-    _is_tested_or_warn.cache_clear()
+    _is_known_or_warn.cache_clear()
     torch.testing.assert_close(output, weighted_experts(experts, "gelu", None, x, indices, weights))
     assert dispatch_info(experts) == {"": "loop"}
 

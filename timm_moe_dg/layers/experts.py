@@ -15,14 +15,17 @@ GELU or SiLU, alone or as a gate, and no normalization of the hidden features. F
 | export, tracing, torch.func| all                   | loop    | exported programs run without this package            |
 | forward-mode derivatives   | all                   | loop    | the other ways have none                              |
 | quantized weights          | all                   | loop    | their classes have no other products                  |
-| untested device or type    | all                   | loop    | works everywhere; one warning says so                 |
+| other device or type       | all                   | loop    | works everywhere; one warning says so                 |
+| eager, CUDA from 9.0 on    | all, in bfloat16      | grouped | torch has one kernel for it there, and waits for      |
+|                            |                       |         | nothing; elsewhere its product loops over experts     |
 | eager, CUDA and CPU        | others                | grouped | any module between two products over all experts      |
 | eager, CPU                 | simple, fewer than 32 | grouped | 0.59 to 1.00 of the sorted way's time with 2 to 25    |
 |                            | rows per expert       |         | rows, 0.99 to 1.40 with 49 to 525                     |
 | eager, CUDA and CPU        | simple                | sorted  | autograd over slices of the stacks takes 4% longer;   |
 |                            |                       |         | saves one tensor of hidden features, and no mask      |
 
-`set_dispatch` sets another way for eager calls and torch.compile. `dispatch_info` returns the way of eager calls.
+`set_dispatch` sets another way for eager calls and torch.compile. `dispatch_info` returns the way of eager calls, and
+why. Nothing was run on CUDA. Its rows follow from torch's sources, and tests/gpu/ rehearses them on the CPU.
 
 Axes: T items, D features, H hidden features, E experts, K experts per item.
 """
@@ -47,19 +50,20 @@ from .own_parameters import OwnParameters
 from .precision import values_readable
 from .sorted_experts import ExpertInputs, compiled_experts, sorted_activation, sorted_experts
 
-TESTED_DEVICES = ("cpu", "cuda")
-TESTED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")  # the second was rehearsed, not run
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DISPATCHES = ("auto", "sorted", "grouped", "loop")
 _SORTED_FROM = 32  # rows per expert from which the sorted way is the faster one on a CPU
+_GROUPED_KERNEL = (9, 0)  # compute capability from which torch has a kernel for the grouped product in bfloat16
 
 
-def _is_tested(device_type: str, dtype: torch.dtype) -> bool:
-    return device_type in TESTED_DEVICES and dtype in TESTED_DTYPES
+def _is_known(device_type: str, dtype: torch.dtype) -> bool:
+    return device_type in DEVICES and dtype in DTYPES
 
 
 @functools.cache  # one warning for each combination
-def _is_tested_or_warn(device_type: str, dtype: torch.dtype) -> bool:
-    if _is_tested(device_type, dtype):
+def _is_known_or_warn(device_type: str, dtype: torch.dtype) -> bool:
+    if _is_known(device_type, dtype):
         return True
     message = (
         f"experts on {device_type} in {dtype}: the sorted dispatch is not tested there; looping over experts instead"
@@ -82,17 +86,19 @@ def _values_hidden(x: Tensor) -> bool:
     return x.is_meta or any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
-def dispatch_info(model: nn.Module) -> dict[str, str | None]:
+def dispatch_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
     """Returns how each mixture layer computed its experts in its last eager forward, by the experts' module.
 
-    The way is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward.
+    The way is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward. With
+    `reasons`, returns why it was taken instead.
 
     >>> model = timm.create_model("gmoe_tiny_patch16").eval()
     >>> logits = model(torch.randn(1, 3, 224, 224))
     >>> timm_moe_dg.layers.dispatch_info(model)
     {'blocks.8.mlp.experts': 'sorted', 'blocks.10.mlp.experts': 'sorted'}
     """
-    return {name: module.path for name, module in model.named_modules() if isinstance(module, StackedExperts)}
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, StackedExperts)]
+    return {name: module.reason if reasons else module.path for name, module in layers}
 
 
 def set_dispatch(model: nn.Module, dispatch: str) -> None:
@@ -198,6 +204,7 @@ class StackedExperts(nn.Module):
         self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
         self.dispatch = "auto"
         self.path: str | None = None
+        self.reason: str | None = None
 
     def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
         """Copies a dense feed-forward into every expert, with its trained activation and normalization.
@@ -236,12 +243,13 @@ class StackedExperts(nn.Module):
             return self._choose_compiled(x)
         if not values_readable(x) or forward_ad._current_level >= 0:  # exported, traced, under torch.func
             return "loop"
-        self.path = self._choose_eager(x, expert_indices)
-        return self.path
+        way, self.reason = self._choose_eager(x, expert_indices)
+        self.path = way
+        return way
 
     @torch.jit.unused
     def _choose_compiled(self, x: Tensor) -> str:
-        if not _is_tested(x.device.type, x.dtype) or self._must_loop():
+        if not _is_known(x.device.type, x.dtype) or self._must_loop():
             return "loop"
         if self._can_sort() and self.dispatch != "grouped":
             return "sorted"
@@ -255,14 +263,30 @@ class StackedExperts(nn.Module):
         return quantized or self.dispatch == "loop"
 
     @torch.jit.unused
-    def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> str:
-        if not _is_tested_or_warn(x.device.type, x.dtype) or self._must_loop():
-            return "loop"
-        if not self._can_sort() or self.dispatch == "grouped":
-            return "grouped"
+    def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> tuple[str, str]:
+        """Returns the way and the reason for it."""
+        if not _is_known_or_warn(x.device.type, x.dtype):
+            return "loop", f"{x.device.type} in {x.dtype} was not tried"
+        if self._must_loop():
+            return "loop", "set_dispatch" if self.dispatch == "loop" else "the weights are of a class of their own"
+        if not self._can_sort():
+            return "grouped", "another activation than GELU and SiLU, or a normalization of the hidden features"
+        if self.dispatch != "auto":
+            return self.dispatch, "set_dispatch"
         rows = expert_indices.numel() * x.shape[1:-1].numel()
-        few = x.device.type == "cpu" and rows < self.num_experts * _SORTED_FROM
-        return "grouped" if few and self.dispatch == "auto" else "sorted"
+        if x.device.type == "cpu" and rows < self.num_experts * _SORTED_FROM:
+            return "grouped", f"fewer than {_SORTED_FROM} rows per expert"
+        if self._has_grouped_kernel(x):
+            return "grouped", "the GPU has a kernel for all experts in bfloat16"
+        return "sorted", "the fastest way for many rows" if x.device.type == "cpu" else "one wait for each layer"
+
+    @torch.jit.unused
+    def _has_grouped_kernel(self, x: Tensor) -> bool:
+        if x.device.type != "cuda" or self._computing_dtype(x) != torch.bfloat16:
+            return False
+        shapes = (self.fc1.weight.shape, self.fc2.weight.shape)
+        has_product = all(has_grouped_product(shape, torch.bfloat16) for shape in shapes)
+        return has_product and torch.cuda.get_device_capability(x.device) >= _GROUPED_KERNEL
 
     @torch.jit.unused
     def _can_sort(self) -> bool:
