@@ -27,7 +27,8 @@ from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.analysis.style import category_color, picture
 from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT
-from timm_moe_dg.report import ReportSettings, report
+from timm_moe_dg.report.network_facts import ReportSettings
+from timm_moe_dg.report.pages import report
 
 DOCS = Path(__file__).parent.parent / "docs"
 PICTURES = DOCS / "pictures"

@@ -31,7 +31,8 @@ from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.bands import RGB
-from timm_moe_dg.data.readers import find_images, read_pixels
+from timm_moe_dg.data.readers.image_files import find_images
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.export.programs import (
     FORMATS,

@@ -36,7 +36,7 @@ from timm_moe_dg.cli.escape import csv_path, one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
 from timm_moe_dg.export.engine import Engine, add_engine_option, make_engine
 from timm_moe_dg.layers import LocationIdEmbedding

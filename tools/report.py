@@ -15,7 +15,8 @@ from timm_moe_dg.cli.arguments import add_device_option, add_loader_options
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder
-from timm_moe_dg.report import ReportSettings, report
+from timm_moe_dg.report.network_facts import ReportSettings
+from timm_moe_dg.report.pages import report
 
 FILE = "report.html"
 

@@ -24,7 +24,7 @@ from style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import usable_device
-from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.errors import DataError, StorageError, check_regular_file
 
 NATURAL, STYLES = "Natural", ("Candy", "Mosaic", "Udnie")

@@ -11,7 +11,7 @@ from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import Split, get_benchmark, training_transform
 from timm_moe_dg.data.band_domains import band_statistics
 from timm_moe_dg.data.bands import as_picture, read_bands
-from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.errors import ArgumentError, ImageReadError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)

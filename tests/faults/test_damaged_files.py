@@ -18,7 +18,7 @@ from timm_moe_dg.data.readers.csv_tables import read_csv
 from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, MoeDgError, RecordError
 from timm_moe_dg.hub.folder import fill_from_run
 from timm_moe_dg.layers import load_satclip
-from timm_moe_dg.networks import build_network
+from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import find_runs

@@ -21,8 +21,8 @@ from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
 from timm_moe_dg.protocols.records import read_records
-from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.checkpoint import Checkpoints
+from timm_moe_dg.storage.run_folder import RunFolder
 
 IMAGES = {"art": 10, "photo": 20, "sketch": 30}
 CLASSES = ("cat", "dog", "owl")

@@ -26,7 +26,7 @@ from tests.hub.published import (
     write_run,
 )
 from tests.hub_repository import card_mistakes
-from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.hub.card import card_data, write_card
 from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.models.test_moge import SIZES, built
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MetadataError
-from timm_moe_dg.networks import data_config, load_trained, save_network
-from timm_moe_dg.networks.trained import set_coverage_radius
+from timm_moe_dg.networks.build import data_config, save_network
+from timm_moe_dg.networks.trained import load_trained, set_coverage_radius
 
 NEAR = torch.tensor([[10.0, 50.0], [12.0, 51.0], [-120.0, 30.0]])
 FAR = torch.tensor([[134.0, -26.0], [-60.0, -80.0], [179.0, 0.0]])

@@ -17,7 +17,7 @@ from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
 from timm_moe_dg.errors import CheckpointError, MetadataError, RouterError
 from timm_moe_dg.losses import moge_losses
 from timm_moe_dg.models._load import upcycle_filter_fn
-from timm_moe_dg.networks import save_network
+from timm_moe_dg.networks.build import save_network
 
 COORDINATES, IDS = BY_NAME["moge_tiny"], BY_NAME["moge_small_patch32_384"]
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}

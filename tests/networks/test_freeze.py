@@ -7,8 +7,7 @@ from torch import nn
 
 import timm_moe_dg
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.networks import freeze_backbone
-from timm_moe_dg.networks.freeze import FREEZABLE, freeze_batch_norm
+from timm_moe_dg.networks.freeze import FREEZABLE, freeze_backbone, freeze_batch_norm
 
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 3}
 

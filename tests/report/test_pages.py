@@ -10,8 +10,8 @@ from tests.report.helpers import EVIL_CLASSES, EVIL_DOMAINS, Page, made_run, pai
 from tests.saved_run import saved_run
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.report import ReportSettings, report
-from timm_moe_dg.report.pages import percent
+from timm_moe_dg.report.network_facts import ReportSettings
+from timm_moe_dg.report.pages import percent, report
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 

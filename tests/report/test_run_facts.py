@@ -10,7 +10,7 @@ from tests.report.helpers import Page
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.options import DEFAULTS
 from timm_moe_dg.protocols.selection import oracle, training_domain_validation
-from timm_moe_dg.report import ReportSettings
+from timm_moe_dg.report.network_facts import ReportSettings
 from timm_moe_dg.report.pages import run_page
 from timm_moe_dg.report.run_facts import at_chance, cautions, divergence, read_run, set_options
 

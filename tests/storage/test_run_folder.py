@@ -12,9 +12,8 @@ from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
 from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
 from timm_moe_dg.protocols.records import Record, read_records
-from timm_moe_dg.storage import RunFolder
 from timm_moe_dg.storage.atomic import replaced
-from timm_moe_dg.storage.run_folder import summary_row, summary_table
+from timm_moe_dg.storage.run_folder import RunFolder, summary_row, summary_table
 
 SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_sample_images
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers import read_image
+from timm_moe_dg.data.readers.images import read_image
 from timm_moe_dg.networks.build import data_config
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,9 @@ from .loaders import (
     training_loader,
 )
 from .readable import check_readable, drop_unreadable
-from .readers import FolderDomain, Places, PlacesDomain, SpritesDomain, read_folder
+from .readers.folders import FolderDomain, read_folder
+from .readers.places import Places, PlacesDomain
+from .readers.sprites import SpritesDomain
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 

@@ -5,7 +5,7 @@ import pytest
 
 from timm_moe_dg.analysis.routing.chosen_images import choose_pictures, class_index, picture_key, picture_names
 from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.data.readers import DigitsDomain
+from timm_moe_dg.data.readers.digits import DigitsDomain
 from timm_moe_dg.errors import DataError
 
 
