@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from urllib.error import HTTPError
 
 import pytest
+import torch
 
 from timm_moe_dg.cli.ending import LONGEST, duration, explain, tool
 from timm_moe_dg.errors import CheckpointError, ImageReadError
@@ -32,6 +33,14 @@ def test_an_ending_is_one_line_of_bearable_length(message):
     assert caught.value.code.startswith("test_ending.py: CheckpointError: ")
     assert caught.value.code.isprintable()
     assert len(caught.value.code) < LONGEST + 10
+
+
+def test_a_full_device_is_one_line():
+    def main(argv):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+
+    with pytest.raises(SystemExit, match=r"^test_ending.py: the device's memory is full; .* --batch-size.*GiB\.\)$"):
+        tool(main)([])
 
 
 def ends(status):

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -91,6 +92,13 @@ def test_half_precision_that_would_silently_be_full():
     check_precision("bf16", "cpu")
     with pytest.raises(ArgumentError, match=r"amp_dtype='float16'.*bfloat16"):
         check_precision("fp16", "cpu")
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bfloat16_is_refused_on_gpus_that_lack_it(supported, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
+    with nullcontext() if supported else pytest.raises(ArgumentError, match="amp_dtype='bfloat16': this GPU has no"):
+        check_precision("bf16", "cuda")
 
 
 def test_sharded_networks_and_divided_losses_are_refused():

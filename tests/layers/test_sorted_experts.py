@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from timm_moe_dg.layers import dispatch
 from timm_moe_dg.layers import sorted_experts as module
 from timm_moe_dg.layers.experts import StackedExperts, set_dispatch
 from timm_moe_dg.layers.feed_forwards import GatedActivation
@@ -540,6 +541,15 @@ def test_compiled_programs_of_quantized_experts_hold_the_loop():
     )
     assert programs
     assert not any(map(holds_the_operator, programs))
+
+
+def test_the_backward_pass_of_compiled_programs_does_not_wait_again(experts, monkeypatch):
+    if not wants_the_operator():
+        pytest.skip("this torch takes the loop")
+    waits, counts = [], dispatch._counts
+    monkeypatch.setattr(dispatch, "_counts", lambda ends: waits.append(1) or counts(ends))
+    compile_with_autograd(experts)(*make_call()).sum().backward()
+    assert len(waits) == 1
 
 
 def test_compiled_programs_save_nothing_without_gradients(experts):

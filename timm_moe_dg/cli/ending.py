@@ -43,6 +43,11 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             if error.filename is None or error.errno is None:  # a network error, whose file may be a URL, or a bug
                 raise
             raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, by name: `--help` does not import torch
+                raise
+            remedy = "the device's memory is full; give a smaller --batch-size, or --grad-checkpointing in training"
+            raise SystemExit(_shorten(f"{name}: {remedy} ({error})")) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
             if argv is None:

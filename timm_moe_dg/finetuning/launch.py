@@ -106,9 +106,11 @@ def threads_given(environment: Mapping[str, str]) -> bool:
 
 
 def check_precision(mixed_precision: str, device: str) -> None:
-    """Refuses float16 on CPU, where accelerate would silently train in full precision."""
+    """Refuses float16 on CPU, where accelerate would silently train in full precision, and bfloat16 on old GPUs."""
     if mixed_precision == "fp16" and device == "cpu":
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
+    if mixed_precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ArgumentError.of("amp_dtype", "bfloat16", "this GPU has no such type; use float16 or none")
 
 
 def check_plugins(environment: Mapping[str, str]) -> None:
