@@ -55,6 +55,8 @@ OTHERS = {
     "python -m tests.tools.loop_overhead": "a measurement of many minutes",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
     "python examples/theorems/": "tests/examples/test_theorems.py",
+    "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
+    "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",
     "python split_by_": "tests/test_docs_outputs.py",
     "python train.py": "tests/test_docs_hub.py",

@@ -1,0 +1,86 @@
+"""The images of examples/fashion_shift, and its tables."""
+
+import importlib
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.readers.idx_files import write_release
+from tests.invented import make_record, write_run
+from tests.load_tool import load_tool
+
+FOLDER = Path(__file__).parents[2] / "examples" / "fashion_shift"
+sys.path.insert(0, str(FOLDER))
+make_data, compare, experts = (importlib.import_module(name) for name in ("make_data", "compare", "experts"))
+
+
+def test_test_images_are_dealt_to_four_domains_and_training_images_kept(tmp_path, monkeypatch):
+    images, _ = write_release(tmp_path / "release", train=40, test=20)
+    monkeypatch.setattr(make_data, "TRAINING_IMAGES", 40)
+    make_data.main(str(tmp_path / "release"), str(tmp_path / "data"))
+    upright = {int(path.stem): path for path in (tmp_path / "data" / "pretraining").rglob("*.png")}
+    assert sorted(upright) == list(range(40))
+    for number, path in upright.items():
+        assert np.array_equal(np.asarray(Image.open(path)), np.repeat(images[number, ..., None], 3, 2))
+    domains = sorted((tmp_path / "data" / "shift").iterdir())
+    assert [domain.name for domain in domains] == ["colored", "noisy", "rotated_30", "rotated_60"]
+    numbers = [[int(path.stem) for path in domain.rglob("*.png")] for domain in domains]
+    assert [len(part) for part in numbers] == [5, 5, 5, 5]
+    assert sorted(number for part in numbers for number in part) == list(range(40, 60))
+
+
+def test_colors_keep_which_pixels_are_darker():
+    levels = np.array([[0, 100, 255]], dtype=np.uint8)
+    colored = np.asarray(make_data.colored(levels, np.random.default_rng(0))).astype(int)[0]
+    assert colored.shape == (3, 3)
+    assert (colored[0] <= colored[1]).all()
+    assert (colored[1] <= colored[2]).all()
+
+
+def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
+    for seed, domain in product(range(3), (0, 1)):
+        for model, gain in (("dense", 0.0), ("top_2", 0.02)):
+            accuracy = 0.5 + 0.1 * domain + 0.01 * seed + gain
+            args = {"test_envs": [domain], "trial_seed": seed, "domains": ["a", "b", "c"]}
+            record = make_record(args={**make_record().args, **args}, in_acc=(accuracy,) * 3)
+            write_run(tmp_path / f"folder-{model}-ERM-test{domain}-trial{seed}-hparams0", [record])
+    compare.main([str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| method | network | a | b | mean |"
+    assert lines[2] == "| ERM | dense | 51.0 ± 0.5 | 61.0 ± 0.5 | 56.0 |"
+    # six differences of the same sign: two of 64 patterns of signs are as far from 0
+    assert lines[-2] == "| ERM, 2 of 6 experts | ERM, dense | +2.00 | 6 of 6 | 0.031 |"
+
+
+def test_other_folders_and_runs_in_progress_are_refused(tmp_path):
+    write_run(tmp_path / "a" / "other", [make_record()])
+    with pytest.raises(SystemExit, match="other is no run of this comparison"):
+        compare.main([str(tmp_path / "a")])
+    write_run(tmp_path / "b" / "folder-dense-ERM-test0-trial0-hparams0", [make_record()], finished=False)
+    with pytest.raises(SystemExit, match="is not finished"):
+        compare.main([str(tmp_path / "b")])
+
+
+@pytest.mark.slow
+def test_experts_that_did_not_move_are_measured_as_equal(tmp_path, capsys):
+    size = ["patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
+    common = ["--workers", "0", "--cpu-threads", "1", "-b", "4", "--steps", "2", "--output", str(tmp_path)]
+    common += ["--model-kwargs"]
+    finetune = load_tool("finetune").main
+    finetune([*common, *size, "--model", "deit_tiny_patch16_224", "--experiment", "start"])
+    start = ["--initial-checkpoint", str(tmp_path / "start" / "best" / "model.safetensors"), "--experiment"]
+    mixture = [*common, *size, "moe_layers=(1,)", "num_experts=3", "--model", "gmoe_tiny_patch16", *start]
+    finetune([*mixture, "still", "--lr", "0"])
+    finetune([*mixture, "moved", "--lr", "0.01"])
+    capsys.readouterr()
+    experts.main([str(tmp_path / name) for name in ("still", "moved")])
+    still, moved, mean = ([*map(float, line.split())] for line in capsys.readouterr().out.splitlines()[1:])
+    assert still[:2] == [0, 0]
+    assert still[2] == still[3]
+    assert moved[0] > 0.01
+    assert moved[1] > 0.01
+    assert mean[0] == pytest.approx(moved[0] / 2, abs=1e-3)
