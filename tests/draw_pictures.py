@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/pictures/ that come from trained runs, from docs/results/speed.md, or from a browser.
+"""Draws the pictures of docs/pictures/ that come from trained runs, from tables of pages, or from a browser.
 
     python -m tests.draw_pictures runs                  # all, of the runs that the pages' commands leave in runs/
     python -m tests.draw_pictures runs map report       # some
@@ -25,7 +25,7 @@ from timm_moe_dg.analysis.geography_plots import plot_domain_map
 from timm_moe_dg.analysis.geography_report import draw_forced
 from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.run_view import open_run
-from timm_moe_dg.analysis.style import category_color, picture
+from timm_moe_dg.analysis.style import LEGEND_BELOW, category_color, picture
 from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT
 from timm_moe_dg.report.network_facts import ReportSettings
 from timm_moe_dg.report.pages import report
@@ -98,6 +98,26 @@ def draw_speed(_: Path) -> None:
         axes.legend(loc=(0.7, 0.3))
 
 
+def draw_fashion_shift(_: Path) -> None:
+    """The first table of docs/results/fashion_shift.md: a panel for each domain, and one for their mean."""
+    text = (DOCS / "results/fashion_shift.md").read_text()
+    head, _rule, *rows = (line.strip("| ").split(" | ") for line in re.findall(r"^\|.*\|$", text, re.M)[5:])
+    rows = rows[: next((number for number, row in enumerate(rows) if len(row) != len(head)), None)]
+    methods, networks = (list(dict.fromkeys(row[column] for row in rows)) for column in (0, 1))
+    with picture(PICTURES / "fashion_shift.png", 6.4, 5.6) as figure:
+        for column, axes in zip(range(2, 6), figure.subplots(2, 2, sharex=True).flat, strict=True):
+            for index, network in enumerate(networks):
+                own = [row for row in rows if row[1] == network]
+                places = [methods.index(row[0]) + 0.15 * (index - 1.5) for row in own]
+                values, errors = zip(*([*map(float, row[column].split(" ± ")), 0.0][:2] for row in own), strict=True)
+                label = network if column == 2 else None
+                axes.errorbar(places, values, errors, fmt="osD^"[index], color=category_color(index), label=label)
+            axes.set_xticks(range(len(methods)), methods, rotation=45, ha="right")
+            axes.set_title(f"{head[column]} (%)")
+            axes.grid(axis="y", alpha=0.3)
+        figure.legend(**LEGEND_BELOW)
+
+
 def draw_report(runs: Path) -> None:
     """The first screen of a run's report, in one column, as a browser shows it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -121,6 +141,7 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     "forced": draw_forced_experts,
     "sprites": draw_sprites,
     "speed": draw_speed,
+    "fashion_shift": draw_fashion_shift,
     "report": draw_report,
 }
 
