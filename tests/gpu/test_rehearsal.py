@@ -66,7 +66,7 @@ def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(c
     layers = len(dispatch_info(model))
     assert dict(waits) == {place: count * layers for place, count in WAITS[way].items()}
     # Attention is one fused operation on the CPU alone, and autocast has other lists of operations there
-    tolerance = {None: 2e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    tolerance = {None: 2e-5, torch.bfloat16: 0.2, torch.float16: 0.02}[dtype]
     assert difference(results[:2], expected[:2]) <= (1e-6 if dtype is None else tolerance)
     assert difference(results[2], expected[2]) <= tolerance
 
