@@ -100,9 +100,9 @@ def draw_speed(_: Path) -> None:
 
 def draw_fashion_shift(_: Path) -> None:
     """The first table of docs/results/fashion_shift.md: a panel for each domain, and one for their mean."""
-    text = (DOCS / "results/fashion_shift.md").read_text()
-    head, _rule, *rows = (line.strip("| ").split(" | ") for line in re.findall(r"^\|.*\|$", text, re.M)[5:])
-    rows = rows[: next((number for number, row in enumerate(rows) if len(row) != len(head)), None)]
+    table = re.search(r"^\| method .*?\n\n", (DOCS / "results/fashion_shift.md").read_text(), re.M | re.DOTALL)
+    assert table is not None
+    head, _rule, *rows = (line.strip("| ").split(" | ") for line in table[0].split("\n")[:-2])
     methods, networks = (list(dict.fromkeys(row[column] for row in rows)) for column in (0, 1))
     with picture(PICTURES / "fashion_shift.png", 6.4, 5.6) as figure:
         for column, axes in zip(range(2, 6), figure.subplots(2, 2, sharex=True).flat, strict=True):
