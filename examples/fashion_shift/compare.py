@@ -57,13 +57,14 @@ def tests(rows: Mapping[tuple[str, str], Scores]) -> list[list[str]]:
     """Rows of the table of differences, and its head."""
     pairs = [((model, method), ("dense", method)) for method, model in product(METHODS, MODELS) if model != "dense"]
     pairs += [((model, method), (model, "ERM")) for model, method in product(("dense", "top_2"), METHODS)]
-    table = [["first", "second", "difference", "wins", "p"]]
+    table = [["first", "second", "difference", f"wins of {len(rows['dense', 'ERM'])}", "p"]]
     for first, second in pairs:
         if first != second and first in rows and second in rows and first[1] != "alpha_0":
             differences = [rows[first][place] - rows[second][place] for place in sorted(rows[first])]
-            wins = f"{sum(value > 0 for value in differences)} of {len(differences)}"
-            names = [f"{METHODS[method]}, {MODELS[model]}" for model, method in (first, second)]
-            table.append([*names, f"{fmean(differences):+.2f}", wins, f"{sign_flip_p(differences):.3f}"])
+            wins = str(sum(value > 0 for value in differences))
+            name = f"{METHODS[first[1]]}, {MODELS[first[0]]}"
+            other = MODELS[second[0]] if first[1] == second[1] else METHODS[second[1]]  # in what they differ
+            table.append([name, other, f"{fmean(differences):+.2f}", wins, f"{sign_flip_p(differences):.3f}"])
     return table
 
 

@@ -53,7 +53,7 @@ def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
     assert lines[0] == "| method | network | a | b | mean |"
     assert lines[2] == "| ERM | dense | 51.0 ± 0.5 | 61.0 ± 0.5 | 56.0 |"
     # six differences of the same sign: two of 64 patterns of signs are as far from 0
-    assert lines[-2] == "| ERM, 2 of 6 experts | ERM, dense | +2.00 | 6 of 6 | 0.031 |"
+    assert lines[-2] == "| ERM, 2 of 6 experts | dense | +2.00 | 6 | 0.031 |"
 
 
 def test_other_folders_and_runs_in_progress_are_refused(tmp_path):
