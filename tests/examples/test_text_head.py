@@ -38,7 +38,7 @@ def write(*words):
 @torch.no_grad()
 def test_logits_equal_those_of_open_clip(model, clip, tmp_path):
     path = tmp_path / "texts.safetensors"
-    write("--model", "any", "--classes", *CLASSES, "--output", str(path))
+    write("--model", "any", "--pretrained", "any", "--classes", *CLASSES, "--output", str(path))
     backbone = {"backbone": "vit_base_patch16_clip_quickgelu_224"} if model == "gmoe" else {}
     size = {"img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 24}
     weights = {"pretrained_cfg_overlay": {"state_dict": clip.state_dict(), "num_classes": 24}}
@@ -56,7 +56,19 @@ def test_logits_equal_those_of_open_clip(model, clip, tmp_path):
 @torch.no_grad()
 def test_several_templates_are_averaged(clip, tmp_path):
     path = tmp_path / "texts.safetensors"
-    write("--model", "any", "--classes", "dog", "--templates", "a {}", "the {}.", "--output", str(path))
+    write(
+        "--model",
+        "any",
+        "--pretrained",
+        "any",
+        "--classes",
+        "dog",
+        "--templates",
+        "a {}",
+        "the {}.",
+        "--output",
+        str(path),
+    )
     embeddings = clip.encode_text(sys.modules["open_clip"].tokenize(["a dog", "the dog."]))
     expected = sum(embedding / embedding.square().sum().sqrt() for embedding in embeddings) / 2
     network = timm.create_model("vit_tiny_patch16_224", num_classes=24).double()
@@ -67,5 +79,18 @@ def test_several_templates_are_averaged(clip, tmp_path):
 
 def test_the_text_tower_is_asked_for_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(SystemExit, match=r"^text_head.py: the text tower needs open_clip: pip install '.*\[text\]'$"):
-        write("--model", "any", "--classes", "dog", "--output", "x")
+    with pytest.raises(SystemExit, match=r"^text_head.py: the text tower needs open_clip .*: pip install '.*\[text\]'"):
+        write("--model", "any", "--pretrained", "any", "--classes", "dog", "--output", "x")
+
+
+def test_the_named_text_tower_has_the_activation_of_its_weights():
+    open_clip = pytest.importorskip("open_clip")
+    configured = open_clip.get_model_config("ViT-B-16-quickgelu")["quick_gelu"]
+    assert configured == open_clip.get_pretrained_cfg("ViT-B-16-quickgelu", "openai")["quick_gelu"]
+    assert "ViT-B-16-quickgelu --pretrained openai" in SCRIPT.read_text()
+
+
+@pytest.mark.parametrize("template", ["a photo", "a {name}", "{} and {}"])
+def test_templates_have_one_place_for_the_class(template):
+    with pytest.raises(SystemExit, match="where the class belongs"):
+        write("--model", "a", "--pretrained", "b", "--classes", "dog", "--templates", template, "--output", "x")

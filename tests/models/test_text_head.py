@@ -100,6 +100,20 @@ def test_a_text_head_is_exported_and_scripted(tmp_path):
         torch.testing.assert_close(program(IMAGES), network(IMAGES), rtol=0, atol=1e-4)
 
 
+def test_the_length_of_the_classifier_s_input_counts(tmp_path):
+    network = timm.create_model("mobilenetv3_small_100", num_classes=0).eval()
+    use_text_head(network, text_file(tmp_path / "texts.safetensors", width=1024), CLASSES)
+    assert network(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_logits_are_not_rounded_by_autocast():
+    head, features = TextHead(3, 8), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(head(features), head(features.float()))
+        assert head(features).dtype == torch.float32
+    assert torch.allclose(head(features.bfloat16()), head(features), atol=1.0)
+
+
 def test_the_scale_of_the_file_is_used(tmp_path):
     path = text_file(tmp_path / "texts.safetensors", logit_scale=torch.tensor(2.0))
     network = timm.create_model(CLIP, **SMALL)
@@ -143,7 +157,7 @@ def test_files_without_texts_and_networks_without_a_classifier_are_refused(tmp_p
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"freeze": "backbone"}, "--freeze backbone trains a new classifier"), ({"num_classes": 20}, "--head has the")],
+    [({"freeze": "backbone"}, "--freeze backbone trains a new classifier"), ({"num_classes": 20}, "the data has 10")],
 )
 def test_options_that_contradict_a_text_head_are_refused(options, message):
     with pytest.raises(ArgumentError, match=message):
@@ -165,7 +179,9 @@ def test_a_run_trains_or_freezes_its_text_head_and_is_tied_to_the_file(tmp_path)
     assert torch.equal(weights["frozen"]["head.weight"], texts)
     assert not torch.equal(weights["trained"]["head.weight"], texts)
     load_tool("evaluate").main(["--model", str(tmp_path / "trained"), "--workers", "0"])
+    words = [str(tmp_path / "trained"), "--method", "wise_ft", "--alpha", "0.5", "--workers", "0", "--output"]
+    load_tool("average").main([*words, str(tmp_path / "wise")])
     assert yaml.safe_load((tmp_path / "frozen" / "args.yaml").read_text())["weights_sha256"]
     text_file(path, digits, logit_scale=torch.tensor(1.0))
-    with pytest.raises(SystemExit, match="started from other weights under this name"):
+    with pytest.raises(SystemExit, match="started from other weights or texts under this name"):
         finetune([*common, "frozen", "--freeze", "classifier", "--steps", "3", "--resume", "auto"])

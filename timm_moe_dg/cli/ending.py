@@ -46,8 +46,7 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":  # torch's, by name: `--help` does not import torch
                 raise
-            remedy = "the device's memory is full; give a smaller --batch-size, or --grad-checkpointing in training"
-            raise SystemExit(_shorten(f"{name}: {remedy} ({error})")) from error
+            raise SystemExit(_shorten(f"{name}: memory is full; give a smaller --batch-size ({error})")) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
             if argv is None:

@@ -100,7 +100,8 @@ def make_plan(options: RunOptions) -> RunPlan:
     _check_rate(options, method)
     _check_task_loss(options, method)
     _check_linear_steps(options, method)
-    _check_head(options)
+    if options.freeze == "backbone" and options.head:
+        raise ArgumentError.of("head", options.head, "--freeze backbone trains a new classifier; leave one out")
     _check_channels(options)
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
@@ -259,7 +260,7 @@ def fill_in(
     open_names = [name for name in FILLED_IN if vars(options)[name] is None]
     values = {**vars(options), **{name: defaults[name] for name in open_names}, "filled_in": sorted(open_names)}
     filled = FilledOptions(**values)
-    if filled.num_classes < classes:
+    if filled.num_classes < classes or (filled.head and filled.num_classes != classes):
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
 
@@ -302,14 +303,6 @@ def _check_linear_steps(options: RunOptions, method: type[Algorithm]) -> None:
         raise ArgumentError.of("linear_steps", steps, remedy)
     if steps and options.freeze:
         raise ArgumentError.of("linear_steps", steps, f"leave it out, or --freeze {options.freeze}")
-
-
-def _check_head(options: RunOptions) -> None:
-    """Refuses options that a classifier of text embeddings would not follow."""
-    if options.freeze == "backbone" and options.head:
-        raise ArgumentError.of("head", options.head, "--freeze backbone trains a new classifier; leave one out")
-    if options.num_classes is not None and "num_classes" not in options.filled_in and options.head:
-        raise ArgumentError.of("num_classes", options.num_classes, "--head has the classes of the data; leave one out")
 
 
 def _check_channels(options: RunOptions) -> None:

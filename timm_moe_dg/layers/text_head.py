@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .precision import upcast, without_autocast
+
 CLIP_SCALE = 100.0  # at which CLIP's training stops raising the scale (Radford et al., 2021, section 2.5)
 
 
@@ -29,6 +31,14 @@ class TextHead(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(CLIP_SCALE)))
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, D) features -> (B, C) logits."""
-        images, texts = F.normalize(self.projection(features), dim=-1), F.normalize(self.weight, dim=-1)
+        """(B, D) features -> (B, C) logits, in float32 or better."""
+        projected = self.projection(features)
+        if torch.jit.is_scripting():
+            return self._logits(projected)
+        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
+            with without_autocast(features.device.type):  # bfloat16 has steps of 1/8 where CLIP's logits lie
+                return self._logits(upcast(projected))
+
+    def _logits(self, projected: Tensor) -> Tensor:
+        images, texts = F.normalize(projected, dim=-1), F.normalize(self.weight, dim=-1).to(projected.dtype)
         return self.logit_scale.exp() * images @ texts.t()

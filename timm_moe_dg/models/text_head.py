@@ -58,7 +58,7 @@ def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> Non
         raise ArgumentError.of(
             "head", f"text:{path}", f"{name_of(network)} has no single classifier; take another model"
         )
-    published = projection.out_features if isinstance(projection, nn.Linear) else network.num_features
+    published = projection.out_features if isinstance(projection, nn.Linear) else network.head_hidden_size
     if published != width:
         remedy = f"its embeddings have length {width}, and the network's {published}; take both towers of one model"
         raise ArgumentError.of("head", f"text:{path}", remedy)

@@ -163,7 +163,8 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
                 source, reason = "data_dir", f"the run to resume was started on other data: {change}"
             elif name == "weights_sha256":
                 source = "initial_checkpoint" if now.get("initial_checkpoint") else "model"
-                weights = "other weights under this name" if new else "a file of weights that is not there"
+                texts = " or texts" if now.get("head") else ""
+                weights = f"other weights{texts} under this name" if new else "a file of weights that is not there"
                 reason = f"the run to resume was started from {weights}; restore the file"
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
 
