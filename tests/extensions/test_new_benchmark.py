@@ -17,7 +17,8 @@ MODULE = """
 from pathlib import Path
 
 from timm_moe_dg.data import Benchmark, register_benchmark
-from timm_moe_dg.data.readers import FolderDomain, below, parsed, read_csv
+from timm_moe_dg.data.readers.csv_tables import below, parsed, read_csv
+from timm_moe_dg.data.readers.folders import FolderDomain
 
 CLASSES = ("dark", "light")
 LAMPS = ("blue", "green", "red")
