@@ -1,4 +1,4 @@
-"""Marks the tests of large networks as slow, whichever file they are in; says how hard hypothesis looks."""
+"""Seeds every test, marks the tests of large networks as slow, and says how hard hypothesis looks."""
 
 import os
 
@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: there is a worker for each core
+
+from accelerate.utils import set_seed
 
 LARGE = ("hybrid_sfmoe", "gmoe_base", "moge_small")
 # A function's fixtures are made once for all of its examples, which none of ours changes
@@ -22,3 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in item.name for name in LARGE):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    set_seed(0)  # before any fixture, also those of a module, so that no test depends on a draw or on other tests

@@ -1,15 +1,8 @@
 """Fixtures of the model tests."""
 
 import pytest
-import torch
 
 from tests.models.cases import BY_NAME, CASES, FAMILIES, MOGE, Case
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    """The same weights for a test wherever and in whatever order it runs."""
-    torch.manual_seed(0)
 
 
 def _name(case: Case) -> str:
