@@ -54,7 +54,7 @@ def test_every_package_imports_from_lower_levels_only() -> None:
 
 def test_every_package_has_a_level() -> None:
     packages = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages | {"errors"} == LEVELS.keys()
+    assert packages | {"errors", "metrics"} == LEVELS.keys()
 
 
 def test_the_package_does_not_import_tools() -> None:

@@ -1,6 +1,6 @@
-"""Metrics of class predictions: accuracy overall, by group and of the worst group; confusion matrix; macro F1.
+"""Metrics of class predictions: accuracy, overall and by group; confusion matrix; macro F1; calibration.
 
-Axes: N samples, G groups, C classes.
+Axes: N samples, G groups, C classes, M bins of confidence.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from .errors import ArgumentError
 
 
 class GroupAccuracy(NamedTuple):
@@ -44,7 +44,7 @@ def group_accuracy(predicted: Tensor, target: Tensor, group: Tensor, num_groups:
     >>> group_accuracy(torch.tensor([1, 0, 2]), torch.tensor([1, 1, 2]), torch.tensor([0, 0, 2]), num_groups=3)
     GroupAccuracy(accuracy=tensor([0.5000,    nan, 1.0000], dtype=torch.float64), num_samples=tensor([2, 0, 1]))
     """
-    check_vectors(predicted=predicted, target=target, group=group)
+    _check_vectors(predicted=predicted, target=target, group=group)
     _check_range("group", group, num_groups)
     correct = (predicted == target).double()
     num_samples = torch.bincount(group, minlength=num_groups)
@@ -92,7 +92,7 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Ten
     tensor([[1, 1],
             [0, 1]])
     """
-    check_vectors(predicted=predicted, target=target)
+    _check_vectors(predicted=predicted, target=target)
     _check_range("predicted", predicted, num_classes)
     _check_range("target", target, num_classes)
     cells = torch.bincount(target * num_classes + predicted, minlength=num_classes**2)
@@ -110,7 +110,7 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
     0.833...
     """
     # Not by scikit-learn: importing it would lengthen the start of every training run by about a third
-    check_vectors(predicted=predicted, target=target)
+    _check_vectors(predicted=predicted, target=target)
     num_classes = 1 + int(torch.cat([predicted, target, target.new_tensor([-1])]).max())
     true_positives = torch.bincount(target[predicted == target], minlength=num_classes).double()
     num_targets = torch.bincount(target, minlength=num_classes)
@@ -118,7 +118,7 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
     return (2 * true_positives / (num_predicted + num_targets))[num_targets > 0].mean()
 
 
-def check_vectors(**vectors: Tensor) -> None:
+def _check_vectors(**vectors: Tensor) -> None:
     """Checks that tensors are vectors of equal length; the keywords are the caller's argument names."""
     shapes = [tuple(vector.shape) for vector in vectors.values()]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
@@ -128,3 +128,44 @@ def check_vectors(**vectors: Tensor) -> None:
 def _check_range(name: str, indices: Tensor, size: int) -> None:
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size:
         raise ArgumentError.of(name, (int(indices.min()), int(indices.max())), f"choose indices from 0..{size - 1}")
+
+
+class CalibrationBins(NamedTuple):
+    """Statistics of predictions in M bins of equal width, by confidence. The means of an empty bin are NaN."""
+
+    num_samples: Tensor  # (M,) int64
+    confidence: Tensor  # (M,) float64, mean
+    accuracy: Tensor  # (M,) float64
+
+
+def calibration_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> CalibrationBins:
+    """Bins predictions by confidence: bin m = 1..M covers ((m - 1) / M, m / M]; a confidence of 0 is in the first bin.
+
+    `confidence` (N,) is the probability of the predicted class, 0..1, and `correct` (N,) whether that class is right.
+    """
+    _check_vectors(confidence=confidence, correct=correct)
+    if num_bins < 1:
+        raise ArgumentError.of("num_bins", num_bins, "give at least one bin")
+    confidence = confidence.double()
+    if not ((confidence >= 0) & (confidence <= 1)).all():
+        lowest, highest = confidence.aminmax()
+        raise ArgumentError.of("confidence", (lowest.item(), highest.item()), "give probabilities, 0 to 1")
+    edges = torch.arange(1, num_bins, dtype=torch.float64, device=confidence.device) / num_bins
+    bins = torch.bucketize(confidence, edges)
+    num_samples = torch.bincount(bins, minlength=num_bins)
+    sums = [torch.bincount(bins, weights=values, minlength=num_bins) for values in (confidence, correct.double())]
+    return CalibrationBins(num_samples, sums[0] / num_samples, sums[1] / num_samples)
+
+
+def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Tensor:
+    """Mean gap between confidence and accuracy over bins of equal width, weighted by their number of samples.
+
+    ECE = `sum_m |B_m| / N * |acc(B_m) - conf(B_m)|`, a float64 scalar in 0..1, or NaN without samples (Guo et al., "On
+    Calibration of Modern Neural Networks", ICML 2017, equation 3). The arguments are those of `calibration_bins`.
+
+    >>> expected_calibration_error(torch.tensor([0.9, 0.9, 0.6]), torch.tensor([True, False, True])).item()
+    0.399...
+    """
+    bins = calibration_bins(confidence, correct, num_bins)
+    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num()  # NaN in empty bins, whose weight is 0
+    return (gaps * bins.num_samples).sum() / bins.num_samples.sum()
