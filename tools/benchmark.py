@@ -39,6 +39,7 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import dispatch_info, set_dispatch
 from timm_moe_dg.layers.experts import DISPATCHES
 from timm_moe_dg.measure.cost import (
+    check_idle,
     count_macs,
     device_name,
     interleaved,
@@ -81,22 +82,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--layer", action="store_true", help="measure the first mixture layer instead of the model")
     add("--batch-size", nargs="+", type=positive_int, default=[8], metavar="N", help="images per forward (default: 8)")
     add("--img-size", nargs="+", type=positive_int, default=[None], metavar="N", help="pixels (default: the model's)")
-    add(
-        "--num-experts",
-        nargs="+",
-        type=positive_int,
-        default=[None],
-        metavar="N",
-        help="experts per layer (default: the model's)",
-    )
-    add(
-        "--top-k",
-        nargs="+",
-        type=positive_int,
-        default=[None],
-        metavar="N",
-        help="experts per token (default: the model's)",
-    )
+    for option, counted in (("--num-experts", "experts per layer"), ("--top-k", "experts per token")):
+        counted += " (default: the model's)"
+        add(option, nargs="+", type=positive_int, default=[None], metavar="N", help=counted)
     dtypes = "mixed precision; float32 is without (default: float32)"
     add("--amp-dtype", dest="dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
     add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")
@@ -131,9 +119,8 @@ def add_common_options(
     modes = f"what is timed (default: {mode})"
     add("--mode", nargs="+", choices=["inference", "train"], default=[mode], help=modes)
     add("--rounds", type=int_from_2, default=rounds, metavar="N", help="timed rounds, 2 or more (default: %(default)s)")
-    add(
-        "--warmup", type=non_negative_int, default=warmup, metavar="N", help="rounds before them (default: %(default)s)"
-    )
+    before = "rounds before them (default: %(default)s)"
+    add("--warmup", type=non_negative_int, default=warmup, metavar="N", help=before)
     peak = "measure peak memory (on a CPU: Linux only; default: %(default)s)"
     add("--memory", action=argparse.BooleanOptionalAction, default=memory, help=peak)
     threads = torch.get_num_threads()
@@ -148,10 +135,15 @@ def autocast(device: str, dtype: str | None) -> torch.autocast:
     return torch.autocast(kind, DTYPES[dtype or "float32"], enabled=dtype not in (None, "float32"))
 
 
+def versions() -> str:
+    """Versions that figures depend on, that of CUDA included."""
+    return f"torch {torch.__version__}, timm {timm.__version__}, timm_moe_dg {timm_moe_dg.__version__}"
+
+
 def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
     """Writes the figures, the options and what they were measured on."""
     if args.output:
-        machine = {"torch": torch.__version__, **machine, **{key: str(value) for key, value in vars(args).items()}}
+        machine = {"versions": versions(), **machine, **{key: str(value) for key, value in vars(args).items()}}
         args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
 
 
@@ -279,7 +271,7 @@ def report_models(args: argparse.Namespace) -> None:
     if not args.glibc_defaults:
         # Otherwise page faults decide, above all those of the dense models
         keep_freed_memory()
-    where = f"torch {torch.__version__}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
+    where = f"{versions()}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
     lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
     print(f"{where}\n{PRINTED.format(*lines[0]).rstrip()}")
     rows: list[Row] = []
@@ -418,7 +410,7 @@ def report_methods(args: argparse.Namespace) -> None:
             check(name)
     images, precision = f"{args.num_domains} x {args.batch_size} images", args.amp_dtype or "float32"
     print(f"{', '.join(args.models)}, {images}, {args.device}, {args.cpu_threads} threads, {precision}")
-    print(f"torch {torch.__version__}")
+    print(versions())
     columns = ["method", "model", "mode", "ms/step", "to ERM (quartiles)", *(["MiB", "to ERM"] if args.memory else [])]
     columns += ["papers"] if is_papers_step(args) else []
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -434,6 +426,7 @@ def report_methods(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = parse_words(build_parser(), argv)
+    check_idle(args.device)
     torch.set_num_threads(args.cpu_threads)
     (report_models if args.command == "models" else report_methods)(args)
 

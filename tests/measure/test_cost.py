@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from timm_moe_dg.errors import ProcessLostError
+from timm_moe_dg.errors import ArgumentError, ProcessLostError
 from timm_moe_dg.layers import set_dispatch
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.measure.cost import count_macs, keep_freed_memory, peak_memory
+from timm_moe_dg.measure.cost import check_idle, count_macs, keep_freed_memory, peak_memory
 
 B, T, D = 3, 7, 32
 MIB = 2**20
@@ -119,3 +119,14 @@ def test_kept_memory_is_used_again_without_page_faults():
         with context.Pool(1) as pool:
             faults.append(pool.apply(page_faults, (keep,)))
     assert faults[1] * 10 < faults[0]
+
+
+def test_a_busy_device_is_refused(monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (free * gib, 80 * gib))
+    free = 75
+    check_idle("cuda")
+    free = 70
+    with pytest.raises(ArgumentError, match=r"^device='cuda': 10\.0 of 80\.0 GiB are in use; end the programs there"):
+        check_idle("cuda")
+    check_idle("cpu")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..errors import ProcessLostError
+from ..errors import ArgumentError, ProcessLostError
 
 Step = Callable[[], object]
 Key = TypeVar("Key")
@@ -118,6 +118,16 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median and third quartile of two values or more."""
     low, median, high = statistics.quantiles(values, n=4)
     return low, median, high
+
+
+def check_idle(device: str) -> None:
+    """Refuses an accelerator with more than a tenth of its memory in use, whose other programs would disturb us."""
+    if torch.device(device).type == "cpu":
+        return
+    free, total = torch.accelerator.get_memory_info(device)
+    if free < 0.9 * total:
+        busy = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use"
+        raise ArgumentError.of("device", device, f"{busy}; end the programs there, or choose another device")
 
 
 def device_name(device: str | torch.device) -> str:
