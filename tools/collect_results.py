@@ -40,12 +40,8 @@ def build_parser() -> ToolParser:
     add("folders", nargs="+", type=run_folder, metavar="DIR", help="folders with runs, searched at any depth")
     rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
-    add(
-        "--format",
-        choices=[*RENDERERS, *DATA_FORMATS],
-        default="text",
-        help="format of the tables (default: %(default)s)",
-    )
+    formats = [*RENDERERS, *DATA_FORMATS]
+    add("--format", choices=formats, default="text", help="format of the tables (default: %(default)s)")
     whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)

@@ -52,9 +52,8 @@ MAIN += ["workers", "device", "top_k", "output", "force"]
 def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("predict.py", __doc__, "--model NAME [options] IMAGES ...", main=MAIN, config=True)
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGES", help="files, folders (searched to any depth) or patterns"
-    )
+    images = "files, folders (searched to any depth) or patterns"
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
     add_model_options(parser)
     group = parser.add_argument_group("images")
     add = group.add_argument

@@ -38,13 +38,8 @@ def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("push_to_hub.py", __doc__, "[RUN] --repo-id OWNER/NAME [options]")
     add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
-    add(
-        "run",
-        nargs="?",
-        type=run_folder,
-        metavar="RUN",
-        help="folder of a finished run, whose best/ is published",
-    )
+    run = "folder of a finished run, whose best/ is published"
+    add("run", nargs="?", type=run_folder, metavar="RUN", help=run)
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
     add("--model", type=model_source, metavar="NAME", help=source)
     add("--initial-checkpoint", metavar="FILE", help="weights of --model with classifier; dense weights are upcycled")

@@ -66,27 +66,15 @@ def build_parser() -> ToolParser:
     add("--datasets", type=entry, nargs="+", metavar="NAME", help="data sets; required, unless the recipe names one")
     add("--data-dir", metavar="DIR", help="folder of the images, for every data set")
     add("--algorithms", type=entry, nargs="+", metavar="NAME", help="training methods (default: the recipe's, or ERM)")
-    add(
-        "--models",
-        type=entry,
-        nargs="+",
-        metavar="NAME",
-        help="timm models (default: the recipe's, or gmoe_small_patch16)",
-    )
+    models = "timm models (default: the recipe's, or gmoe_small_patch16)"
+    add("--models", type=entry, nargs="+", metavar="NAME", help=models)
     formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
     protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
     held_out = f"what to hold out of n domains: {protocols}; {OFFICIAL}: the data set's own test domains, 1 run; "
     held_out += f"{PER_REGION}: the same, trained on one region at a time, n runs (default: leave_one_domain_out)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
-    add(
-        "--protocols",
-        "--protocol",
-        nargs="+",
-        choices=choices,
-        metavar="NAME",
-        default=["leave_one_domain_out"],
-        help=held_out,
-    )
+    names, default = ("--protocols", "--protocol"), ["leave_one_domain_out"]
+    add(*names, nargs="+", choices=choices, metavar="NAME", default=default, help=held_out)
     only = "only these domains, by name or position (default: all)"
     add("--domains", type=position_or_name, nargs="+", metavar="DOMAIN", help=only)
     add("--trial-seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="repetitions (default: 0 1 2)")
@@ -102,24 +90,13 @@ def build_parser() -> ToolParser:
 def _add_launch_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--launcher", choices=("local", "slurm"), default="local", help="where the runs start (default: %(default)s)")
-    add(
-        "--jobs",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="runs at a time on this machine (default: %(default)s)",
-    )
+    jobs = "runs at a time on this machine (default: %(default)s)"
+    add("--jobs", type=positive_int, default=1, metavar="N", help=jobs)
     add("--gpus", nargs="+", metavar="I", help="GPUs, with one run at a time on each, instead of --jobs")
     prefix = "program that starts finetune, such as 'accelerate launch --num_processes 2' (default: this Python)"
     add("--run-with", type=shlex.split, default=[sys.executable], metavar="COMMAND", help=prefix)
-    add(
-        "--slurm",
-        type=key_value,
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="parameters of submitit's AutoExecutor",
-    )
+    parameters = "parameters of submitit's AutoExecutor"
+    add("--slurm", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=parameters)
     add("--dry-run", action="store_true", help="print the commands of the remaining runs, and stop")
     add("--status", action="store_true", help="print which runs are finished, running, failed or missing, and stop")
 

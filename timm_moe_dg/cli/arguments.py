@@ -203,12 +203,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model").add_argument
     source = "run folder, hf-hub:OWNER/NAME, local-dir:FOLDER, or a timm model with one of the next two options"
     add("--model", type=model_source, required=True, metavar="NAME", help=source)
-    add(
-        "--pretrained",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="use the published weights of a timm model",
-    )
+    published = "use the published weights of a timm model"
+    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help=published)
     add("--initial-checkpoint", metavar="FILE", help="use the weights in this file")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input image (default: the model's)")
     pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
