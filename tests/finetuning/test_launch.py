@@ -94,6 +94,17 @@ def test_half_precision_that_would_silently_be_full():
         check_precision("fp16", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("cpu_alone", "supported", "precision"), [("false", True, "bf16"), ("false", False, "no"), ("true", True, "no")]
+)
+def test_auto_is_bfloat16_on_gpus_that_have_it(monkeypatch, cpu_alone, supported, precision):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", cpu_alone)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
+    assert launch.wanted_precision("auto") == precision
+    assert launch.wanted_precision("float16") == "fp16"
+    assert launch.wanted_precision(None) is None
+
+
 @pytest.mark.parametrize("supported", [True, False])
 def test_bfloat16_is_refused_on_gpus_that_lack_it(supported, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)

@@ -3,7 +3,9 @@
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from tests.algorithms.test_updates import build
 from tests.gpu.device import MixedDevicesError, PretendedTensor, backward, pretended_cuda, to_host
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
+from timm_moe_dg.data import Split
+from timm_moe_dg.finetuning.assembly import build_task_loss
 from timm_moe_dg.layers import Coverage, GeoMoeMlp, dispatch_info, set_dispatch
 from timm_moe_dg.layers.sorted_experts import draw_seed
 from timm_moe_dg.losses import force_tokens, moge_losses
@@ -156,6 +160,31 @@ def test_an_evaluation_waits_once_for_each_column():
     assert dict(waits) == {"protocols/evaluation.py copy to the host": 4}
     assert not any(isinstance(column, PretendedTensor) for column in predictions)
     assert all(torch.allclose(mine, theirs) for mine, theirs in zip(predictions, expected, strict=True))
+
+
+def test_class_weights_and_smoothed_labels_are_on_the_device():
+    splits = [Split(inside=np.arange(3), outside=np.arange(0))]
+    options = SimpleNamespace(class_weights="balanced", label_smoothing=0.1, num_classes=2)
+    plan = SimpleNamespace(options=options, domains=[SimpleNamespace(targets=[0, 0, 1])], splits=splits, training=[0])
+    logits, target = torch.randn(3, 2), torch.tensor([0, 0, 1])
+    expected = build_task_loss(plan, torch.device("cpu"))(logits, target)
+    with pretended_cuda() as waits:
+        loss = build_task_loss(plan, torch.device(CUDA))
+        logits, target = logits.to(CUDA), target.to(CUDA)
+        waits.clear()
+        assert difference([loss(logits, target)], [expected]) <= 1e-6
+    assert not waits
+
+
+# Memory, compiled kernels, graphs and a second device need a real GPU
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_tests_for_a_real_gpu_run_on_the_pretended_one(dtype, monkeypatch):
+    from tests.gpu import test_cuda  # it imports this file
+
+    with pretended_cuda():
+        for way in ("auto", *WAYS):
+            test_cuda.test_a_training_step_equals_that_of_the_cpu(MODELS[0], way, dtype)
+        test_cuda.test_a_step_is_repeated_bit_for_bit("grouped", monkeypatch)
 
 
 def test_coverage_is_decided_on_the_device():

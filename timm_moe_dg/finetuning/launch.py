@@ -8,7 +8,12 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+)
 from torch import distributed
 
 from ..cli.arguments import available_cpus
@@ -33,10 +38,16 @@ _logger = logging.getLogger(__name__)
 def join_processes(options: RunOptions) -> Accelerator:
     """Joins the other processes, checks that launch settings took effect, and logs the resources of the run."""
     accelerator = Accelerator(
-        mixed_precision=PRECISIONS[options.amp_dtype] if options.amp_dtype else None,
+        mixed_precision=wanted_precision(options.amp_dtype),
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # of evaluations
         log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
         project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout))],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
+            # Saves a copy of all gradients. static_graph stays off: methods differ from step to step in what they
+            # compute, such as the linear steps of a run or the inner steps of MLDG.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+        ],
     )
     check_plugins(os.environ)
     check_world_size(os.environ, accelerator.num_processes)
@@ -105,11 +116,24 @@ def threads_given(environment: Mapping[str, str]) -> bool:
         return False
 
 
+def wanted_precision(amp_dtype: str | None) -> str | None:
+    """Returns accelerate's name of --amp-dtype. None leaves the choice to the launcher."""
+    if amp_dtype != "auto":
+        return PRECISIONS[amp_dtype] if amp_dtype else None
+    # Not on a CPU, where bfloat16 may take longer than float32 (docs/results/speed.md)
+    return "bf16" if not parse_flag_from_env("ACCELERATE_USE_CPU") and has_bfloat16() else "no"
+
+
+def has_bfloat16() -> bool:
+    """Whether there is a CUDA GPU that computes in bfloat16, rather than emulates it."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def check_precision(mixed_precision: str, device: str) -> None:
     """Refuses float16 on CPU, where accelerate would silently train in full precision, and bfloat16 on old GPUs."""
     if mixed_precision == "fp16" and device == "cpu":
         raise ArgumentError.of("amp_dtype", "float16", "needs an accelerator; on CPU use bfloat16 or none")
-    if mixed_precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if mixed_precision == "bf16" and device == "cuda" and not has_bfloat16():
         raise ArgumentError.of("amp_dtype", "bfloat16", "this GPU has no such type; use float16 or none")
 
 
