@@ -26,6 +26,7 @@ from timm_moe_dg.finetuning.assembly import build_model
 from timm_moe_dg.finetuning.launch import join_processes, lost_process_explained
 from timm_moe_dg.finetuning.loaders import rehearse
 from timm_moe_dg.finetuning.log import RunLog
+from timm_moe_dg.finetuning.memory import take_step
 from timm_moe_dg.finetuning.plan import RunPlan, describe, make_plan
 from timm_moe_dg.finetuning.progress import StepBar, tracker_errors_logged
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable
@@ -58,7 +59,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
         minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
         if model.probing:
             model.probing.start_step(step)
-        losses = model.algorithm.update(run.context(step), minibatches)
+        losses = take_step(run, step, minibatches)
         if model.schedule:
             model.schedule.step_update(step + 1)
         if model.averaging:

@@ -35,11 +35,19 @@ def test_an_ending_is_one_line_of_bearable_length(message):
     assert len(caught.value.code) < LONGEST + 10
 
 
-def test_a_full_device_is_one_line():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."),
+    ],
+    ids=["gpu", "cpu"],
+)
+def test_full_memory_is_one_line(error):
     def main(argv):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+        raise error
 
-    with pytest.raises(SystemExit, match=r"^test_ending.py: memory is full; .* --batch-size .*GiB\.\)$"):
+    with pytest.raises(SystemExit, match=r"^test_ending.py: memory is full; .* --batch-size .*allocate .*\.\)$"):
         tool(main)([])
 
 

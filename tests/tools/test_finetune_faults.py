@@ -57,6 +57,26 @@ def test_a_folder_that_vanishes_under_a_run_ends_it_in_one_line(tool, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(
+    ("fits", "remedy"),
+    [
+        (3, "--batch-size 2 fits; to keep the batch, compute it in parts by --grad-accum-steps 4"),
+        (0, "give a smaller --batch-size, or see --grad-checkpointing"),
+    ],
+)
+def test_a_full_device_is_answered_with_a_batch_that_fits(tool, tmp_path, monkeypatch, fits, remedy):
+    update = ERM.update
+
+    def limited(self, context, minibatches):
+        if len(minibatches[0][0]) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return update(self, context, minibatches)
+
+    monkeypatch.setattr(ERM, "update", limited)
+    line = refused(tool, *TRAIN, "-b", "8", "--output", tmp_path, "--experiment", "a")
+    assert line == f"finetune.py: ArgumentError: batch_size=8: the memory of cpu is full; {remedy}"
+
+
 def test_checkpoints_that_a_kill_after_done_has_left_are_removed(tool, tmp_path, capsys):
     words = [*TRAIN, "--sched", "cosine", "--output", str(tmp_path), "--experiment", "a", "--resume", "auto"]
     tool.main(words)

@@ -44,7 +44,8 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
                 raise
             raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's, by name: `--help` does not import torch
+            # torch's for GPUs, by name, since `--help` does not import torch; that for a CPU has no class of its own
+            if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
                 raise
             raise SystemExit(_shorten(f"{name}: memory is full; give a smaller --batch-size ({error})")) from error
         except KeyboardInterrupt as interrupt:
