@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,12 @@ WAYS = ("sorted", "grouped", "loop")
 TYPES = (None, torch.bfloat16, torch.float16)
 SHORT = {"depth": 2, "moe_layers": [1]}
 MODELS = [case for case in CASES if case.name not in ("gmoe_small_patch16", "gmoe_base_patch16")]  # one size of GMoE
+# Convolutions in half types take seconds on a CPU, and come before the experts: once for each type is enough
+STEPS = [
+    (case, way, dtype)
+    for case, way, dtype in product(MODELS, WAYS, TYPES)
+    if not (case.name.startswith("hybrid") and dtype and way != "sorted")
+]
 # What a GPU waits for in one forward with one mixture layer
 WAITS = {"sorted": {"layers/dispatch.py tolist": 1}, "grouped": {}, "loop": {"layers/experts.py nonzero": 6}}
 
@@ -52,9 +59,7 @@ def difference(mine, theirs):
     return torch.stack([ratio.detach().double() for ratio in ratios]).max().item()  # unlike Python's max, keeps NaN
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "way", "dtype"), STEPS, ids=lambda value: getattr(value, "name", str(value)))
 @pytest.mark.filterwarnings("ignore:.*autocast.*:UserWarning")
 def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(case, way, dtype):
     torch.manual_seed(0)
