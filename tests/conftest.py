@@ -26,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+# The same random numbers for a fixture or a test, whatever ran before
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    set_seed(0)  # before any fixture, also those of a module, so that no test depends on a draw or on other tests
+def pytest_fixture_setup() -> None:
+    set_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    set_seed(0)

@@ -60,6 +60,7 @@ CONDITIONS = ("mode", "dtype", "program", "dispatch", "batch_size")
 HEADINGS = ("M param", "GMACs", "ms", "ratio to it (quartiles)", "MiB (ratio)")
 PRINTED = "{:40} {:9} {:8} {:8} {:8} {:>5} {:>8} {:>7} {:>9} {:>23} {:>13}"  # a line of that table
 BASE = "ERM"
+VERSIONS = f"torch {torch.__version__}, timm {timm.__version__}, timm_moe_dg {timm_moe_dg.__version__}"
 Row = dict[str, Any]
 Step = Callable[[], None]
 
@@ -135,15 +136,10 @@ def autocast(device: str, dtype: str | None) -> torch.autocast:
     return torch.autocast(kind, DTYPES[dtype or "float32"], enabled=dtype not in (None, "float32"))
 
 
-def versions() -> str:
-    """Versions that figures depend on, that of CUDA included."""
-    return f"torch {torch.__version__}, timm {timm.__version__}, timm_moe_dg {timm_moe_dg.__version__}"
-
-
 def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
     """Writes the figures, the options and what they were measured on."""
     if args.output:
-        machine = {"versions": versions(), **machine, **{key: str(value) for key, value in vars(args).items()}}
+        machine = {"versions": VERSIONS, **machine, **{key: str(value) for key, value in vars(args).items()}}
         args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
 
 
@@ -271,7 +267,7 @@ def report_models(args: argparse.Namespace) -> None:
     if not args.glibc_defaults:
         # Otherwise page faults decide, above all those of the dense models
         keep_freed_memory()
-    where = f"{versions()}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
+    where = f"{VERSIONS}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
     lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
     print(f"{where}\n{PRINTED.format(*lines[0]).rstrip()}")
     rows: list[Row] = []
@@ -410,7 +406,7 @@ def report_methods(args: argparse.Namespace) -> None:
             check(name)
     images, precision = f"{args.num_domains} x {args.batch_size} images", args.amp_dtype or "float32"
     print(f"{', '.join(args.models)}, {images}, {args.device}, {args.cpu_threads} threads, {precision}")
-    print(versions())
+    print(VERSIONS)
     columns = ["method", "model", "mode", "ms/step", "to ERM (quartiles)", *(["MiB", "to ERM"] if args.memory else [])]
     columns += ["papers"] if is_papers_step(args) else []
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

@@ -99,6 +99,7 @@ def test_half_precision_that_would_silently_be_full():
 )
 def test_auto_is_bfloat16_on_gpus_that_have_it(monkeypatch, cpu_alone, supported, precision):
     monkeypatch.setenv("ACCELERATE_USE_CPU", cpu_alone)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
     assert launch.wanted_precision("auto") == precision
     assert launch.wanted_precision("float16") == "fp16"
@@ -107,6 +108,7 @@ def test_auto_is_bfloat16_on_gpus_that_have_it(monkeypatch, cpu_alone, supported
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_bfloat16_is_refused_on_gpus_that_lack_it(supported, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
     with nullcontext() if supported else pytest.raises(ArgumentError, match="amp_dtype='bfloat16': this GPU has no"):
         check_precision("bf16", "cuda")

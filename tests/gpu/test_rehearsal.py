@@ -182,12 +182,11 @@ def test_class_weights_and_smoothed_labels_are_on_the_device():
 
 
 # Memory, compiled kernels, graphs and a second device need a real GPU
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_the_tests_for_a_real_gpu_run_on_the_pretended_one(dtype, monkeypatch):
+def test_the_tests_for_a_real_gpu_run_on_the_pretended_one(monkeypatch):
     from tests.gpu import test_cuda  # it imports this file
 
     with pretended_cuda():
-        for way in ("auto", *WAYS):
+        for way, dtype in product(("auto", *WAYS), TYPES):
             test_cuda.test_a_training_step_equals_that_of_the_cpu(MODELS[0], way, dtype)
         test_cuda.test_a_step_is_repeated_bit_for_bit("grouped", monkeypatch)
 

@@ -123,10 +123,10 @@ def test_kept_memory_is_used_again_without_page_faults():
 
 def test_a_busy_device_is_refused(monkeypatch):
     gib = 2**30
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (free * gib, 80 * gib))
-    free = 75
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 80 * gib))
+    free = 62
     check_idle("cuda")
-    free = 70
-    with pytest.raises(ArgumentError, match=r"^device='cuda': 10\.0 of 80\.0 GiB are in use; end the programs there"):
+    free = 56
+    with pytest.raises(ArgumentError, match=r"^device='cuda': 24\.0 of 80\.0 GiB are in use; end the programs there"):
         check_idle("cuda")
     check_idle("cpu")

@@ -39,13 +39,13 @@ def join_processes(options: RunOptions) -> Accelerator:
     """Joins the other processes, checks that launch settings took effect, and logs the resources of the run."""
     accelerator = Accelerator(
         mixed_precision=wanted_precision(options.amp_dtype),
-        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # of evaluations
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # evaluations alone have a loader of accelerate
         log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
         project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
-            # Saves a copy of all gradients. static_graph stays off: methods differ from step to step in what they
-            # compute, such as the linear steps of a run or the inner steps of MLDG.
+            # Saves a copy of all gradients. static_graph stays off, since a graph may change from step to step: the
+            # discriminator's steps of DANN have no backward pass through the network.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
         ],
     )
@@ -125,8 +125,8 @@ def wanted_precision(amp_dtype: str | None) -> str | None:
 
 
 def has_bfloat16() -> bool:
-    """Whether there is a CUDA GPU that computes in bfloat16, rather than emulates it."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    """Whether there is a GPU of NVIDIA or AMD that computes in bfloat16, rather than emulates it."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def check_precision(mixed_precision: str, device: str) -> None:

@@ -1,5 +1,9 @@
-"""A training step, and the largest batch that fits into memory where its own does not."""
+"""A training step, and trials of smaller ones if the memory is too small for it."""
 
+import logging
+from dataclasses import replace
+
+import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor
 
@@ -7,12 +11,14 @@ from ..algorithms import Algorithm, Minibatches, StepContext
 from ..errors import ArgumentError
 from .run import FineTuning
 
+_logger = logging.getLogger(__name__)
+
 
 def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str, Tensor]:
     """Takes a training step and returns its scalars.
 
     Raises:
-        ArgumentError: The memory is full. In a run of one process, the message names a batch that fits.
+        ArgumentError: The memory is full. In a run of one process, the message names values that fitted in a trial.
     """
     algorithm, context = run.model.algorithm, run.context(step)
     try:
@@ -20,29 +26,44 @@ def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str,
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
+        reason = str(error)
     # Outside of the except clause, since the error's traceback keeps the step's tensors
-    options, accelerator = run.plan.options, run.accelerator
+    device, batch_size = run.accelerator.device, run.plan.options.batch_size
     remedy = "give a smaller --batch-size, or see --grad-checkpointing"
     # One of several processes would wait for the others, in which the step may have fitted
-    if accelerator.num_processes == 1 and (size := fitting_batch_size(algorithm, context, minibatches)):
-        remedy = f"--batch-size {size} fits"
-        if algorithm.ACCUMULATES:
-            parts = options.grad_accum_steps * -(-options.batch_size // size)
-            remedy += f"; to keep the batch, compute it in parts by --grad-accum-steps {parts}"
-    raise ArgumentError.of("batch_size", options.batch_size, f"the memory of {accelerator.device} is full; {remedy}")
+    if run.accelerator.num_processes == 1:
+        _logger.warning(f"the memory of {device} is full; trying smaller steps")
+        if parts := fitting_parts(algorithm, context, minibatches):
+            smaller = f"--batch-size {batch_size // parts}"
+            remedy = f"{smaller} fitted in a trial"
+            if algorithm.ACCUMULATES:
+                remedy = f"--grad-accum-steps {parts} fitted in a trial and keeps the batch; {smaller} needs less"
+    raise ArgumentError.of("batch_size", batch_size, f"the memory of {device} is full; {remedy} ({reason})")
 
 
-def fitting_batch_size(algorithm: Algorithm, context: StepContext, minibatches: Minibatches) -> int:
-    """Returns the first of 1/2, 1/4, ... of the images per domain with which a step succeeds; 0 if none does.
+def fitting_parts(algorithm: Algorithm, context: StepContext, minibatches: Minibatches) -> int | None:
+    """Returns into how many equal parts the minibatches have to be cut, at least, for a step to fit; None if none does.
 
-    The steps change the network, so the run cannot go on.
+    A method that accumulates is tried with all parts in turn, another one with the first part alone. The trials change
+    the network, so the run cannot go on.
     """
     size = len(minibatches[0][0])
-    while size := size // 2:
-        clear_device_cache(garbage_collection=True)
+    # The second step has the moments that the optimizer makes in the first; adversarial methods alternate besides
+    repeats = 2 * (1 + int(algorithm.hparams.get("d_steps_per_g_step", 0)))
+    for parts in range(context.grad_accum_steps + 1, size + 1):
+        if size % parts:
+            continue
+        first_part = [tuple(column[: size // parts] for column in minibatch) for minibatch in minibatches]
+        in_parts = (replace(context, grad_accum_steps=parts), minibatches)
+        context.optimizer.state.clear()  # a failed step may have made half of the moments
         try:
-            algorithm.update(context, [tuple(column[:size] for column in batch) for batch in minibatches])
-            return size
-        except (RuntimeError, ValueError):  # full again, or too few images for the method
-            pass
-    return 0
+            with torch.no_grad():  # replaces what the failed step has recorded in the network, with its graph
+                algorithm.forward_domains(context.model, first_part)
+            clear_device_cache(garbage_collection=True)
+            for _ in range(repeats):
+                algorithm.update(*(in_parts if algorithm.ACCUMULATES else (context, first_part)))
+            return parts
+        except (RuntimeError, ValueError) as error:
+            if not should_reduce_batch_size(error):  # too few images for the method
+                return None
+    return None

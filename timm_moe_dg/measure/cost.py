@@ -121,11 +121,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_idle(device: str) -> None:
-    """Refuses an accelerator with more than a tenth of its memory in use, whose other programs would disturb us."""
-    if torch.device(device).type == "cpu":
+    """Refuses a GPU with more than a quarter of its memory in use, where other programs would disturb measurements."""
+    if torch.device(device).type != "cuda":
         return
-    free, total = torch.accelerator.get_memory_info(device)
-    if free < 0.9 * total:
+    free, total = torch.cuda.mem_get_info(device)
+    if free < 0.75 * total:
         busy = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use"
         raise ArgumentError.of("device", device, f"{busy}; end the programs there, or choose another device")
 
