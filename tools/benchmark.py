@@ -84,8 +84,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", nargs="+", type=positive_int, default=[8], metavar="N", help="images per forward (default: 8)")
     add("--img-size", nargs="+", type=positive_int, default=[None], metavar="N", help="pixels (default: the model's)")
     for option, counted in (("--num-experts", "experts per layer"), ("--top-k", "experts per token")):
-        counted += " (default: the model's)"
-        add(option, nargs="+", type=positive_int, default=[None], metavar="N", help=counted)
+        add(option, nargs="+", type=positive_int, default=[None], metavar="N", help=f"{counted} (default: the model's)")
     dtypes = "mixed precision; float32 is without (default: float32)"
     add("--amp-dtype", dest="dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
     add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")

@@ -1,10 +1,10 @@
 """Training methods and weight averaging: ERM, 14 domain generalization methods, EMA, moving averages and SWAD."""
 
 from .averaging import Averaging
-from .base import POSITIVE, SHARE, Algorithm, Distribution, ParameterGroup, Range, Setup
+from .base import POSITIVE, SHARE, Algorithm, Setup
 from .erm import ERM
 from .registry import ALGORITHMS, AVERAGING, get_algorithm, get_averaging, register_algorithm
-from .step import ForwardPass, Minibatches, StepContext
+from .step import Minibatches, StepContext
 
 __all__ = [
     "ALGORITHMS",
@@ -14,11 +14,7 @@ __all__ = [
     "SHARE",
     "Algorithm",
     "Averaging",
-    "Distribution",
-    "ForwardPass",
     "Minibatches",
-    "ParameterGroup",
-    "Range",
     "Setup",
     "StepContext",
     "get_algorithm",

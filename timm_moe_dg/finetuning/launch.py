@@ -8,12 +8,8 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-    parse_flag_from_env,
-)
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils.environment import parse_flag_from_env
 from torch import distributed
 
 from ..cli.arguments import available_cpus

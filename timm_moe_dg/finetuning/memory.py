@@ -17,8 +17,7 @@ _logger = logging.getLogger(__name__)
 def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str, Tensor]:
     """Takes a training step and returns its scalars.
 
-    Raises:
-        ArgumentError: The memory is full. In a run of one process, the message names values that fitted in a trial.
+    If the memory is full, raises an `ArgumentError`. In a run of one process, it names values that fitted in a trial.
     """
     algorithm, context = run.model.algorithm, run.context(step)
     try:

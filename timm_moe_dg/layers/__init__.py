@@ -1,13 +1,7 @@
 """Mixture layers: routers, stacked experts, the feed-forward layers composed of them, and metadata encoders."""
 
 from .encoders.coverage import Coverage, thin_coordinates
-from .encoders.location import (
-    LOCATION_ENCODERS,
-    LocationEncoder,
-    LocationIdEmbedding,
-    SinCosEncoder,
-    spherical_harmonics,
-)
+from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
 from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
 from .experts import dispatch_info, set_dispatch
@@ -18,7 +12,6 @@ from .own_parameters import OwnParameters, undecayed_parameters
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
 
 __all__ = [
-    "LOCATION_ENCODERS",
     "ColumnsEncoder",
     "CosineRouter",
     "Coverage",

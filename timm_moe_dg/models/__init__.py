@@ -3,7 +3,7 @@
 from ._geo_vit import GeoMoeVisionTransformer
 from ._metadata import MetadataOptions, MetadataRoutingOptions
 from ._moe_vit import MoeVisionTransformer
-from .d3g import DomainHeadOptions, DomainHeadsVisionTransformer, d3g_tiny_patch16
+from .d3g import DomainHeadsVisionTransformer, d3g_tiny_patch16
 from .erm_le import LocationVisionTransformer, erm_le_tiny_patch16
 from .gmoe import gmoe_base_patch16, gmoe_small_patch16, gmoe_tiny_patch16
 from .hybrid_sfmoe import hybrid_sfmoe_r26_s16
@@ -13,7 +13,6 @@ from .text_head import use_text_head
 from .upcycling import upcycle, upcycle_with_metadata
 
 __all__ = [
-    "DomainHeadOptions",
     "DomainHeadsVisionTransformer",
     "GeoMoeVisionTransformer",
     "LocationVisionTransformer",
