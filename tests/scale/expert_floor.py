@@ -4,7 +4,7 @@
     python -m tests.scale.expert_floor --num-experts 16 --dtype bfloat16 --threads 1
     python -m tests.scale.expert_floor --num-experts 6 --tokens 136 --against dense  # 8 images of 64 pixels
 
-Reading is a sum over the visited experts' weights, which uses every byte once; a faster way does not read them all.
+Reading is a sum over the visited experts' weights, which uses every byte once. A faster way does not read them all.
 "Products" multiplies each expert's rows, without routing, gathering and activation. "Dense" makes the two products of
 a dense layer with as many multiplications. In training, both are followed by the products of the backward pass.
 """

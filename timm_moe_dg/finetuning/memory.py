@@ -41,13 +41,13 @@ def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str,
 
 
 def fitting_parts(algorithm: Algorithm, context: StepContext, minibatches: Minibatches) -> int | None:
-    """Returns into how many equal parts the minibatches have to be cut, at least, for a step to fit; None if none does.
+    """Returns the smallest number of equal parts of the minibatches with which a step fits, or None.
 
-    A method that accumulates is tried with all parts in turn, another one with the first part alone. The trials change
-    the network, so the run cannot go on.
+    A method that accumulates gradients computes all parts in turn, other methods the first part alone. The trials
+    change the network, so the run cannot go on.
     """
     size = len(minibatches[0][0])
-    # The second step has the moments that the optimizer makes in the first; adversarial methods alternate besides
+    # The second step has the moments that the optimizer makes in the first. Adversarial methods alternate as well.
     repeats = 2 * (1 + int(algorithm.hparams.get("d_steps_per_g_step", 0)))
     for parts in range(context.grad_accum_steps + 1, size + 1):
         if size % parts:
