@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext, get_algorithm, get_averaging
+from timm_moe_dg.algorithms.adversarial import cycle_length
 from timm_moe_dg.cli.arguments import add_device_option, parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
@@ -51,6 +52,7 @@ from timm_moe_dg.measure.cost import (
 )
 from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
 from timm_moe_dg.networks.build import check_name
+from timm_moe_dg.protocols.run_identity import VERSIONS
 from timm_moe_dg.results.paper_costs import IMAGES, PIXELS, stated_costs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,7 +62,7 @@ CONDITIONS = ("mode", "dtype", "program", "dispatch", "batch_size")
 HEADINGS = ("M param", "GMACs", "ms", "ratio to it (quartiles)", "MiB (ratio)")
 PRINTED = "{:40} {:9} {:8} {:8} {:8} {:>5} {:>8} {:>7} {:>9} {:>23} {:>13}"  # a line of that table
 BASE = "ERM"
-VERSIONS = f"torch {torch.__version__}, timm {timm.__version__}, timm_moe_dg {timm_moe_dg.__version__}"
+SOFTWARE = ", ".join(map(" ".join, VERSIONS.items()))
 Row = dict[str, Any]
 Step = Callable[[], None]
 
@@ -138,8 +140,8 @@ def autocast(device: str, dtype: str | None) -> torch.autocast:
 def save(args: argparse.Namespace, rows: Sequence[Row], **machine: str) -> None:
     """Writes the figures, the options and what they were measured on."""
     if args.output:
-        machine = {"versions": VERSIONS, **machine, **{key: str(value) for key, value in vars(args).items()}}
-        args.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
+        machine |= {key: str(value) for key, value in vars(args).items()}
+        args.output.write_text(json.dumps({"machine": {"versions": VERSIONS, **machine}, "rows": rows}, indent=2))
 
 
 def check_models(args: argparse.Namespace) -> None:
@@ -266,7 +268,7 @@ def report_models(args: argparse.Namespace) -> None:
     if not args.glibc_defaults:
         # Otherwise page faults decide, above all those of the dense models
         keep_freed_memory()
-    where = f"{VERSIONS}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
+    where = f"{SOFTWARE}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds"
     lines = [["model", *CONDITIONS[:-1], "batch", *HEADINGS]]
     print(f"{where}\n{PRINTED.format(*lines[0]).rstrip()}")
     rows: list[Row] = []
@@ -291,7 +293,7 @@ class Entry(NamedTuple):
     def repeats(self) -> int:
         """Steps until a method has done everything that it does."""
         method = get_algorithm(self.algorithm.partition(" + ")[0])
-        return 1 + int(method.HPARAMS.get("d_steps_per_g_step", 0)) if self.mode == "train" else 1
+        return cycle_length(method.HPARAMS) if self.mode == "train" else 1
 
 
 def make_network(model: str, args: argparse.Namespace) -> nn.Module:
@@ -405,7 +407,7 @@ def report_methods(args: argparse.Namespace) -> None:
             check(name)
     images, precision = f"{args.num_domains} x {args.batch_size} images", args.amp_dtype or "float32"
     print(f"{', '.join(args.models)}, {images}, {args.device}, {args.cpu_threads} threads, {precision}")
-    print(VERSIONS)
+    print(SOFTWARE)
     columns = ["method", "model", "mode", "ms/step", "to ERM (quartiles)", *(["MiB", "to ERM"] if args.memory else [])]
     columns += ["papers"] if is_papers_step(args) else []
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

@@ -23,12 +23,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.analysis.evaluation_files import FILES, save_features, score_table, write_files
 from timm_moe_dg.analysis.evaluation_projection import METHODS
-from timm_moe_dg.cli.arguments import (
-    add_loader_options,
-    add_model_options,
-    model_keywords,
-    parse_arguments,
-)
+from timm_moe_dg.cli.arguments import add_loader_options, add_model_options, model_keywords, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser

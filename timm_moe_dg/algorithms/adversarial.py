@@ -16,6 +16,11 @@ from .step import ForwardPass, Minibatches, StepContext
 from .taps import classifier_of, tap_features
 
 
+def cycle_length(hparams: Mapping[str, float]) -> int:
+    """Steps in which an adversarial method updates the network once and the discriminator d times; 1 for others."""
+    return 1 + int(hparams.get("d_steps_per_g_step", 0))
+
+
 class Adversarial(Counting):
     """Network: min CE - lambda * L. Discriminator: min L, its loss of classifying domains by features (B, D).
 
@@ -104,8 +109,8 @@ class Adversarial(Counting):
             if "betas" in group:
                 group["betas"] = (self.hparams["beta1"], 0.9)
         self.count_step()
-        turns = int(self.hparams["d_steps_per_g_step"])
-        if self.count % (1 + turns) >= turns:
+        cycle = cycle_length(self.hparams)
+        if self.count % cycle == cycle - 1:
             self._optimizer.zero_grad()
             losses = super().update(context, minibatches)
             self._optimizer.zero_grad()  # the network's backward pass leaves gradients in the discriminator

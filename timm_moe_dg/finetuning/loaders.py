@@ -29,12 +29,7 @@ def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_pr
 
 
 def build_loaders(
-    plan: RunPlan,
-    config: DataConfig,
-    sampler: StepSampler,
-    *,
-    with_metadata: bool,
-    pin_memory: bool = False,
+    plan: RunPlan, config: DataConfig, sampler: StepSampler, *, with_metadata: bool, pin_memory: bool = False
 ) -> tuple[DataLoader, DataLoader]:
     """Builds the endless training loader with this process's share, and the evaluation loader.
 

@@ -8,6 +8,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor
 
 from ..algorithms import Algorithm, Minibatches, StepContext
+from ..algorithms.adversarial import cycle_length
 from ..errors import ArgumentError
 from .run import FineTuning
 
@@ -48,7 +49,7 @@ def fitting_parts(algorithm: Algorithm, context: StepContext, minibatches: Minib
     """
     size = len(minibatches[0][0])
     # The second step has the moments that the optimizer makes in the first. Adversarial methods alternate as well.
-    repeats = 2 * (1 + int(algorithm.hparams.get("d_steps_per_g_step", 0)))
+    repeats = 2 * cycle_length(algorithm.hparams)
     for parts in range(context.grad_accum_steps + 1, size + 1):
         if size % parts:
             continue

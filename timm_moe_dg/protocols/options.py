@@ -199,8 +199,7 @@ class TrainingOptions:
     min_lr: float = option(0.0, type=non_negative,
         help="learning rate at the end of the schedule (default: %(default)s)")
     amp_dtype: str | None = option(None, choices=("auto", "bfloat16", "float16"),
-        help="mixed precision; auto is bfloat16 on NVIDIA's and AMD's GPUs that have it, else off (default: off, or "
-        "that of accelerate launch)")
+        help="mixed precision; auto: bfloat16 on a GPU that has it (default: off, or that of accelerate launch)")
     grad_checkpointing: bool = option(False,
         help="recompute activations, to save memory (default: off)")
     channels_last: bool = option(False,

@@ -31,12 +31,12 @@ from .search_space import LOSS_COEFFICIENTS
 # Options that follow from the data set and the hyper-parameter seed unless they are given
 _OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes", *LOSS_COEFFICIENTS))
 FORMAT = 3  # of args.yaml, records and checkpoints; raised when their content changes
+VERSIONS = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
 
 
 def stamp() -> dict[str, object]:
     """Returns the format number, and the versions that a result may depend on."""
-    versions = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
-    return {"format": FORMAT, "versions": versions}
+    return {"format": FORMAT, "versions": dict(VERSIONS)}
 
 
 def check_format(stamped: Arguments, source: str) -> None:
