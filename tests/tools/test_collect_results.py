@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
+from tests.results.cells import cells_of
 from timm_moe_dg.analysis.plots import ablation_lines, plot_ablation
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.results.runs import find_runs
@@ -60,7 +61,7 @@ def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, 
     streams = capsys.readouterr()
     (table,) = make_tables(find_runs([folder])[0], ["oracle"])
     rows = iter(read(streams.out))
-    for key, cells in table.rows.items():
+    for key, cells in cells_of(table).items():
         for column, cell in zip(table.columns, cells, strict=True):
             row = next(rows)
             assert [row[name] for name in ("dataset", "rule", "model")] == ["colored_digits", "oracle", key.model]
@@ -119,7 +120,7 @@ def test_ablation(tmp_path, capsys):
         assert [value for value, _ in points] == [1, 3, 5]
         for value, cell in points:
             (row,) = [row for row in table.rows if str(row) == f"{name}, top_k={value}"]
-            assert cell == table.rows[row][table.columns.index("average")]
+            assert cell.equals(table.summary().loc[row, list(table.columns).index("average")])
     png = tmp_path / "ablation.png"
     shown(capsys, tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
     assert Image.open(png).width > 500

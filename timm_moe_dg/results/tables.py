@@ -8,6 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
 
 from ..errors import RecordError
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
@@ -23,10 +26,9 @@ from .regions import joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 from .table_columns import (
     AVERAGE,
-    Cell,
     Column,
-    Selected,
     Value,
+    at,
     average,
     group_columns,
     held_out_columns,
@@ -67,9 +69,10 @@ _ORACLE = " (oracle: the split has held-out groups of the test)"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
+Selected = Mapping[tuple[RowKey, int, int], Record]  # by row, held-out domain and trial seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """One table."""
 
@@ -77,11 +80,35 @@ class Table:
     rule: str  # a name in `NEEDED`
     title: str  # data set and rule in words
     columns: Sequence[str]  # titles
-    rows: Mapping[RowKey, Sequence[Cell]]  # cells in the order of the columns
+    rows: Sequence[RowKey]
+    scores: pd.Series  # shares by "row", "column" (position) and trial "seed"; missing runs are left out
+    expected: Sequence[int]  # number of trial seeds of each column
     runs: Rows = field(default_factory=dict)  # of each row
     missing: Sequence[str] = ()  # a phrase for each group of missing runs
     trained_on: str | None = None  # the only training domain, in single-source tables
     groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
+
+    def summary(self) -> pd.DataFrame:
+        """Returns mean, standard error, seeds and expected seeds of each cell, by row and column (position).
+
+        The error is std(ddof=0) / sqrt(seeds), NaN for fewer than two seeds. A cell with a NaN has a mean of NaN.
+        """
+        groups = self.scores.groupby(level=["row", "column"])
+        seeds = groups.size()
+        error = (groups.std(ddof=0) / seeds**0.5).where(seeds > 1)
+        frame = pd.DataFrame({"mean": groups.mean(), "error": error}).where(groups.count() == seeds).assign(seeds=seeds)
+        cells = pd.MultiIndex.from_product([self.rows, range(len(self.columns))], names=["row", "column"])
+        frame = frame.reindex(cells).fillna({"seeds": 0}).astype({"seeds": int})
+        return frame.assign(expected=[*self.expected] * len(self.rows))
+
+    def shares(self, row: RowKey) -> pd.Series:
+        """Returns the shares of a row, by column (position) and trial seed."""
+        return at(self.scores, "row", row)
+
+    def differences(self, first: RowKey, second: RowKey) -> pd.Series:
+        """Returns first - second by column (position) and trial seed, where both rows have a share."""
+        pair = self.shares(first).align(self.shares(second), join="inner")
+        return pair[0] - pair[1]
 
     def on_other_data(self, first: RowKey, second: RowKey) -> bool:
         """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
@@ -165,29 +192,26 @@ def _applies(rule: str, rows: Rows) -> bool:
 
 def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
-    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
+    names = domain_names(_first_records(rows))
     # Cross-validation also needs the runs that hold out another domain beside the test domain.
     sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
     selected = {
-        row: {
-            domain: _selected(
-                rule, [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes], seeds
-            )
-            for domain in range(len(names))
-        }
-        for row, runs in rows.items()
+        (row, domain, seed): record
+        for (row, runs), domain in product(rows.items(), range(len(names)))
+        for seed, record in _selected(
+            rule, [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes]
+        ).items()
     }
     columns = [*held_out_columns(names, report), *further]
-    title = f"{dataset}, selection by {TITLES[rule]}"
-    missing = _missing(NEEDED[rule](len(names)), rows)
-    return Table(dataset, rule, title, _titles(columns), _cells(columns, selected, seeds), rows, missing)
+    title, missing = f"{dataset}, selection by {TITLES[rule]}", _missing(NEEDED[rule](len(names)), rows)
+    return _table(dataset, rule, title, columns, selected, rows, num_domains=len(names), missing=missing)
 
 
-def _selected(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
+def _selected(rule: str, runs: Sequence[FinishedRun]) -> dict[int, Record]:
     """Applies a rule to the runs of each trial seed."""
     select = joined_regions if rule == PER_REGION else lambda chosen: SELECTION_RULES[rule](_records(chosen))
     selected = {}
-    for seed in seeds:
+    for seed in sorted({run.seeds[0] for run in runs}):
         # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
         with suppress(RecordError):
             selected[seed] = select([run for run in runs if run.seeds[0] == seed])
@@ -196,19 +220,16 @@ def _selected(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> d
 
 def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -> list[Table]:
     """One table per training domain."""
-    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
-    tables = []
+    names, tables = domain_names(_first_records(rows)), []
     for source, held_out in enumerate(single_source(len(names))):
-        if all(run.test_domains != held_out for run in _runs(rows)):
-            continue
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        selected = {row: {source: _selected(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
+        if not any(of_source.values()):
+            continue
+        selected = _by_seed(VALIDATION, of_source)
         columns = [*single_source_columns(names, source), *further]
         title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
-        cells, missing = _cells(columns, selected, seeds), _missing([held_out], rows)
-        tables.append(
-            Table(dataset, SINGLE_SOURCE, title, _titles(columns), cells, rows, missing, trained_on=names[source])
-        )
+        more: dict[str, Any] = {"missing": _missing([held_out], rows), "trained_on": names[source]}
+        tables.append(_table(dataset, SINGLE_SOURCE, title, columns, selected, rows, **more))
     return tables
 
 
@@ -220,40 +241,59 @@ def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Colum
         row: [run for run in runs if bool(trained_region(run)) == (rule == PER_REGION)] for row, runs in rows.items()
     }
     rows = {row: runs for row, runs in of_rule.items() if runs}
-    selected = {row: _selected(VALIDATION if rule == OFFICIAL else rule, runs, seeds) for row, runs in rows.items()}
-    records = [record for by_seed in selected.values() for record in by_seed.values()]
+    selected = _by_seed(VALIDATION if rule == OFFICIAL else rule, rows)
+    records = list(selected.values())
     groups = group_columns(records) if by_group else []
     columns = [*official_columns(records), *groups, *further]
-    cells = _cells(columns, {row: {0: by_seed} for row, by_seed in selected.items()}, seeds)
-    missing_seeds = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in selected.items()}
+    missing_seeds = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in rows}
     also = _ALSO_MISSING.get(rule, "")
     missing = [f"{row}: trial seeds {absent}{also}" for row, absent in missing_seeds.items() if absent]
     selection = rule_title(rule if rule in OOD_RULES else VALIDATION, _first_records(rows))
     how = TITLES[rule] if rule == PER_REGION else f"selection by {selection}"
-    title = f"{dataset}, its own test domains, {how}"
-    return Table(dataset, rule, title, _titles(columns), cells, rows, missing, groups=_titles(groups))
+    title, shown = f"{dataset}, its own test domains, {how}", [column.title for column in groups]
+    return _table(dataset, rule, title, columns, selected, rows, seeds=len(seeds), missing=missing, groups=shown)
+
+
+def _by_seed(rule: str, rows: Rows) -> Selected:
+    """Applies a rule to rows whose runs all hold out the same domains."""
+    return {(row, 0, seed): record for row, runs in rows.items() for seed, record in _selected(rule, runs).items()}
+
+
+def _table(
+    dataset: str,
+    rule: str,
+    title: str,
+    columns: Sequence[Column],
+    selected: Selected,
+    rows: Rows,
+    *,
+    num_domains: int = 1,
+    seeds: int | None = None,
+    **more: Any,
+) -> Table:
+    """Makes a table of selected records."""
+    index = pd.MultiIndex.from_tuples(list(selected), names=["row", "domain", "seed"])
+    records = pd.Series(list(selected.values()), index=index, dtype=object)
+    scores = _side_by_side([column.scores(records, num_domains) for column in columns])
+    expected = [seeds or len(_trial_seeds(rows))] * len(columns)
+    return Table(dataset, rule, title, [column.title for column in columns], list(rows), scores, expected, rows, **more)
+
+
+def _side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
+    """Joins columns, each a share by row and trial seed, to the scores of a table."""
+    return pd.concat(dict(enumerate(columns)), names=["column"]).swaplevel("column", "row").sort_index()
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
     """The average columns of the tables of several data sets side by side."""
-    cells = {}
-    for row in sorted({row for table in tables for row in table.rows}):
-        averages = [
-            table.rows[row][table.columns.index(AVERAGE)] if row in table.rows else Cell({}, 0) for table in tables
-        ]
-        cells[row] = [*averages, average(averages)]
-    columns = [*(table.dataset for table in tables), AVERAGE]
-    return Table(AVERAGES, rule, f"averages of the domains, selection by {TITLES[rule]}", columns, cells)
-
-
-def _titles(columns: Sequence[Column]) -> list[str]:
-    return [column.title for column in columns]
-
-
-def _cells(
-    columns: Sequence[Column], selected: Mapping[RowKey, Selected], seeds: Sequence[int]
-) -> dict[RowKey, list[Cell]]:
-    return {row: [column.cell(records, len(seeds)) for column in columns] for row, records in selected.items()}
+    positions = [table.columns.index(AVERAGE) for table in tables]
+    pairs = list(zip(tables, positions, strict=True))
+    averages = [at(table.scores, "column", position) for table, position in pairs]
+    scores = _side_by_side([*averages, average(pd.concat(averages), len(tables))])
+    expected = [table.expected[position] for table, position in pairs]
+    title, columns = f"averages of the domains, selection by {TITLES[rule]}", [*(t.dataset for t in tables), AVERAGE]
+    rows = sorted({row for table in tables for row in table.rows})
+    return Table(AVERAGES, rule, title, columns, rows, scores, [*expected, max(expected)])
 
 
 def _runs(rows: Rows) -> list[FinishedRun]:
