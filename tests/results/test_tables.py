@@ -292,3 +292,54 @@ def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(RecordError, match="no such folder"):
         find_runs([tmp_path / "missing"])
+
+
+SPELLED = [
+    ({"hparams": {"mixup_alpha": 1}}, {"hparams": {"mixup_alpha": 1.0}}),
+    ({"hparams": '{"mixup_alpha": 1}'}, {"hparams": {"mixup_alpha": 1.0}}),  # DomainBed's form
+    ({"model_kwargs": {"num_experts": 4}}, {"model_kwargs": {"num_experts": 4.0}}),
+    ({"model_kwargs": {"moe_layers": [2, 3]}}, {"model_kwargs": {"moe_layers": (2, 3)}}),
+    ({"model_kwargs": {"moe_layers": [8, 10]}}, {"model_kwargs": {"moe_layers": "last_two"}}),
+    ({"class_balanced": True}, {"class_balanced": 1}),
+    ({"momentum": 1}, {"momentum": 1.0}),
+    ({"model_kwargs": {"num_experts": 6}}, {}),  # a default that is spelled out
+    ({"lr": 5e-5, "filled_in": []}, {"lr": 5e-5, "filled_in": ["lr"]}),
+    ({"num_classes": 7, "filled_in": []}, {"num_classes": 7, "filled_in": ["num_classes"]}),
+    ({"label_smoothing": 0.0}, {}),
+    ({"domains": ["a", "b", "c"]}, {"domains": ["A", "b", "c"]}),  # `data` tells other data
+    ({"initial_checkpoint": "a.pt", "weights_sha256": "1"}, {"initial_checkpoint": "./b.pt", "weights_sha256": "1"}),
+    ({"weights_sha256": "1"}, {"weights_sha256": "2"}),  # one start for each trial seed
+    ({"epochs": 2.0, "steps": 37}, {"epochs": 2, "steps": 41}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SPELLED, ids=map(str, SPELLED))
+def test_settings_of_one_effect_are_one_row(first, second):
+    model = {"model": "gmoe_small_patch16"}
+    runs = [run_of((0,), trial_seed=seed, **model, **options) for seed, options in enumerate((first, second))]
+    (table,) = make_tables(runs, ["oracle"])
+    ((cell, *_),) = cells_of(table).values()
+    assert len(cell.values) == 2
+
+
+def test_a_sweep_of_epochs_has_an_average():
+    """The smallest training domain differs between held-out domains, and so do the steps of an epoch."""
+    runs = [run_of((domain,), epochs=2.0, steps=30 + domain) for domain in range(3)]
+    runs += [run_of((domain,), epochs=3.0, steps=45 + domain) for domain in range(3)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [str(row) for row in table.rows] == ["ERM, vit, epochs=2.0", "ERM, vit, epochs=3.0"]
+    assert [cells[-1].values for cells in cells_of(table).values()] == [{0: 0.5}] * 2
+
+
+def test_a_rate_given_by_hand_is_a_row_beside_rates_that_are_drawn():
+    common = {"lr": 5e-5, "model": "gmoe_small_patch16"}
+    given = [run_of((0,), hparams_seed=draw, filled_in=[], **common) for draw in range(2)]
+    drawn = [run_of((0,), hparams_seed=draw, filled_in=["lr"], **common) for draw in range(2)]
+    (table,) = make_tables([*given, *drawn], ["oracle"])
+    assert [row.variant for row in table.rows] == ["lr=5e-05", ""]
+
+
+def test_runs_of_one_seed_from_other_weights_are_rows_of_their_own():
+    runs = [run_of((0,), weights_sha256=digest, trial_seed=seed) for digest in "ab" for seed in range(2)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [row.variant for row in table.rows] == ["weights_sha256=a", "weights_sha256=b"]

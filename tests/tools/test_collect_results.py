@@ -3,8 +3,10 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.invented import invented_records, write_run, write_sweep
@@ -104,6 +106,23 @@ def test_picture(folder, capsys, tmp_path):
     more = Image.open(tmp_path / "more.png")
     assert more.height > 1.5 * single.height
     assert len(single.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_a_picture_that_cannot_be_completed_leaves_the_old_one(folder, capsys, tmp_path, monkeypatch):
+    picture = tmp_path / "bars.png"
+    shown(capsys, folder, "--plot", picture, "--rules", "oracle")
+    before = picture.read_bytes()
+
+    def cut(figure, file, **options):
+        Path(file).write_bytes(before[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", cut)
+    for words in (["--plot", picture], ["--plot", tmp_path / "new.png"]):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            shown(capsys, folder, "--rules", "oracle", *words)
+    assert picture.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bars.png"]
 
 
 def test_ablation(tmp_path, capsys):

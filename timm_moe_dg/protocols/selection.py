@@ -54,6 +54,8 @@ def whole_accuracy(record: Record) -> float:
 def _of_both_splits(record: Record, domain: int, sizes: Sequence[float]) -> float:
     pairs = zip((record.in_acc[domain], record.out_acc[domain]), sizes, strict=True)
     present = [(accuracy, size) for accuracy, size in pairs if not isnan(accuracy)]
+    if len(present) == 1:
+        return present[0][0]
     total = sum(size for _, size in present)
     return sum(accuracy * size for accuracy, size in present) / total if total else nan
 
@@ -72,9 +74,21 @@ def _mean(accuracies: Sequence[float]) -> float:
 def training_domain_validation(records: Sequence[Record]) -> Record:
     """Picks the record with the highest `validation_accuracy`, which ignores test domains."""
     candidates = selectable(records)
+    return _best(candidates, _validation(candidates))
+
+
+def tied_with_selected(records: Sequence[Record]) -> list[Record]:
+    """Returns the records of a run that are as good as the choice of training-domain validation, this one included."""
+    candidates = selectable(records)
+    value = _validation(candidates)
+    best = value(_best(candidates, value))
+    return [record for record in candidates if value(record) == best or isnan(best)]
+
+
+def _validation(records: Sequence[Record]) -> Callable[[Record], float]:
     # Over all records: some camera traps have no out-split in the official split
-    validated = {domain for record in candidates for domain, value in enumerate(record.out_acc) if not isnan(value)}
-    return _best(candidates, lambda record: validation_accuracy(record, validated))
+    validated = {domain for record in records for domain, value in enumerate(record.out_acc) if not isnan(value)}
+    return lambda record: validation_accuracy(record, validated)
 
 
 def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:

@@ -81,6 +81,9 @@ class SweepFacts:
                 f"Selection is at chance in {len(self.at_chance)} of {len(self.runs)} runs, so their selected steps "
                 "mean little. These runs are marked in the list of all runs."
             )
+        early = [run.name for run in self.runs if len(run.records) > 1 and run.selected.record.step == 0]
+        if early:
+            sentences.append(f"The selected network is that of step 0, which has taken one step: {', '.join(early)}.")
         if self.runs and len({run.run.seeds[0] for run in self.runs}) == 1:
             sentences.append("All runs have the same trial seed, so no difference can be told from chance.")
         return sentences

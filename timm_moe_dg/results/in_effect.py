@@ -23,7 +23,7 @@ def in_effect(args: Arguments, *, drawn: bool = False) -> dict[str, object]:
     Hyper-parameters that were drawn have their defaults here, or no value with `drawn`.
     """
     given = spelled_out(args)
-    recorded = ("num_classes",) if args["hparams_seed"] else OPEN
+    recorded = ("num_classes",) if drawn or args["hparams_seed"] else OPEN
     followed = {name: args[name] for name in recorded if args.get(name) is not None}
     values = {**default_settings(args), **followed, **given}
     if "epochs" in given:
