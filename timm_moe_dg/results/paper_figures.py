@@ -18,13 +18,14 @@ Known problems of the papers' tables:
 - MoGE does not say which deviation its ± is. GMoE and SF-MoE state the standard error of three runs.
 """
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from io import StringIO
 
+import pandas as pd
 import timm
 
 from ..protocols.planner import OFFICIAL
@@ -33,7 +34,6 @@ from .in_effect import comparable, default_settings, in_effect, spelled_out
 from .runs import FinishedRun, RowKey
 from .tables import Table
 
-_TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column", "recipe")
 # Settings that the papers do not state: how numbers are computed, how often, and digests
 _NOT_STATED = {
     *("amp_dtype", "channels_last", "compile", "grad_accum_steps", "grad_checkpointing", "skip_unreadable"),
@@ -74,15 +74,16 @@ class PaperFigure:
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
     """Reads figures from CSV text with a header of `PaperFigure`'s fields. Settings are JSON."""
+    kinds = {
+        "value": float,
+        "error": lambda cell: float(cell) if cell else None,
+        "trained_on": lambda cell: cell or None,
+    }
+    readers = {**kinds, "settings": lambda cell: json.loads(cell or "{}")}
+    frame = pd.read_csv(StringIO(text), dtype=str, keep_default_na=False)
     return tuple(
-        PaperFigure(
-            **{name: row[name] for name in _TEXTS},
-            value=float(row["value"]),
-            error=float(row["error"]) if row["error"] else None,
-            trained_on=row["trained_on"] or None,
-            settings=json.loads(row["settings"] or "{}"),
-        )
-        for row in csv.DictReader(text.splitlines())
+        PaperFigure(**{name: readers.get(name, str)(cell) for name, cell in row.items()})
+        for row in frame.to_dict(orient="records")
     )
 
 
