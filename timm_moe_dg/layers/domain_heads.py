@@ -4,6 +4,7 @@ Axes: B samples, M training domains, D features, C classes, P points of the inde
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ class DomainHeads(OwnParameters):
     """One linear classifier for each training domain, on the same features (D3G, section 3.1)."""
 
     undecayed = ("bias",)
+    stacked = MappingProxyType({"weight": 1, "bias": 1})
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Optional
 
 import torch
@@ -121,6 +122,7 @@ class StackedLinear(OwnParameters):
     """
 
     undecayed = ("bias",)
+    stacked = MappingProxyType({"weight": 0, "bias": 0})
 
     def __init__(
         self,
