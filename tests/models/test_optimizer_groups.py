@@ -70,7 +70,7 @@ OFFERED = [name for name in list_optimizers() if not name.startswith(("bnb", "fu
 
 @pytest.fixture
 def without_compiler() -> Iterator[None]:
-    """kron compiles its step for each shape."""
+    """Kron compiles its step for each shape."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
