@@ -55,7 +55,7 @@ class LayerSlice(nn.Parameter):
         return part
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """The part of the stack's gradient, read anew each time because backward passes replace it."""
         return None if self.stack.grad is None else self.stack.grad.select(*self.position)
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from timm.models import generate_default_cfgs, register_model
-from timm.models._input import update_model_args
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
+from ..compat import update_model_args
 from ..errors import ArgumentError
 from ..layers.domain_heads import DomainHeads, DomainRelations
 from ..layers.encoders.metadata import MetadataEncoder
