@@ -69,7 +69,7 @@ def places():
 def test_metadata_reach_the_model_and_its_own_losses_every_objective(method, moge):
     hparams = {"lr": 1e-3, "n_meta_test": 1}
     network = moge.train()
-    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams, aux_coef=0.01, supcon_coef=0.1))
+    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams))
     parameters = [*network.parameters(), *(p for g in algorithm.parameter_groups(1e-3, 0.0) for p in g["params"])]
     context = StepContext(network, torch.optim.Adam(parameters, lr=1e-3))
     if method == "Mixup":

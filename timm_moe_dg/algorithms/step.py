@@ -43,7 +43,7 @@ class ForwardPass:
     logits: Tensor  # (N, num_classes), float32 or better
     targets: Tensor  # (N,)
     sizes: Sequence[int]  # number of images of each domain, in the order of the minibatches, N in all
-    model_loss: Tensor  # losses of the model, weighted: the routers' auxiliary loss and MoGE's losses
+    model_loss: Tensor  # weighted sum of the losses that the network reports
     parts: Mapping[str, Tensor]  # the same losses by name, not weighted
 
     def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:

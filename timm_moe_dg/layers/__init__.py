@@ -7,9 +7,11 @@ from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
 from .experts import dispatch_info, set_dispatch
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
-from .moe_mlp import MoeMlp, RoutedMlp
+from .moe_mlp import MoeMlp, RoutedMlp, after_step
 from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
-from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
+from .reports import LossWeights, ReportedLoss
+from .router import CosineRouter, LinearRouter, MetadataRouter, Router, register_router
+from .routing import RouterOutput
 
 __all__ = [
     "ColumnsEncoder",
@@ -20,17 +22,20 @@ __all__ = [
     "LinearRouter",
     "LocationEncoder",
     "LocationIdEmbedding",
+    "LossWeights",
     "MetadataEncoder",
     "MetadataRouter",
     "MixtureOptions",
     "MoeMlp",
     "NoMetadata",
     "OwnParameters",
+    "ReportedLoss",
     "RoutedMlp",
     "Router",
     "RouterOutput",
     "SatClipEncoder",
     "SinCosEncoder",
+    "after_step",
     "dispatch_info",
     "layer_parameters",
     "load_satclip",

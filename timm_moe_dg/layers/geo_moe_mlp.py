@@ -19,7 +19,9 @@ from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
 from .own_parameters import OwnParameters
 from .precision import values_readable
+from .reports import LossWeights, ReportedLoss
 from .router import MetadataRouter
+from .specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 
 
 class ExpertReport(NamedTuple):
@@ -120,6 +122,19 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
 
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the router's loss, and MoGE's diversity and invariance losses (equations 2 to 4)."""
+        losses = super().training_losses(targets, weights)
+        if self.report is None or self.routing is None:
+            return losses
+        if self.report.forced is not None:
+            losses["cka_loss"] = ReportedLoss(cka_diversity_loss(self.report.forced), weights.cka_coef, "mean")
+        if self.report.shared is not None:
+            domains = discovered_domains(self.routing)
+            supcon = supcon_invariance_loss(self.report.shared, targets, domains, weights.supcon_temperature)
+            losses["supcon_loss"] = ReportedLoss(supcon, weights.supcon_coef, "last")
+        return losses
+
     def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # belongs to a graph, as the recorded routing does
 
@@ -160,8 +175,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         # Index E is no expert: its assignments are skipped
         expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
         output = self.experts(x, expert_indices, combine_weights)
-        if not torch.jit.is_scripting() and (self.training or self.record_routing):
-            self.routing = routing._replace(routed=present)
+        if not torch.jit.is_scripting():
+            self.record(routing._replace(routed=present))
         shared: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
         if self.shared is not None and self.gamma is not None:
             shared = self.shared(x)

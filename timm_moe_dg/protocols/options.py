@@ -34,7 +34,7 @@ from ..cli.values import (
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB
-from ..losses.router import FORMS
+from ..layers.routing import BALANCING_LOSSES
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
@@ -145,7 +145,7 @@ class MethodOptions:
         help=f"average of weights over steps: {', '.join(AVERAGING)} (default: off)")
     aux_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="weight of the routers' auxiliary loss (default: 0.01, or drawn by --hparams-seed)")
-    aux_form: str = option("vmoe", choices=tuple(FORMS),
+    aux_form: str = option("vmoe", choices=tuple(BALANCING_LOSSES),
         help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
     cka_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="MoGE: weight of the diversity loss (default: 0.01, or drawn)")
