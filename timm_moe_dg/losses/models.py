@@ -38,9 +38,9 @@ def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
 def auxiliary_loss(model: nn.Module, form: str | None = None) -> Tensor:
     """Sum of `Router.loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
 
-    `form` replaces the routers' own loss by 'vmoe' or 'tutel'. Call this between forward and backward, once per
-    forward, and add it with a small coefficient (GMoE's code: 0.01). The sum is 0 for a model without mixture layers. The model
-    may be wrapped for distributed training.
+    `form` replaces the routers' own loss by 'vmoe' or 'tutel'. The sum is 0 for a model without mixture layers. Call
+    this between forward and backward, once per forward, and add it with a small coefficient (GMoE's code: 0.01). The
+    model may be wrapped for distributed training.
 
     Example:
         >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=7)
