@@ -312,7 +312,7 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     # The full penalty from the first step on; MLDG needs a domain to train on
     hparams = {key: 0 for key in method.HPARAMS if key.endswith("anneal_iters")}
     hparams |= {"n_meta_test": min(2, args.num_domains - 1)}
-    algorithm = method(Setup(network, args.num_domains, args.num_classes, hparams)).to(args.device)
+    algorithm = method(Setup(network, args.num_domains, args.num_classes, hparams=hparams)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     network.train(entry.mode == "train")
     network.forward = autocast(args.device, args.amp_dtype)(network.forward)  # as accelerate prepares it

@@ -172,7 +172,7 @@ def predict(
     with_metadata = takes_metadata(network, domains, args.metadata_columns)
     config = data_config(network, size)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    images = EvaluationImages(domains, restrict(splits, args.split), view, with_metadata)
+    images = EvaluationImages(domains, restrict(splits, args.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=args.batch_size, workers=args.workers, pin_memory=not on_cpu)
     features = bool(args.output or args.save_features)

@@ -32,7 +32,9 @@ def build(name, net, domains=DOMAINS, per_step=None, **hparams):
     """An algorithm in float64 and what it takes a step with."""
     torch.manual_seed(7)  # discriminators
     hparams = {"lr": LR, "weight_decay": WEIGHT_DECAY, **HPARAMS.get(name, {}), **hparams}
-    setup = Setup(net, domains, CLASSES, hparams, loss_weights=LossWeights(aux_coef=AUX), domains_per_step=per_step)
+    setup = Setup(
+        net, domains, CLASSES, hparams=hparams, loss_weights=LossWeights(aux_coef=AUX), domains_per_step=per_step
+    )
     algorithm = ALGORITHMS[name](setup).double()
     groups = algorithm.parameter_groups(LR, WEIGHT_DECAY)
     optimizer = torch.optim.Adam([{"params": list(net.parameters())}, *groups], lr=LR, weight_decay=WEIGHT_DECAY)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import reduce
 from operator import add
 from types import MappingProxyType
@@ -60,6 +60,7 @@ class Setup:
     network: nn.Module  # timm model with its starting weights, not wrapped, on its device
     num_domains: int  # training domains
     num_classes: int
+    _: KW_ONLY
     hparams: Mapping[str, float] = field(default_factory=dict)
     loss_weights: LossWeights = field(default_factory=LossWeights)  # of the losses that the network reports
     task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # logits (N, C), targets (N,)
@@ -176,4 +177,5 @@ class Algorithm(Tunable, ABC):
         losses = reported_losses(model, targets, self.loss_weights)
         model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
         sizes = [len(minibatch[1]) for minibatch in minibatches]
-        return ForwardPass(logits, targets, sizes, model_loss, {name: loss.value for name, loss in losses.items()})
+        parts = {name: loss.value for name, loss in losses.items()}
+        return ForwardPass(logits, targets, sizes, model_loss=model_loss, parts=parts)

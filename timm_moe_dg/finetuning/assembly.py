@@ -43,7 +43,7 @@ from .plan import RunPlan
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A network and everything that trains it."""
 
@@ -74,7 +74,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         network,
         len(plan.training),
         options.num_classes,
-        plan.hparams,
+        hparams=plan.hparams,
         loss_weights=LossWeights.of(options),
         task_loss=build_task_loss(plan, accelerator.device),
         domains_per_step=plan.benchmark.domains_per_step,
@@ -89,7 +89,12 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     return Model(
         network=network,
         training=StepContext(
-            wrapped, optimizer, accelerator.backward, mean, options.grad_accum_steps, accelerator.autocast
+            wrapped,
+            optimizer,
+            backward=accelerator.backward,
+            reduce=mean,
+            grad_accum_steps=options.grad_accum_steps,
+            autocast=accelerator.autocast,
         ),
         algorithm=algorithm,
         schedule=schedule,

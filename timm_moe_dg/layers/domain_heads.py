@@ -30,6 +30,7 @@ class DomainHeads(OwnParameters):
         in_features: int,
         num_domains: int,
         num_classes: int,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class DomainRelations(CoordinateEncoder):
         self,
         num_domains: int,
         num_points: int = 0,
+        *,
         beta: float = 0.8,
         query: str = "domain",
         features: int = 256,

@@ -35,7 +35,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +125,7 @@ class StackedLinear(OwnParameters):
         num_experts: int,
         in_features: int,
         out_features: int,
+        *,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -184,6 +185,7 @@ class StackedExperts(nn.Module):
         num_experts: int,
         in_features: int,
         hidden_features: int,
+        *,
         act_layer: type[nn.Module] = nn.GELU,
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
@@ -195,11 +197,12 @@ class StackedExperts(nn.Module):
         super().__init__()
         bias1, bias2 = to_2tuple(bias)
         self.num_experts = num_experts
-        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias1, device, dtype)
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias=bias1, **dd)
         self.act: nn.Module = GatedActivation(act_layer()) if gated else act_layer()
         self.drop = nn.Dropout(hidden_drop)
-        self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
-        self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
+        self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, **dd)
+        self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias=bias2, **dd)
         self.dispatch = "auto"
         self.path: str | None = None
         self.reason: str | None = None

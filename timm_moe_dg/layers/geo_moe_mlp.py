@@ -71,15 +71,19 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     ) -> None:
         options = build_options(GeoMixtureOptions, mixture, type(self).__name__)
         hidden_features = hidden_features or in_features
-        size = (options.num_experts, in_features, hidden_features)
-        hidden_drop = combined_rate(drop, options.expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
-        # The shared expert has no second dropout: the layer's own acts once, behind the sum
-        dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
+        layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        hidden_drop = combined_rate(drop, options.expert_drop)
+        super().__init__(
+            StackedExperts(options.num_experts, in_features, hidden_features, hidden_drop=hidden_drop, **layers, **dd)
+        )
+        # The shared expert has no second dropout: the layer's own acts once, behind the sum
         has_shared = options.shared_expert
-        self.shared: nn.Module | None = Mlp(in_features, hidden_features, **dense, **dd) if has_shared else None
-        self.router = MetadataRouter(context_features, options.num_experts, options.top_k, options.router_noise, **dd)
+        shared = Mlp(in_features, hidden_features, **layers, drop=(drop, 0.0), **dd) if has_shared else None
+        self.shared: nn.Module | None = shared
+        self.router = MetadataRouter(
+            context_features, options.num_experts, options.top_k, noise_std=options.router_noise, **dd
+        )
         self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
@@ -108,7 +112,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             moe.experts.num_experts,
             features,
             hidden,
-            nn.Identity,
+            act_layer=nn.Identity,
             bias=bias,
             hidden_drop=combined_rate(dense.hidden_drop, expert_drop),
             gated=isinstance(dense.act, GatedActivation),

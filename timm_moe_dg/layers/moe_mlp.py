@@ -138,9 +138,19 @@ class MoeMlp(RoutedMlp):
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
         options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
-        size = (options.num_experts, in_features, hidden_features or in_features)
-        hidden_drop = combined_rate(drop, expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
+        experts = StackedExperts(
+            options.num_experts,
+            in_features,
+            hidden_features or in_features,
+            act_layer=act_layer,
+            norm_layer=norm_layer,
+            bias=bias,
+            hidden_drop=combined_rate(drop, expert_drop),
+            gated=gated,
+            device=device,
+            dtype=dtype,
+        )
+        super().__init__(experts)
         self.channels_first = channels_first
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
         self.valid: Tensor | None = None

@@ -70,8 +70,8 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         relations = DomainRelations(
             options.num_domains,
             options.index_points,
-            options.relation_beta,
-            options.relation_query,
+            beta=options.relation_beta,
+            query=options.relation_query,
             device=kwargs.get("device"),
             dtype=kwargs.get("dtype"),
         )

@@ -62,7 +62,7 @@ MAIN += ["steps", "batch_size", "lr", "config", "output", "experiment", "dry_run
 
 
 # fmt: off
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The data set, the held-out domains, and the loading of images."""
 
@@ -105,7 +105,7 @@ class DataOptions:
         help="images per batch in evaluation, on each process (default: %(default)s)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The network and its initial weights."""
 
@@ -135,7 +135,7 @@ class ModelOptions:
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodOptions:
     """The training method: losses, weight averaging and hyper-parameters."""
 
@@ -165,7 +165,7 @@ class MethodOptions:
         help="random draw of hyper-parameters; 0 takes the defaults (default: 0)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The length of training, the optimizer, and the computation."""
 
@@ -214,7 +214,7 @@ class TrainingOptions:
         help="random seed (default: derived from data set, method, domains and --trial-seed)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """The run folder, checkpoints and logs."""
 
@@ -246,7 +246,7 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
     """All options of a run, as parsed."""
 

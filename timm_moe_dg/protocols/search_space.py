@@ -43,7 +43,7 @@ def _around(default: float, decades: float = 1.0, **_: object) -> Distribution:
     return lambda random: 10 ** random.uniform(center - decades, center + decades)
 
 
-_LOSS_RANGES = {item.name: _around(item.default, **item.metadata) for item in fields(LossWeights)}
+_LOSS_RANGES = {item.name: _around(LOSS_COEFFICIENTS[item.name], **item.metadata) for item in fields(LossWeights)}
 
 
 def loss_coefficients(hparams_seed: int, trial_seed: int) -> Mapping[str, float]:
