@@ -79,7 +79,7 @@ def stated_domains(plan: RunPlan) -> list[Domain]:
     return stated
 
 
-def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
+def check_loaders(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
     """Builds the loaders, and reads an evaluation image of every split and a training image of each training domain."""
     batches, evaluation = build_loaders(plan, config, step_sampler(plan), with_metadata=with_metadata)
     images = cast(EvaluationImages, evaluation.dataset)

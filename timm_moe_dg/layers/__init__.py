@@ -4,7 +4,7 @@ from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
 from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
-from .experts import dispatch_info, set_dispatch
+from .experts import expert_implementation_info, set_expert_implementation
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp, after_step
@@ -36,12 +36,12 @@ __all__ = [
     "SatClipEncoder",
     "SinCosEncoder",
     "after_step",
-    "dispatch_info",
+    "expert_implementation_info",
     "layer_parameters",
     "load_satclip",
     "register_router",
     "save_satclip",
-    "set_dispatch",
+    "set_expert_implementation",
     "spherical_harmonics",
     "thin_coordinates",
     "undecayed_parameters",

@@ -11,7 +11,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import RouterError
-from .dispatch import expert_capacity, over_capacity
+from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import MixtureOptions, build_options
