@@ -59,7 +59,7 @@ def product_steps(experts: StackedExperts, x: Tensor, indices: Tensor) -> dict[s
 
 
 def make_steps(tokens: int, num_experts: int, dtype: torch.dtype) -> tuple[int, dict[str, Callable[[], object]]]:
-    """Bytes of the visited experts' weights; reading them, the experts' forward by each implementation, and products."""
+    """Bytes of the visited experts' weights; reading them, the experts' forward by implementation, and products."""
     experts = StackedExperts(num_experts, FEATURES, HIDDEN, dtype=dtype).eval()
     indices = visits(tokens, num_experts)
     x, weights = torch.randn(tokens, FEATURES, dtype=dtype), torch.rand(tokens, TOP_K, dtype=dtype)

@@ -9,9 +9,9 @@ from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp, after_step
 from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
-from .reports import LossWeights, ReportedLoss
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.routing import RouterOutput
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, register_router
-from .routing import RouterOutput
 
 __all__ = [
     "ColumnsEncoder",

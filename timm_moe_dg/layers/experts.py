@@ -4,23 +4,23 @@ Read grouped_experts.py first: one grouped product for each of the two layers co
 implementations give the same results. Conditions are checked from top to bottom. "Simple" experts have GELU or SiLU,
 alone or as a gate, and no normalization of the hidden features. Figures: docs/results/speed.md.
 
-| where                        | which experts        | implementation | why                                             |
-|------------------------------|----------------------|----------------|-------------------------------------------------|
-| TorchScript                  | all                  | loop           | plain operators                                 |
-| torch.vmap, meta device      | all                  | masked         | no shape depends on values: all experts compute |
-|                              |                      |                | all items, and unused outputs are masked        |
-| torch.compile                | simple               | sorted         | one operator without a graph break              |
-|                              | others, in bfloat16  | grouped        | the compiler has this product in this type only |
-|                              | others               | loop           |                                                 |
-| export, tracing, torch.func, | all                  | loop           | exported programs run without this package, and |
-| forward-mode derivatives     |                      |                | the others have no such derivatives             |
-| quantized weights            | all                  | loop           | their classes have no other products            |
-| other device or type         | all                  | loop           | works everywhere; one warning says so           |
-| eager, CUDA from 9.0 on      | all, in bfloat16     | grouped        | torch has one kernel for it there               |
-| eager, CUDA and CPU          | others               | grouped        | any module between the two products             |
-| eager, CPU                   | simple, fewer than   | grouped        | 0.59 to 1.00 of the sorted implementation's     |
-|                              | 32 rows per expert   |                | time with 2 to 25 rows                          |
-| eager, CUDA and CPU          | simple               | sorted         | see fast_experts.py                             |
+| where                        | which experts        | implementation | why                                           |
+|------------------------------|----------------------|----------------|-----------------------------------------------|
+| TorchScript                  | all                  | loop           | plain operators                               |
+| torch.vmap, meta device      | all                  | masked         | no shape depends on values: unused outputs of |
+|                              |                      |                | all experts for all items are masked          |
+| torch.compile                | simple               | sorted         | one operator without a graph break            |
+|                              | others, in bfloat16  | grouped        | the compiler has the product in this type     |
+|                              | others               | loop           |                                               |
+| export, tracing, torch.func, | all                  | loop           | exported programs run without this package,   |
+| forward-mode derivatives     |                      |                | and the others have no such derivatives       |
+| quantized weights            | all                  | loop           | their classes have no other products          |
+| other device or type         | all                  | loop           | works everywhere; one warning says so         |
+| eager, CUDA from 9.0 on      | all, in bfloat16     | grouped        | torch has one kernel for it there             |
+| eager, CUDA and CPU          | others               | grouped        | any module between the two products           |
+| eager, CPU                   | simple, fewer than   | grouped        | 0.59 to 1.00 of the time of sorted experts    |
+|                              | 32 rows per expert   |                | with 2 to 25 rows                             |
+| eager, CUDA and CPU          | simple               | sorted         | see fast_experts.py                           |
 
 `set_expert_implementation` sets another implementation for eager calls and torch.compile. `expert_implementation_info`
 returns that of eager calls, and why. Nothing was run on CUDA. Its rows follow from torch's sources, and tests/gpu/
@@ -151,8 +151,8 @@ class StackedLinear(OwnParameters):
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
         """Returns weight and bias in a type."""
-        # The implementations multiply by themselves. They get the parameters by this call, because adapters, offloading and
-        # sharding wrap a module's forward.
+        # The implementations multiply by themselves. They get the parameters by this call, because adapters, offloading
+        # and sharding wrap a module's forward.
         bias = self.bias
         return self.weight.to(dtype), None if bias is None else bias.to(dtype)
 

@@ -19,9 +19,9 @@ from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
 from .own_parameters import OwnParameters
 from .precision import values_readable
-from .reports import LossWeights, ReportedLoss
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .router import MetadataRouter
-from .specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 
 
 class ExpertReport(NamedTuple):

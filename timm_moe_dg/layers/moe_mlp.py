@@ -15,9 +15,9 @@ from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import MixtureOptions, build_options
-from .reports import LossWeights, ReportedLoss
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.routing import RouterOutput
 from .router import Router, build_router
-from .routing import RouterOutput
 
 
 class RoutedMlp(nn.Module):
@@ -53,7 +53,7 @@ class RoutedMlp(nn.Module):
             cast(Router, self.router).count(routing)
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
-        """Returns the router's loss, see `layers.reports`."""
+        """Returns the router's loss, see `layers.reports.losses`."""
         if self.routing is None:
             return {}
         return {"aux_loss": ReportedLoss(cast(Router, self.router).loss(self.routing), weights.aux_coef)}

@@ -19,7 +19,7 @@ from ..compat import in_backward
 from ..errors import RouterError
 from .own_parameters import OwnParameters
 from .precision import UpcastLinear, upcast, without_autocast
-from .routing import BALANCING_LOSSES, RouterOutput, count_assignments
+from .reports.routing import BALANCING_LOSSES, RouterOutput, count_assignments
 
 _INIT_LOG_SCALE = math.log(1 / 0.5)  # a temperature of 0.5, as Tutel's cosine gate
 

@@ -1,7 +1,7 @@
 """Losses: functions of tensors that return a scalar, and the losses that a model reports."""
 
-from ..layers.routing import importance_loss, load_loss, tutel_loss, vmoe_loss
-from ..layers.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
+from ..layers.reports.routing import importance_loss, load_loss, tutel_loss, vmoe_loss
+from ..layers.reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .domain import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, Router, RouterOutput
-from ..layers.reports import ReportsLosses
-from ..layers.routing import BALANCING_LOSSES
+from ..layers.reports.losses import ReportsLosses
+from ..layers.reports.routing import BALANCING_LOSSES
 
 
 def _routed_modules(model: nn.Module) -> Iterator[tuple[str, MoeMlp | GeoMoeMlp]]:
@@ -82,8 +82,8 @@ def reported_losses(
 ) -> dict[str, ReportedLoss]:
     """Returns the losses that a model's modules report of the last training forward, by name.
 
-    Each module with a method `training_losses` is asked, see `layers.reports`. "aux_loss" is 0 without routers. Call
-    this between forward and backward, once per forward, with that forward's class indices (B,). The model may be
+    Each module with a method `training_losses` is asked, see `layers.reports.losses`. "aux_loss" is 0 without routers.
+    Call this between forward and backward, once per forward, with that forward's class indices (B,). The model may be
     wrapped for distributed training.
 
     >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=3)

@@ -34,7 +34,7 @@ from ..cli.values import (
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB
-from ..layers.routing import BALANCING_LOSSES
+from ..layers.reports.routing import BALANCING_LOSSES
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML

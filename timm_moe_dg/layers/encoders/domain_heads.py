@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import MetadataError
-from .encoders.coverage import Coverage, thin_coordinates
-from .encoders.location import CoordinateEncoder
-from .own_parameters import OwnParameters
-from .precision import UpcastLinear
+from ...errors import MetadataError
+from ..own_parameters import OwnParameters
+from ..precision import UpcastLinear
+from .coverage import Coverage, thin_coordinates
+from .location import CoordinateEncoder
 
 RELATION_QUERIES = ("domain", "wrap")
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ArgumentError
-from .precision import without_autocast
+from ...errors import ArgumentError
+from ..precision import without_autocast
 from .routing import RouterOutput
 
 
