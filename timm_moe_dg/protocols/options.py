@@ -170,7 +170,7 @@ class TrainingOptions:
     """The length of training, the optimizer, and the computation."""
 
     steps: int | None = option(None, type=positive_int, help=f"training steps (default: 5001{VARIES})")
-    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
+    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # see `run_identity.settings`
         help="length in passes over the smallest training domain, instead of --steps")
     eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
         help=f"steps between evaluations (default: 300{VARIES})")
@@ -279,7 +279,8 @@ _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
 # Entries of args.yaml and of DomainBed's records that are not options
 _FURTHER: Mapping[str, Role] = {
-    **dict.fromkeys(("filled_in", "format", "versions", "domain_facts", "domain_digests", "split_sizes"), ONCE),
+    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),  # `data` is their digest
     **dict.fromkeys(("data", "weights_sha256"), MEASURED),
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
