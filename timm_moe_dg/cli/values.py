@@ -89,11 +89,12 @@ def kilometers_or_auto(text: str) -> float | str:
 
 
 def model_source(text: str) -> str:
-    """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network of a run."""
+    """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network or ensemble of a run."""
     folder = Path(text.removeprefix(LOCAL))
     for place in (folder / "best", folder):
+        holds_network = any((place / member / "config.json").is_file() for member in ("", "0"))
         # A timm model stays one, even if there is a folder of that name
-        if (place / "config.json").is_file() and not timm.is_model(text):
+        if holds_network and not timm.is_model(text):
             return f"{LOCAL}{place}"
     return text
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TypedDict
@@ -135,7 +136,7 @@ class FineTuning:
         patience = self.plan.options.early_stop
         if patience is None:
             return False
-        accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
+        accuracies = [validation_accuracy(record, self.plan.validated) for record in self.plan.folder.records]
         stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
         # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
@@ -231,8 +232,8 @@ class FineTuning:
     def _conclude(self, record: Record) -> None:
         """Returns to training after an evaluation."""
         if self.model.averaging:
-            loss = fmean(record.out_loss[domain] for domain in self.plan.training)
-            self.model.averaging.evaluated(record.step, loss)
+            losses = {domain: record.out_loss[domain] for domain in self.plan.validated}
+            self.model.averaging.evaluated(record.step, fmean(losses.values()) if losses else nan)
         self.meter.restart()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...data import Domain
@@ -50,7 +51,8 @@ def draw_attributes(
     plot_association(associations[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
     groups = {name: association for name, association in associations.items() if name != PARTS}
     if groups:
-        strongest = max(groups, key=lambda name: groups[name].nmi.value)
+        # NaN: no image has an attribute of the group
+        strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
         title = f"attributes of images against experts; numbers of {strongest}"
         plot_association(_stacked(groups, strongest), title, figures / "attributes.png")
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
