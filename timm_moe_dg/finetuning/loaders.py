@@ -49,7 +49,7 @@ def build_loaders(
     return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
 
 
-def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
+def check_loaders(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
     """Builds the loaders, and reads an evaluation image of every split and a training image of each training domain."""
     batches, evaluation = build_loaders(plan, config, step_sampler(plan), with_metadata=with_metadata)
     images = cast(EvaluationImages, evaluation.dataset)
