@@ -94,6 +94,12 @@ def add_statistics_options(add: Add) -> None:
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
 
 
+def add_photograph_option(add: Add) -> None:
+    """Adds the option of commands that compare a picture over domains."""
+    same = "files with the same CLASS/IMAGE show the same photograph in all domains (default: as the run or data say)"
+    add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
+
+
 def add_expert_options(add: Add) -> None:
     """Adds the option of `experts` alone."""
     add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
@@ -207,7 +213,8 @@ def everything(options: argparse.Namespace) -> None:
 
 def open_view(options: argparse.Namespace) -> RunView:
     """Opens the run."""
-    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable)
+    same_pictures = vars(options).get("split_by_photograph")
+    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable, same_pictures)
     if vars(options).get("untrained_router"):
         redraw_routers(view.model)
     return view
@@ -231,12 +238,15 @@ GEOGRAPHY = (add_network_options, add_geography_options)
 # Groups of options, and the function of a command
 COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Namespace], None]]] = {
     "experts": (
-        (add_network_options, add_picture_options, add_block_option, add_expert_options, add_cub_option),
+        (
+            *(add_network_options, add_picture_options, add_photograph_option),
+            *(add_block_option, add_expert_options, add_cub_option),
+        ),
         experts,
     ),
     "attention": ((add_network_options, add_picture_options, add_attention_options), attention),
     "attributes": ((*STATISTICS, add_cub_option), attributes),
-    "invariance": ((*STATISTICS, add_invariance_options), invariance),
+    "invariance": ((*STATISTICS, add_photograph_option, add_invariance_options), invariance),
     "domains": (GEOGRAPHY, domains),
     "forced": (GEOGRAPHY, forced),
     "curves": ((), curves),
