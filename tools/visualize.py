@@ -29,7 +29,7 @@ from timm_moe_dg.cli.arguments import add_device_option, parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
-from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder
+from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -120,7 +120,8 @@ def add_invariance_options(add: Add) -> None:
 def add_geography_options(add: Add) -> None:
     """Adds the options of `domains` and `forced`."""
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
-    add("--map-step", type=float, default=2.0, help="degrees per cell of the map (default: %(default)s)")
+    step = "largest width of the map's cells, in degrees (default: by the extent of the data and the coverage radius)"
+    add("--map-step", type=positive, metavar="DEGREES", help=step)
 
 
 def add_data_options(add: Add) -> None:

@@ -4,6 +4,8 @@ All of them are of one role, one network and one set of images. A call with othe
 """
 
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,13 +13,24 @@ from torch import Tensor
 
 from ..data import EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
+from ..networks.build import Network
 from ..protocols.run_identity import sha256
 from ..storage.atomic import json_text, write_text
-from .geography import domain_map, domains_at, expert_usage, forced_expert_matrix, geo_layers
+from .geography import (
+    DomainMap,
+    cell_width,
+    domain_map,
+    domains_at,
+    expert_usage,
+    forced_expert_matrix,
+    geo_layers,
+    map_extent,
+)
 from .geography_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .run_view import RunView
 from .style import optional_picture
 
+_logger = logging.getLogger(__name__)
 FILE = "analysis.json"
 PICTURES = ("map.png", "routing.png", "forced_experts.png")
 # Entries that tell which images and which network the others are of
@@ -29,10 +42,13 @@ def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
     return hasattr(view.model, "set_expert_mode") and bool(_domains_with_places(view, data_dir, role))
 
 
-def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
+def draw_domains(
+    view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float | None
+) -> dict[str, object]:
     """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
-    `map_step` is in degrees. "nmi" of the returned numbers is the agreement of discovered domains with the groups.
+    `map_step` is the largest width of a cell in degrees; None chooses one, see `cell_width`. "nmi" of the returned
+    numbers is the agreement of discovered domains with the groups.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
@@ -45,7 +61,7 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     if metadata.is_floating_point():  # coordinates; other metadata are integer indices
         held_out = _held_out_places(view, data_dir)
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(view.model, map_step), path, places, held_out)
+            plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)
@@ -72,6 +88,18 @@ def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -
         plot_expert_matrix(matrix, path)
     forced = {name: value.tolist() for name, value in matrix._asdict().items()}
     write_text(figures / FILE, json_text(earlier | {"forced_experts": forced}, indent=2))
+
+
+def _map(model: Network, map_step: float | None, places: Sequence[Tensor]) -> DomainMap:
+    """Makes the map of the data's extent, which includes the training coordinates that the model holds."""
+    coverage = model.metadata_encoder.coverage
+    trained = [] if coverage is None else [coverage.points.cpu().double() / coverage.units]
+    radius = None if coverage is None else coverage.radius
+    extent = map_extent([place[:, :2] for place in places] + trained, radius)
+    step = cell_width(extent, radius, map_step)
+    if map_step is not None and step < map_step:
+        _logger.warning(f"map_step={map_step:g}: cells of the coverage radius are narrower; drawn with {step:.2g}")
+    return domain_map(model, step, extent)
 
 
 def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
