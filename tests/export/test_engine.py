@@ -198,8 +198,13 @@ def test_metadata_are_checked_as_by_the_model_and_unknown_if_left_out(program):
 
 @pytest.mark.parametrize("option", ["coverage_radius", "expert_mode"])
 def test_an_option_that_a_program_cannot_follow_is_refused(program, option):
+    network, given = near_tokyo(), {option: "shared" if option == "expert_mode" else 400.0}
+    loaded = changed(
+        network, lambda n: n.set_expert_mode("shared") if "mode" in option else n.set_coverage_radius(400.0)
+    )
+    program(loaded, None, {"metadata": (2,)}, **given)  # exported with the same option
     with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change a program; export it with this option"):
-        program(small("moge_tiny"), None, **{option: "shared" if option == "expert_mode" else 500.0})
+        program(loaded, None, {"metadata": (2,)}, exported=network, **given)
 
 
 def test_an_error_of_onnxruntime_is_one_line(program):
