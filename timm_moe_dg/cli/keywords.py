@@ -79,7 +79,9 @@ def call_text(function: str, keywords: Mapping[str, object]) -> str:
     return f"timm_moe_dg.{function}({', '.join(f'{name}={value!r}' for name, value in keywords.items())})"
 
 
-def describe_keywords(function: Callable[..., object], table: "type[DataclassInstance]", skip: Iterable[str]) -> None:
+def describe_keywords(
+    function: Callable[..., object], table: "type[DataclassInstance]", skip: Iterable[str] = ()
+) -> None:
     """Gives a function that takes `**options` the signature and the docstring of the options that a table declares."""
     signature = inspect.signature(function)
     parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]

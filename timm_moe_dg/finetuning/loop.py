@@ -4,9 +4,9 @@ import logging
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
-import torch
 from torch import distributed
 
 from ..analysis.curves import draw_learning_curves

@@ -20,6 +20,7 @@ from ..algorithms import Minibatches, StepContext
 from ..cli.program import command
 from ..data import Domain, StepSampler
 from ..errors import ArgumentError, ProcessLostError
+from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
 from ..protocols.headline import summary
@@ -248,6 +249,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         model.data_config,
         sampler,
         with_metadata=model.with_metadata,
+        with_domains=isinstance(model.network, DomainHeadsVisionTransformer),
         pin_memory=accelerator.device.type != "cpu",
     )
     meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)
