@@ -92,11 +92,15 @@ def model_source(text: str) -> str:
     """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network or ensemble of a run."""
     folder = Path(text.removeprefix(LOCAL))
     for place in (folder / "best", folder):
-        holds_network = any((place / member / "config.json").is_file() for member in ("", "0"))
         # A timm model stays one, even if there is a folder of that name
-        if holds_network and not timm.is_model(text):
+        if holds_network(place) and not timm.is_model(text):
             return f"{LOCAL}{place}"
     return text
+
+
+def holds_network(folder: Path) -> bool:
+    """Whether a folder holds a network in timm's format, or an ensemble of several in numbered folders."""
+    return any((folder / member / "config.json").is_file() for member in ("", "0"))
 
 
 def run_folder(text: str) -> Path:

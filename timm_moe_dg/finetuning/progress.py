@@ -16,7 +16,8 @@ import torch
 import yaml
 from accelerate import Accelerator
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
+from tqdm.notebook import tqdm as notebook_bar
 
 from ..cli.ending import duration
 from ..cli.escape import one_line
@@ -81,10 +82,10 @@ class StepMeter:
 
 
 class StepBar:
-    """Shows the steps that it yields: a bar on a terminal, otherwise one line a minute and one at the end."""
+    """Shows the steps that it yields: a bar in a notebook or on a terminal, otherwise lines, one a minute."""
 
     def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
-        self._bars = sys.stderr.isatty()
+        self._bars = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
         self._hidden = hidden
         self._steps, self._name = steps, name
         self._bar = tqdm(

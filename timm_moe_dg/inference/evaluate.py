@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
+from torch import distributed, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.evaluation_files import FILES, save_features, score_table, write_files
@@ -32,12 +33,18 @@ from ..data.fingerprint import fingerprint, with_readable
 from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
-from ..finetuning.launch import check_world_size
+from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
+from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
+<<<<<<< HEAD
 from ..networks.build import check_channels, data_config
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.trained import class_positions, takes_metadata
+=======
+from ..networks.build import Network, check_channels, data_config
+from ..networks.trained import class_positions, load_trained, takes_metadata
+>>>>>>> api
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
@@ -103,6 +110,8 @@ class EvaluateOptions(
 ):
     """All options of an evaluation."""
 
+    network: nn.Module | None = None  # in place of that of `model`, whose name is then for messages alone
+
 
 @dataclass(frozen=True, kw_only=True)
 class FilledEvaluateOptions(EvaluateOptions):
@@ -157,13 +166,25 @@ def evaluate_parser(description: str | None = None) -> ToolParser:
 
 
 def evaluate(options: EvaluateOptions) -> Evaluation:
-    """Scores a model on all processes, and writes the requested files on the main process."""
+    """Scores a model on all processes, and writes the requested files on the main process.
+
+    The state of the process is that of before at the end.
+    """
     if options.save_features and Path(options.save_features).suffix != ".npz":
         raise ArgumentError.of("save_features", options.save_features, "give a file that ends in .npz")
     filled = _fill_in(options)
-    accelerator = Accelerator()
-    check_world_size(os.environ, accelerator.num_processes)
-    is_main = accelerator.is_main_process
+    with process_state_kept(options.output or ""):
+        grouped = distributed.is_initialized()
+        accelerator = Accelerator()
+        try:
+            check_world_size(os.environ, accelerator.num_processes)
+            return _evaluate(filled, accelerator)
+        finally:
+            leave_processes(accelerator, keep_group=grouped)
+
+
+def _evaluate(filled: FilledEvaluateOptions, accelerator: Accelerator) -> Evaluation:
+    options, is_main = filled, accelerator.is_main_process
     with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
         data = _read_data(filled)
         filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
@@ -174,7 +195,6 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
         if features:
             save_features(scores, features)
         files = sorted(path.name for path in folder.iterdir()) if folder else []
-    accelerator.end_training()
     return Evaluation(filled, scores, files, is_main)
 
 
@@ -260,8 +280,14 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
 def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
     """Loads the network and predicts every image; all processes take part."""
     splits = _split(options, data)
+<<<<<<< HEAD
     size = options.img_size or (None if ":" in options.model else get_benchmark(options.dataset).image_size)
     network = load_predictor(options.model, **{**model_keywords(options), "img_size": size})
+=======
+    named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
+    size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
+    network: Network = options.network or load_trained(options.model, **{**model_keywords(options), "img_size": size})
+>>>>>>> api
     check_channels(network, options.in_chans)
     positions = class_positions(network, data.domains[0].classes)
     with_metadata = takes_metadata(network, data.domains, options.metadata_columns)

@@ -8,7 +8,8 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from torch import nn
+from tqdm.auto import tqdm
 
 from ..cli.arguments import (
     LoaderOptions,
@@ -78,6 +79,7 @@ class PredictOptions(TrainedModelOptions, ImageOptions, LoaderOptions, DeviceOpt
     """All options of a prediction."""
 
     images: Sequence[str]  # files, folders or patterns
+    network: nn.Module | None = None  # in place of that of `model`, whose name is then for messages alone
 
 
 def predict_parser(description: str | None = None) -> ToolParser:
@@ -121,7 +123,9 @@ def write_predictions(rows: Sequence[Sequence[Any]], top_k: int, file: TextIO) -
 
 def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
     paths = find_images(options.images)
-    network = load_predictor(options.model, **model_keywords(options)).to(options.device or default_device())
+    network: Network = options.network or load_predictor(options.model, **model_keywords(options))
+    if options.device or not options.network:
+        network = network.to(options.device or default_device())
     if options.top_k > network.num_classes:
         raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
     view = evaluation_view(network, options.img_size)
