@@ -37,14 +37,9 @@ from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
-<<<<<<< HEAD
-from ..networks.build import check_channels, data_config
+from ..networks.build import Network, check_channels, data_config
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.trained import class_positions, takes_metadata
-=======
-from ..networks.build import Network, check_channels, data_config
-from ..networks.trained import class_positions, load_trained, takes_metadata
->>>>>>> api
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
@@ -280,14 +275,9 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
 def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
     """Loads the network and predicts every image; all processes take part."""
     splits = _split(options, data)
-<<<<<<< HEAD
-    size = options.img_size or (None if ":" in options.model else get_benchmark(options.dataset).image_size)
-    network = load_predictor(options.model, **{**model_keywords(options), "img_size": size})
-=======
     named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
     size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
-    network: Network = options.network or load_trained(options.model, **{**model_keywords(options), "img_size": size})
->>>>>>> api
+    network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
     check_channels(network, options.in_chans)
     positions = class_positions(network, data.domains[0].classes)
     with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
