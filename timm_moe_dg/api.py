@@ -166,9 +166,9 @@ def predict(
 
 
 def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
-    """Reads the evaluations of all runs below a folder; see `timm_moe_dg.results.frame.read_runs`."""
+    """Reads the evaluations of all runs below a folder; see `timm_moe_dg.results.runs.read_runs`."""
     with _extra():
-        from .results.frame import read_runs as read
+        from .results.runs import read_runs as read
     return read(folder)
 
 

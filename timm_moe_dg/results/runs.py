@@ -1,18 +1,20 @@
-"""Finds finished runs below folders, DomainBed's included, and groups them into table rows."""
+"""Runs below folders, DomainBed's included: finds them, reads them as a frame, and groups them into table rows."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 
 from ..data import BENCHMARKS
 from ..errors import RecordError
-from ..protocols.options import Arguments
-from ..protocols.records import Record, read_records
+from ..protocols.in_effect import comparable, in_effect
+from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, canonical_names
+from ..protocols.records import SCORED_ROLES, Record, Score, read_records
 from ..protocols.run_identity import canonical_json, setting_text, settings
-from .in_effect import comparable, in_effect
+from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 
 RESULTS = "results.jsonl"
 NOTHING = canonical_json(None)
@@ -56,11 +58,6 @@ class FinishedRun:
     def seeds(self) -> tuple[int, int]:
         """Trial seed and hyper-parameter seed."""
         return self.args["trial_seed"], self.args["hparams_seed"]
-
-    @property
-    def num_domains(self) -> int:
-        """Number of domains of the data set."""
-        return len(self.records[0].in_acc)
 
 
 @dataclass(frozen=True, order=True)
@@ -119,17 +116,76 @@ def domain_names(records: Sequence[Record]) -> list[str]:
     return list(names) if len(names) == number else [f"domain {position}" for position in range(number)]
 
 
-def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
+def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """Reads the evaluations of all runs below a folder, finished or not, DomainBed's included.
+
+    Columns:
+
+    - `run`, `finished`: the run's folder, and whether the run has ended.
+    - `selected`: whether training-domain validation selects this evaluation among those of its run.
+    - `averaged`: whether the averaged network at the end of the run was evaluated.
+    - One column for each option that affects results, such as `dataset`, `model`, `test_domains` (positions) and
+      `trial_seed`. Model arguments and hyper-parameters have columns of their own. Lists are tuples.
+    - `domains`: the names of the domains by position.
+    - `step`, `epoch`, `step_time` (seconds) and `mem_gb` (GiB), then losses by name.
+    - `validation_acc`, `test_acc`: accuracies from 0 to 1, by which runs are selected and reported.
+    - `env0_in_acc`, `env0_out_acc`, `env0_out_loss` and so on: scores of every domain's splits, as in results.jsonl.
+    - `ood_accuracy`, `id_f1_macro` and so on: scores of the data's own test domains, if there are any.
+
+    A run has no value (NaN or None) in the columns that only other runs have.
+
+    Raises:
+        RecordError: There is no such folder, no run in it has an evaluation, or a results.jsonl is damaged.
+
+    >>> runs = read_runs("output/pacs")
+    >>> runs[runs.selected].groupby(["algorithm", "model"]).test_acc.mean()
+    """
+    finished, folders = find_runs([folder])
+    runs = [*finished, *(FinishedRun(path, read_records(path / RESULTS, unfinished=True)) for path in folders)]
+    rows = [row for number, run in enumerate(runs) if run.records for row in _rows(run, number < len(finished))]
+    if not rows:
+        raise RecordError(f"folder={str(folder)!r}: no run below it has an evaluation; give a folder with runs")
+    return pd.DataFrame(rows)
+
+
+def _rows(run: FinishedRun, finished: bool) -> Iterator[dict[str, object]]:
+    """Yields a row for each evaluation of a run."""
+    args = canonical_names(run.args)
+    effective = (name for name in args if name not in NO_EFFECT_ON_RESULTS or name in ("average_method", "domains"))
+    settings = {name: args[name] for name in effective if name not in ("hparams", "model_kwargs")}
+    settings |= {**dict(args.get("model_kwargs") or {}), "model": run.model}
+    selected = training_domain_validation(run.records)
+    for record in run.records:
+        row = {"run": str(run.folder), "finished": finished}
+        row |= {"selected": record is selected, "averaged": record.averaged}
+        row |= {name: _hashable(value) for name, value in {**settings, **record.hparams}.items()}
+        row |= {name: getattr(record, name) for name in ("step", "epoch", "step_time", "mem_gb")} | {**record.losses}
+        row |= {"validation_acc": validation_accuracy(record), "test_acc": reported_accuracy(record), **record.scores}
+        for role in SCORED_ROLES:
+            scores = record.roles.get(role, {})
+            row |= {f"{role}_{name}": score for name, score in scores.items() if name in get_args(Score)}
+        yield row
+
+
+def _hashable(value: object) -> object:
+    # pandas groups rows by tuples, but not by lists
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
 
     Settings are compared by their effect: a run that spells out a default is like one that does not. Numbers of images
     and files are seen through, see `run_identity.settings`.
+
+    Returns:
+        A line for each "run", with its "row", "test_domains", trial "seed" and hyper-parameter seed ("draw").
     """
     # Data that differ name the rows of all methods and networks. DomainBed's runs did not record theirs.
     further = ["data"] if len({run.args.get("data") for run in runs} - {None}) > 1 else []
     frame = pd.DataFrame({"run": runs, "method": [run.algorithm for run in runs]})
     frame["model"] = [setting_text("model", run.model) for run in runs]
-    rows: dict[RowKey, list[FinishedRun]] = {}
+    lines = []
     for _, group in frame.groupby(["method", "model"]):
         members = list(group.run)
         effects = _differing_settings(members)
@@ -137,9 +193,15 @@ def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
             alike = [members[number] for number in part.index]
             named = [(name, _spelled_out(name, alike)) for name in sorted({*effects, *further})]
             variant = ", ".join(f"{name}={value}" for name, value in named if value is not None)
-            rows.setdefault(RowKey(alike[0].algorithm, alike[0].model, variant), []).extend(alike)
-    for row, alike in rows.items():
-        _check_unique(row, alike)
+            row = RowKey(alike[0].algorithm, alike[0].model, variant)
+            lines += [(row, run.test_domains, *run.seeds, run) for run in alike]
+    rows = pd.DataFrame(lines, columns=["row", "test_domains", "seed", "draw", "run"])
+    for (row, held_out, *seeds), same in rows.groupby(["row", "test_domains", "seed", "draw"], sort=False).run:
+        if len(same) > 1:
+            raise RecordError(
+                f"runs={[str(run.folder) for run in same[:2]]}: are both {runs[0].dataset}, {row}, test domains "
+                f"{list(held_out)}, trial seed and hparams seed {tuple(seeds)}; give only one of these folders"
+            )
     return rows
 
 
@@ -166,14 +228,3 @@ def _differing(texts: pd.DataFrame) -> pd.DataFrame:
 
 def _spelled_out(name: str, runs: Sequence[FinishedRun]) -> object:
     return next((value for run in runs if (value := settings(run.args).get(name)) is not None), None)
-
-
-def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:
-    seen: dict[tuple[tuple[int, ...], tuple[int, int]], FinishedRun] = {}
-    for run in runs:
-        first = seen.setdefault((run.test_domains, run.seeds), run)
-        if first is not run:
-            raise RecordError(
-                f"runs={[str(first.folder), str(run.folder)]}: are both {run.dataset}, {row}, test domains "
-                f"{list(run.test_domains)}, trial seed and hparams seed {run.seeds}; give only one of these folders"
-            )
