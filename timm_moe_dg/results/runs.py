@@ -71,11 +71,6 @@ class RowKey:
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
 
-    @property
-    def described_model(self) -> str:
-        """The model, with the variant in brackets."""
-        return f"{self.model} ({self.variant})" if self.variant else self.model
-
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
     """Finds the finished runs below folders, and the folders of unfinished runs that have a results.jsonl."""
@@ -209,15 +204,17 @@ def _differing_settings(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Returns a line for each run, and a column with the effects of each setting that differs between them."""
     # Defaults are slow to find, so settings that are spelled alike in all runs are left out first
     spelled = _differing(pd.DataFrame([{n: setting_text(n, v) for n, v in settings(run.args).items()} for run in runs]))
+    if spelled.columns.empty:
+        return spelled
     drawn = any(run.seeds[1] for run in runs)
-    values = [in_effect(run.args, drawn=drawn) for run in runs] if len(spelled.columns) else []
+    values = [in_effect(run.args, drawn=drawn) for run in runs]
     effects = _differing(pd.DataFrame([{name: comparable(name, table) for name in spelled} for table in values]))
     if "weights_sha256" in effects:
         # Runs of several trial seeds may each start from a network of their own
         present = effects.assign(weights_sha256=effects.weights_sha256 != NOTHING)
         if not present.assign(run=[(run.test_domains, run.seeds) for run in runs]).duplicated().any():
             effects = _differing(present)
-    return effects if len(effects) else pd.DataFrame(index=range(len(runs)))
+    return effects
 
 
 def _differing(texts: pd.DataFrame) -> pd.DataFrame:

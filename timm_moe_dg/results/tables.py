@@ -22,29 +22,16 @@ from ..protocols.selection import (
     SELECTION_RULES,
     has_ood_validation,
     reported_accuracy,
+    rule_title,
     transfer_accuracy,
-    validates_on_test_groups,
     validation_accuracy,
 )
 from .regions import group_scores, joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 
 SINGLE_SOURCE, VALIDATION, CROSS_VALIDATION = "single_source", "training_domain_validation", "leave_one_domain_out_cv"
-# All rules, in the order of their tables, and how each selects
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        VALIDATION: "training-domain validation",
-        CROSS_VALIDATION: "leave-one-domain-out cross-validation",
-        "oracle": "test-domain validation (oracle)",
-        SINGLE_SOURCE: "training-domain validation",
-        OFFICIAL: "training-domain validation",
-        "ood_worst_group": "the worst group of the ood validation split",
-        "ood_f1_macro": "F1-macro on the ood validation split",
-        PER_REGION: "a model per region, each on its own",
-    }
-)
-_ORACLE = " (oracle: the split has held-out groups of the test)"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
+RULES = (VALIDATION, CROSS_VALIDATION, "oracle", SINGLE_SOURCE, *OFFICIAL_RULES)  # in the order of their tables
 OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
     {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
 )
@@ -135,7 +122,7 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 
 def make_tables(
     runs: Sequence[FinishedRun],
-    rules: Sequence[str] = tuple(RULES),
+    rules: Sequence[str] = RULES,
     report: Value = reported_accuracy,
     further: Sequence[Column] = (),
     by_group: bool = False,
@@ -169,11 +156,6 @@ def make_tables(
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
-
-
-def rule_title(rule: str, records: Iterable[Record]) -> str:
-    """Describes a rule. The rules for the ood validation split are oracles on some data."""
-    return RULES[rule] + (_ORACLE if rule in OOD_RULES and any(map(validates_on_test_groups, records)) else "")
 
 
 def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
@@ -210,7 +192,7 @@ def _held_out_table(runs: pd.DataFrame, rule: str, report: Value, further: Seque
     held_out = runs[runs.test_domains.map(len).isin(sizes)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
     columns = [*(Column(name, report, domain) for domain, name in enumerate(names)), Column(AVERAGE, report), *further]
-    title, missing = f"selection by {RULES[rule]}", _missing(needed, runs)
+    title, missing = f"selection by {rule_title(rule)}", _missing(needed, runs)
     return _table(runs, rule, title, columns, selected, len(names), missing=missing)
 
 
@@ -240,8 +222,9 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     also = ", or their scores on the ood validation split" if rule in OOD_RULES else ", or a region's model" * regional
     absent = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in runs.row.unique()}
     missing = [f"{row}: trial seeds {without}{also}" for row, without in absent.items() if without]
-    title = rule_title(rule, (record for run in runs.run for record in run.records))
-    title = f"its own test domains, {title if regional else f'selection by {title}'}"
+    evaluations = (record for run in runs.run for record in run.records)
+    selection = f"selection by {rule_title(rule if rule in OOD_RULES else VALIDATION, evaluations)}"
+    title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
     more: dict[str, Any] = {"missing": missing, "groups": [column.title for column in groups]}
     return _table(runs, rule, title, [*columns, *groups, *further], selected, expected=len(seeds), **more)
 
@@ -307,7 +290,10 @@ def _averages(rule: str, tables: Sequence[Table]) -> Table:
     averages = [at(table.scores, "column", position) for table, position in pairs]
     scores = side_by_side([*averages, average(pd.concat(averages), len(tables))])
     expected = [table.expected[position] for table, position in pairs]
-    title, columns = f"averages of the domains, selection by {RULES[rule]}", [*(t.dataset for t in tables), AVERAGE]
+    title, columns = (
+        f"averages of the domains, selection by {rule_title(rule)}",
+        [*(t.dataset for t in tables), AVERAGE],
+    )
     rows = sorted({row for table in tables for row in table.rows})
     return Table(AVERAGES, rule, title, columns, rows, scores, [*expected, max(expected)])
 
