@@ -1,6 +1,6 @@
 """Rows of a table compared: side by side with the papers' figures, relative to one of them, and by paired tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import isnan
@@ -16,9 +16,8 @@ from ..errors import ArgumentError
 from .papers import paper_columns
 from .rendering import cell_texts, formatted
 from .runs import RowKey
-from .tables import AVERAGE, AVERAGE_OOD, AVERAGES, OFFICIAL_RULES, SINGLE_SOURCE, Table, at, average
+from .tables import OFFICIAL_RULES, SINGLE_SOURCE, Table, at, average
 
-_KINDS = {"id": "IID", "ood": "OOD"}  # role -> title
 _TEST = "Differences paired by trial seed (n), two-sided sign-flip test, exact up to 16 pairs, p at least 2 / 2^n"
 _RESAMPLES, _SEED = 99_999, 0
 
@@ -30,7 +29,12 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same data, and the same algorithm
     or the same model.
     """
-    pairs = [(table, *pair) for table in tables if table.runs for pair in _pairs(table, first, second)]
+    pairs = [
+        (table, *pair)
+        for table in tables
+        for pair in product(rows_named(table, first), rows_named(table, second))
+        if pair[0] != pair[1] and (pair[0].algorithm == pair[1].algorithm or pair[0].model == pair[1].model)
+    ]
     texts = [_comparison(*pair, format_) for pair in pairs if not pair[0].on_other_data(*pair[1:])]
     if pairs and not texts:
         raise ArgumentError.of("compare", [first, second], "have different data; give rows with the same data=")
@@ -38,12 +42,6 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
         rows = sorted({str(row) for table in tables for row in table.rows})
         raise ArgumentError.of("compare", [first, second], f"no table has both; the rows are: {'; '.join(rows)}")
     return "\n\n".join(texts)
-
-
-def _pairs(table: Table, first: str, second: str) -> Iterator[tuple[RowKey, RowKey]]:
-    for row, other in product(rows_named(table, first), rows_named(table, second)):
-        if row != other and (row.algorithm == other.algorithm or row.model == other.model):
-            yield row, other
 
 
 def rows_named(table: Table, name: str) -> list[RowKey]:
@@ -86,8 +84,7 @@ def with_improvements(table: Table, reference: str) -> Table:
 
     The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
     training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
-    A data set's own test domains count by group if the table has group columns, and as a whole otherwise. The
-    reference names a row as in `compare`. This is the measure of GMoE's Table 3.
+    The reference names a row as in `compare`. This is the measure of GMoE's Table 3.
     """
     named = rows_named(table, reference)
     if len(named) != 1:
@@ -100,29 +97,15 @@ def with_improvements(table: Table, reference: str) -> Table:
             shares, references = table.shares(row).align(base, join="inner")
             ratios[row] = shares / references.where(references != 0) - 1
     joined = pd.concat(ratios, names=["row"])
-    parts, kinds, expected = [table.scores], _positions(table), [*table.expected]
-    for positions in kinds.values():
+    parts, expected = [table.scores], [*table.expected]
+    for positions in table.kinds.values():
         # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
         counted = joined[joined.index.get_level_values("column").isin(positions)]
         added = pd.concat({len(expected): average(counted, len(positions))}, names=["column"])
         parts.append(added.swaplevel("column", "row"))
         expected.append(max(table.expected[position] for position in positions))
-    columns = [*table.columns, *(f"{kind} improvement" for kind in kinds)]
+    columns = [*table.columns, *(f"{kind} improvement" for kind in table.kinds)]
     return replace(table, columns=columns, scores=pd.concat(parts).sort_index(), expected=expected)
-
-
-def _positions(table: Table) -> dict[str, list[int]]:
-    """Positions of the columns that each kind of improvement averages."""
-    titles = list(table.columns)
-    if AVERAGE_OOD in titles:
-        return {"IID": [0], "OOD": list(range(1, titles.index(AVERAGE_OOD)))}
-    if AVERAGE in titles:
-        return {"OOD": list(range(titles.index(AVERAGE)))}
-    by_kind = {}
-    for role, kind in _KINDS.items():
-        groups = [i for i, title in enumerate(titles) if title in table.groups and title.startswith(f"{role} ")]
-        by_kind[kind] = groups or [i for i, title in enumerate(titles) if title == f"{role} accuracy"]
-    return {kind: positions for kind, positions in by_kind.items() if positions}
 
 
 class PairedTest(NamedTuple):
@@ -152,14 +135,11 @@ def paired_tests(table: Table) -> list[PairedTest]:
 
 def _tested_columns(table: Table) -> dict[str, Sequence[int]]:
     """Positions of the columns that are tested together, by their common title."""
-    if table.dataset == AVERAGES:
-        return {}
     if table.rule in OFFICIAL_RULES:
         # Accuracy, worst group and F1 are different scores: each column is a test of its own.
         return {title: [column] for column, title in enumerate(table.columns)}
-    if table.rule == SINGLE_SOURCE:
-        return {"domains not trained on": range(1, len(table.columns) - 1)}
-    return {"held-out domains": range(list(table.columns).index(AVERAGE))}
+    title = "domains not trained on" if table.rule == SINGLE_SOURCE else "held-out domains"
+    return {title: table.kinds["OOD"]} if table.kinds else {}
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from io import StringIO
-from typing import Any
 
 import pandas as pd
 import timm
@@ -52,7 +51,7 @@ class PaperFigure:
 
     source: str  # paper and table, such as "GMoE, Table 1"
     dataset: str
-    rule: str  # a name in `tables.NEEDED`
+    rule: str  # a name in `tables.RULES`
     algorithm: str  # followed by " + swad" if weights were averaged with SWAD
     model: str  # timm's name, with a tag unless the weights are timm's default
     column: str  # the evaluated domain, "average", or a role and a score such as "ood worst group"
@@ -70,12 +69,10 @@ class PaperFigure:
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
     """Reads figures from CSV text with a header of `PaperFigure`'s fields. Settings are JSON."""
     frame = pd.read_csv(StringIO(text), dtype=str, keep_default_na=False)
-    rows: list[dict[str, Any]] = [
-        {name: cell or None for name, cell in row.items()} for row in frame.to_dict(orient="records")
-    ]
+    rows = frame.to_dict(orient="records")
     for row in rows:
-        row |= {"value": float(row["value"]), "error": row["error"] and float(row["error"])}
-        row |= {"recipe": row["recipe"] or "", "settings": json.loads(row["settings"] or "{}")}
+        row |= {"value": float(row["value"]), "error": float(row["error"]) if row["error"] else None}
+        row |= {"trained_on": row["trained_on"] or None, "settings": json.loads(row["settings"] or "{}")}
     return tuple(PaperFigure(**row) for row in rows)
 
 
@@ -84,13 +81,7 @@ _COSTS = pd.read_csv(StringIO((files(__package__) / "paper_costs.csv").read_text
 
 
 def stated_costs(mode: str, algorithm: str, model: str) -> str:
-    """Returns the papers' costs of a step of 160 images in words, "" if they state none.
-
-    Args:
-        mode: "train" or "inference".
-        algorithm: Followed by " + swad" or " + moving" for averaged weights.
-        model: timm's name.
-    """
+    """Returns the papers' costs of a step of 160 images in words, "" if they state none for "train" or "inference"."""
     key = (mode, algorithm, with_tag(model))
     rows = [cost for cost in _COSTS.itertuples() if key == (cost.mode, cost.algorithm, with_tag(cost.model))]
     return "; ".join(f"{cost.seconds} s, {cost.gigabytes} GB ({cost.source})" for cost in rows)

@@ -38,6 +38,7 @@ OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 AVERAGE = "average"  # title of the column that the table over several data sets shows
 AVERAGE_OOD = "average OOD"  # title in single-source tables
+_KINDS = {"id": "IID", "ood": "OOD"}  # role -> kind of `Table.kinds`
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
 Value = Callable[[Record], float]
 
@@ -72,7 +73,9 @@ class Table:
     runs: Rows = field(default_factory=dict)  # of each row
     missing: Sequence[str] = ()  # a phrase for each group of missing runs
     trained_on: str | None = None  # the only training domain, in single-source tables
-    groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
+    # Positions of the columns with single domains or groups, "IID" for those that were trained on, and "OOD". A data
+    # set's own test domains count by group if the table has group columns, and as a whole otherwise.
+    kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def summary(self) -> pd.DataFrame:
         """Returns mean, standard error, seeds and expected seeds of each cell, by row and column (position).
@@ -192,8 +195,9 @@ def _held_out_table(runs: pd.DataFrame, rule: str, report: Value, further: Seque
     held_out = runs[runs.test_domains.map(len).isin(sizes)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
     columns = [*(Column(name, report, domain) for domain, name in enumerate(names)), Column(AVERAGE, report), *further]
-    title, missing = f"selection by {rule_title(rule)}", _missing(needed, runs)
-    return _table(runs, rule, title, columns, selected, len(names), missing=missing)
+    title, number = f"selection by {rule_title(rule)}", len(names)
+    missing, kinds = _missing(needed, runs), {"OOD": range(number)}
+    return _table(runs, rule, title, columns, selected, number, missing=missing, kinds=kinds)
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -206,7 +210,8 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
             own, others = out[source]._replace(title=f"{names[source]} (IID)"), [out[domain] for domain in held_out]
             title = f"trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
             columns = [own, *others, Column(AVERAGE_OOD, transfer_accuracy), *further]
-            more: dict[str, Any] = {"missing": _missing([held_out], runs), "trained_on": names[source]}
+            kinds = {"IID": [0], "OOD": range(1, len(names))}
+            more: dict[str, Any] = {"missing": _missing([held_out], runs), "kinds": kinds, "trained_on": names[source]}
             selected = _selected(VALIDATION, of_source.assign(domain=source))
             tables.append(_table(runs, SINGLE_SOURCE, title, columns, selected, **more))
     return tables
@@ -218,30 +223,30 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     # Runs of one region and runs of all regions never share a table.
     runs = runs[[bool(trained_region(run)) == regional for run in runs.run]]
     selected = _selected(VALIDATION if rule == OFFICIAL else rule, runs.assign(domain=0))
-    groups, columns = _group_columns(selected) if by_group else [], [*_official_columns(selected)]
+    columns, kinds = _official_columns(selected, by_group)
     also = ", or their scores on the ood validation split" if rule in OOD_RULES else ", or a region's model" * regional
     absent = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in runs.row.unique()}
     missing = [f"{row}: trial seeds {without}{also}" for row, without in absent.items() if without]
     evaluations = (record for run in runs.run for record in run.records)
     selection = f"selection by {rule_title(rule if rule in OOD_RULES else VALIDATION, evaluations)}"
     title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
-    more: dict[str, Any] = {"missing": missing, "groups": [column.title for column in groups]}
-    return _table(runs, rule, title, [*columns, *groups, *further], selected, expected=len(seeds), **more)
+    columns = [*columns, *further]
+    return _table(runs, rule, title, columns, selected, expected=len(seeds), missing=missing, kinds=kinds)
 
 
-def _official_columns(records: Iterable[Record]) -> list[Column]:
-    """Columns with the scores of a data set's own "id" and "ood" test domains, see `role_scores`."""
-    return [
-        Column(f"{role} {title}", _role_score(role, score))
-        for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items())
-        if any(score in record.roles.get(role, {}) for record in records)
-    ]
-
-
-def _group_columns(records: Iterable[Record]) -> list[Column]:
-    """Columns with the accuracy of each group of the "id" and "ood" test domains, by role and then by name."""
-    groups = {(role, group) for role in SCORED_ROLES for record in records for group in group_scores(record, role)}
-    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(groups)]
+def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[Column], dict[str, Sequence[int]]]:
+    """Columns with the scores of a data set's own "id" and "ood" test domains and their groups, and `Table.kinds`."""
+    columns: list[Column] = []
+    kinds: dict[str, Sequence[int]] = {}
+    for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items()):
+        if any(score in record.roles.get(role, {}) for record in records):
+            columns.append(Column(f"{role} {title}", _role_score(role, score)))
+            kinds |= {_KINDS[role]: [len(columns) - 1]} if score == "accuracy" else {}
+    for role in SCORED_ROLES if by_group else ():
+        groups = sorted({group for record in records for group in group_scores(record, role)})
+        kinds |= {_KINDS[role]: range(len(columns), len(columns) + len(groups))} if groups else {}
+        columns += [Column(f"{role} {group}", _group_accuracy(role, group)) for group in groups]
+    return columns, kinds
 
 
 def _out_accuracy(domain: int) -> Value:
@@ -290,12 +295,9 @@ def _averages(rule: str, tables: Sequence[Table]) -> Table:
     averages = [at(table.scores, "column", position) for table, position in pairs]
     scores = side_by_side([*averages, average(pd.concat(averages), len(tables))])
     expected = [table.expected[position] for table, position in pairs]
-    title, columns = (
-        f"averages of the domains, selection by {rule_title(rule)}",
-        [*(t.dataset for t in tables), AVERAGE],
-    )
+    title, columns = f"averages of the domains, selection by {rule_title(rule)}", [table.dataset for table in tables]
     rows = sorted({row for table in tables for row in table.rows})
-    return Table(AVERAGES, rule, title, columns, rows, scores, [*expected, max(expected)])
+    return Table(AVERAGES, rule, title, [*columns, AVERAGE], rows, scores, [*expected, max(expected)])
 
 
 def _missing(needed: Sequence[tuple[int, ...]], runs: pd.DataFrame) -> list[str]:
