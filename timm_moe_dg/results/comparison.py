@@ -91,10 +91,10 @@ def with_improvements(table: Table, reference: str) -> Table:
         rows = "; ".join(map(str, table.rows))
         remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
         raise ArgumentError.of("relative_to", reference, remedy)
-    base, ratios = table.shares(named[0]), {}
+    ratios = {}
     for row in table.rows:
         if not table.on_other_data(row, named[0]):  # accuracies on other data are no reference
-            shares, references = table.shares(row).align(base, join="inner")
+            shares, references = table.shares(row, named[0])
             ratios[row] = shares / references.where(references != 0) - 1
     joined = pd.concat(ratios, names=["row"])
     parts, expected = [table.scores], [*table.expected]

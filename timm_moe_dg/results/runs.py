@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..data import BENCHMARKS
 from ..errors import RecordError
-from ..protocols.in_effect import comparable, in_effect
+from ..protocols.in_effect import comparable, in_effect, spelled_out
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, canonical_names
 from ..protocols.records import SCORED_ROLES, Record, Score, read_records
 from ..protocols.run_identity import canonical_json, setting_text, settings
@@ -186,17 +186,19 @@ def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
         effects = _differing_settings(members)
         for _, part in effects.groupby(list(effects), sort=False) if len(effects.columns) else [((), effects)]:
             alike = [members[number] for number in part.index]
-            named = [(name, _spelled_out(name, alike)) for name in sorted({*effects, *further})]
-            variant = ", ".join(f"{name}={value}" for name, value in named if value is not None)
+            # A setting has the text of the first run that spells it out
+            spelled = {name: value for run in alike[::-1] for name, value in spelled_out(run.args).items()}
+            named = [name for name in sorted({*effects, *further}) if name in spelled]
+            variant = ", ".join(f"{name}={spelled[name]}" for name in named)
             row = RowKey(alike[0].algorithm, alike[0].model, variant)
             lines += [(row, run.test_domains, *run.seeds, run) for run in alike]
-    rows = pd.DataFrame(lines, columns=["row", "test_domains", "seed", "draw", "run"])
-    for (row, held_out, *seeds), same in rows.groupby(["row", "test_domains", "seed", "draw"], sort=False).run:
-        if len(same) > 1:
-            raise RecordError(
-                f"runs={[str(run.folder) for run in same[:2]]}: are both {runs[0].dataset}, {row}, test domains "
-                f"{list(held_out)}, trial seed and hparams seed {tuple(seeds)}; give only one of these folders"
-            )
+    key = ["row", "test_domains", "seed", "draw"]
+    rows = pd.DataFrame(lines, columns=[*key, "run"])
+    for (row, held_out, *seeds), same in rows[rows.duplicated(key, keep=False)].groupby(key, sort=False).run:
+        raise RecordError(
+            f"runs={[str(run.folder) for run in same[:2]]}: are both {runs[0].dataset}, {row}, test domains "
+            f"{list(held_out)}, trial seed and hparams seed {tuple(seeds)}; give only one of these folders"
+        )
     return rows
 
 
@@ -221,7 +223,3 @@ def _differing(texts: pd.DataFrame) -> pd.DataFrame:
     """Keeps the columns with several values."""
     texts = texts.fillna(NOTHING)
     return texts.loc[:, texts.nunique() > 1]
-
-
-def _spelled_out(name: str, runs: Sequence[FinishedRun]) -> object:
-    return next((value for run in runs if (value := settings(run.args).get(name)) is not None), None)

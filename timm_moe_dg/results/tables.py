@@ -4,6 +4,7 @@ A cell is the mean over trial seeds with its standard error. Missing runs are li
 add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,7 +49,6 @@ class Column(NamedTuple):
 
     title: str
     value: Value  # computes a share from a selected record, which tables print in percent
-    domain: int | None = None  # position of the held-out domain, None for the mean over all of them
 
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
@@ -90,14 +90,13 @@ class Table:
         frame = frame.reindex(cells).fillna({"seeds": 0}).astype({"seeds": int})
         return frame.assign(expected=[*self.expected] * len(self.rows))
 
-    def shares(self, row: RowKey) -> pd.Series:
-        """Returns the shares of a row, by column (position) and trial seed."""
-        return at(self.scores, "row", row)
+    def shares(self, first: RowKey, second: RowKey) -> tuple[pd.Series, pd.Series]:
+        """Returns the shares of two rows by column (position) and trial seed, where both have one."""
+        return at(self.scores, "row", first).align(at(self.scores, "row", second), join="inner")
 
     def differences(self, first: RowKey, second: RowKey) -> pd.Series:
         """Returns first - second by column (position) and trial seed, where both rows have a share."""
-        pair = self.shares(first).align(self.shares(second), join="inner")
-        return pair[0] - pair[1]
+        return operator.sub(*self.shares(first, second))
 
     def on_other_data(self, first: RowKey, second: RowKey) -> bool:
         """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
@@ -194,10 +193,10 @@ def _held_out_table(runs: pd.DataFrame, rule: str, report: Value, further: Seque
         needed, sizes = leave_one_or_two_domains_out(len(names)), [1, 2]
     held_out = runs[runs.test_domains.map(len).isin(sizes)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
-    columns = [*(Column(name, report, domain) for domain, name in enumerate(names)), Column(AVERAGE, report), *further]
-    title, number = f"selection by {rule_title(rule)}", len(names)
-    missing, kinds = _missing(needed, runs), {"OOD": range(number)}
-    return _table(runs, rule, title, columns, selected, number, missing=missing, kinds=kinds)
+    values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
+    shares = [(name, at(values, "domain", domain)) for domain, name in enumerate(names)]
+    shares += _averaged([Column(AVERAGE, report), *further], selected, len(names))
+    return _table(runs, rule, title, shares, missing=_missing(needed, runs), kinds={"OOD": range(len(names))})
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -212,8 +211,8 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
             columns = [own, *others, Column(AVERAGE_OOD, transfer_accuracy), *further]
             kinds = {"IID": [0], "OOD": range(1, len(names))}
             more: dict[str, Any] = {"missing": _missing([held_out], runs), "kinds": kinds, "trained_on": names[source]}
-            selected = _selected(VALIDATION, of_source.assign(domain=source))
-            tables.append(_table(runs, SINGLE_SOURCE, title, columns, selected, **more))
+            shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
+            tables.append(_table(runs, SINGLE_SOURCE, title, shares, **more))
     return tables
 
 
@@ -230,8 +229,8 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     evaluations = (record for run in runs.run for record in run.records)
     selection = f"selection by {rule_title(rule if rule in OOD_RULES else VALIDATION, evaluations)}"
     title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
-    columns = [*columns, *further]
-    return _table(runs, rule, title, columns, selected, expected=len(seeds), missing=missing, kinds=kinds)
+    shares = _averaged([*columns, *further], selected)
+    return _table(runs, rule, title, shares, expected=len(seeds), missing=missing, kinds=kinds)
 
 
 def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[Column], dict[str, Sequence[int]]]:
@@ -273,20 +272,19 @@ def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
     return pd.Series(list(selected.values()), index=index, dtype=object)
 
 
+def _averaged(columns: Sequence[Column], selected: pd.Series, number: int = 1) -> list[tuple[str, pd.Series]]:
+    """Titles and shares of columns, each a mean over held-out domains."""
+    return [(title, average(selected.map(value).astype(float), number)) for title, value in columns]
+
+
 def _table(
-    runs: pd.DataFrame, rule: str, title: str, columns: Sequence[Column], selected: pd.Series,
-    num_domains: int = 1, expected: int | None = None, **more: Any,
-) -> Table:  # fmt: skip
-    """Makes a table of selected records."""
-    shares = []
-    for column in columns:
-        values = selected.map(column.value).astype(float)
-        of_domain = column.domain is not None
-        shares.append(at(values, "domain", column.domain) if of_domain else average(values, num_domains))
+    runs: pd.DataFrame, rule: str, title: str, columns: Sequence[tuple[str, pd.Series]], expected: int = 0, **more: Any
+) -> Table:
+    """Makes a table of columns: their titles, and their shares by row and trial seed."""
+    titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
-    dataset = next(iter(runs.run)).dataset
-    titles, seeds = [column.title for column in columns], [expected or runs.seed.nunique()] * len(columns)
-    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), side_by_side(shares), seeds, rows, **more)
+    dataset, seeds = next(iter(runs.run)).dataset, [expected or runs.seed.nunique()] * len(columns)
+    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), scores, seeds, rows, **more)
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
