@@ -91,6 +91,11 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     if unfinished or not runs:
         where = unfinished[0] if unfinished else folders[0]
         raise ArgumentError.of("runs", str(where), "holds no finished run; finish it, or leave it out")
+    for run in runs:
+        if average := run.args.get("average_method"):
+            raise ArgumentError.of(
+                "runs", str(run.folder), f"is itself an average ({average}); give the runs behind it"
+            )
     first, *others = ((run.folder, with_defaults(run.args)) for run in runs)
     for folder, args in others:
         for name in SHARED:
