@@ -282,7 +282,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     positions = class_positions(network, data.domains[0].classes)
     with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
     view = evaluation_view(network, size)
-    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata)
+    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
     features = bool(options.output or options.save_features)
