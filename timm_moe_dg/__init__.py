@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 from . import algorithms, data, errors, layers, losses, metrics, models
+from .layers import after_step
 from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Run",
+    "after_step",
     "algorithms",
     "auxiliary_loss",
     "data",

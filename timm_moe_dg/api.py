@@ -19,7 +19,7 @@ from .cli.imports import import_modules, named_imports
 from .cli.keywords import call_text, describe_keywords, keyword_words
 from .cli.parser import ToolParser
 from .cli.program import EXTRAS
-from .cli.values import run_folder
+from .cli.values import holds_network, run_folder
 from .errors import ArgumentError, MissingDependencyError
 from .networks.trained import load_trained
 from .protocols.options import RunOptions, run_parser
@@ -232,7 +232,7 @@ def _checked_name(name: str) -> str:
     if (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
         remedy = f"the run has not finished; go on with finetune(resume={name!r}), or give {str(folder / 'best')!r}, "
         raise ArgumentError.of("run_or_model", name, f"{remedy}its best network so far")
-    if folder.is_dir() and not any((place / "config.json").is_file() for place in (folder, folder / "best")):
+    if folder.is_dir() and not any(map(holds_network, (folder, folder / "best"))):
         raise ArgumentError.of("run_or_model", name, "is not the folder of a run or of a network; give one of these")
     return name
 

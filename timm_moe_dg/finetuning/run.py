@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TypedDict
@@ -23,7 +24,7 @@ from ..errors import ArgumentError, ProcessLostError
 from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
-from ..protocols.headline import summary
+from ..protocols.headline import selection_remark, summary
 from ..protocols.options import Arguments
 from ..protocols.records import Record, RoleScores
 from ..protocols.run_identity import check_unchanged
@@ -135,7 +136,7 @@ class FineTuning:
         patience = self.plan.options.early_stop
         if patience is None:
             return False
-        accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
+        accuracies = [validation_accuracy(record, self.plan.validated) for record in self.plan.folder.records]
         stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
         # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
@@ -195,6 +196,8 @@ class FineTuning:
         folder = self.plan.folder
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
+        if remark := selection_remark(folder.records):
+            _logger.info(f"selection: {remark}")
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
         _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 
@@ -227,8 +230,8 @@ class FineTuning:
     def _return_to_training(self, record: Record) -> None:
         """Returns to training after an evaluation."""
         if self.model.averaging:
-            loss = fmean(record.out_loss[domain] for domain in self.plan.training)
-            self.model.averaging.evaluated(record.step, loss)
+            losses = {domain: record.out_loss[domain] for domain in self.plan.validated}
+            self.model.averaging.evaluated(record.step, fmean(losses.values()) if losses else nan)
         self.meter.restart()
 
 
