@@ -11,6 +11,12 @@ from typing import Any, TypeAlias, TypedDict, cast
 import timm
 import torch
 from huggingface_hub import constants, get_session
+from timm.data.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DPN_MEAN,
+    IMAGENET_INCEPTION_MEAN,
+    OPENAI_CLIP_MEAN,
+)
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -171,6 +177,12 @@ def data_config(
     args = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
     args |= {name: value for name, value in given.items() if value}
     return cast(DataConfig, resolve_input_data_config(network, args=args))
+
+
+def has_measured_statistics(network: nn.Module) -> bool:
+    """Whether a network's mean was measured on its training images, as timm's published models have none of those."""
+    published = (IMAGENET_DEFAULT_MEAN, IMAGENET_INCEPTION_MEAN, IMAGENET_DPN_MEAN, OPENAI_CLIP_MEAN, (0.0,) * RGB)
+    return tuple(data_config(network)["mean"]) not in published
 
 
 def without_origin(config: Mapping[str, object]) -> dict[str, object]:
