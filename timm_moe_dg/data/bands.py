@@ -15,7 +15,6 @@ import torch
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_image
 
 from ..errors import ImageReadError, MissingDependencyError
 
@@ -88,6 +87,8 @@ def read_values(source: Source, image: Image.Image | None) -> tuple[np.ndarray, 
     if image.mode in _EIGHT_BIT and not is_eight_bit(image, source):
         if image.format != "PNG":
             raise ValueError(f"a {image.format} file of more than 8 bits per value; save it as PNG or TIFF")
+        from torchvision.io import ImageReadMode, decode_image  # which a later release moves elsewhere
+
         values = decode_image(torch.frombuffer(bytearray(_head(source)), dtype=torch.uint8), ImageReadMode.UNCHANGED)
         return values.numpy(), len(values) in (2, 4)
     if image.mode in _EIGHT_BIT and image.mode not in _WHOLE_MODES:

@@ -47,6 +47,10 @@ class HubDomain(FileDomain[int]):
             raise ImageReadError(f"image={name!r}: is a file of this machine and none of the data set's; {remedy}")
         return read_pixels(name)
 
+    def content(self, index: int) -> bytes:
+        """Returns the bytes of one image as the table holds them, empty for those of other files."""
+        return (self.table[int(self.images[index])]["image"] or {}).get("bytes") or b""
+
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the names of the images, bytes (N,), and their sizes in bytes, (N,), -1 for those of other files."""
         import pyarrow.compute as pc

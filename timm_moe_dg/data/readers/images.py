@@ -199,8 +199,9 @@ def _values(source: Source, image: Image.Image | None, upright: bool) -> tuple[n
             values = turned(values, image.getexif().get(ORIENTATION, 1))
         return values, transparent, nodata_value(None, source) if image is None else None
     # Pillow misreads many other TIFF files of more than 8 bits. These it reads without further packages.
-    is_gray = image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == 1 and full_images(image, source) == 1
-    return *read_values(source, image if is_gray else None), nodata_value(image, source)
+    is_gray = image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == tags.get(SAMPLES_PER_PIXEL, 1) == 1
+    is_single = is_gray and full_images(image, source) == 1
+    return *read_values(source, image if is_single else None), nodata_value(image, source)
 
 
 def _opened(source: Source) -> Image.Image | None:
