@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -41,8 +42,7 @@ def earlier(tmp_path_factory):
     words = [*RUN, "--cpu-threads", "1", "--output", str(output), "--experiment"]
     load_tool("finetune").main([*words, "whole"])
     tool = load_tool("finetune")
-    during_step(tool, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit):
+    with during_step(1, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit):
         tool.main([*words, "stopped"])
     return output
 

@@ -31,8 +31,8 @@ from typing import Any
 HERE = Path(__file__).parents[2]
 RUN = ("--dataset", "rotated_digits", "--model", "deit_tiny_patch16_224")
 PARTS = ("start-up", "data", "network", "steps", "evaluation", "records", "picture", "end")
-# Functions of the tool, and methods of the run -> the part that their time belongs to, without that of parts within
-TOOL = {
+# Functions of the loop, and methods of the run -> the part that their time belongs to, without that of parts within
+LOOP = {
     "make_plan": "data",
     "join_processes": "network",
     "build_model": "network",
@@ -42,7 +42,7 @@ TOOL = {
 }
 LAUNCH = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no")
 INSIDE = "--inside"  # first word of the process that is timed
-METHODS = {"evaluate": "evaluation", "_report": "records", "save_checkpoint": "records", "close": "records"}
+METHODS = {"evaluate": "evaluation", "_record_evaluation": "records", "save_checkpoint": "records", "close": "records"}
 Seconds = dict[str, tuple[float, float]]
 
 
@@ -91,10 +91,11 @@ def inside(root: str, began: str, report: str, *words: str) -> None:
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    for name, part in TOOL.items():
-        clock.wrap(tool, name, part)
+    loop = sys.modules["timm_moe_dg.finetuning.loop"]
+    for name, part in LOOP.items():
+        clock.wrap(loop, name, part)
     for name, part in METHODS.items():
-        clock.wrap(tool.FineTuning, name, part)
+        clock.wrap(loop.FineTuning, name, part)
     sys.argv = ["finetune.py", *words]
     with clock.part("end"):
         tool.main()

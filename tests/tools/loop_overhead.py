@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from tests.load_tool import load_tool
 from timm_moe_dg.finetuning.assembly import build_model
 from timm_moe_dg.finetuning.launch import join_processes
+from timm_moe_dg.finetuning.loop import train
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.finetuning.run import find_resume_point, start
@@ -73,8 +74,8 @@ def main() -> None:
         with Interruption() as stop:
             loops = {
                 "bare": lambda: bare(run, ready),
-                "tool": lambda: tool.train(replace(run, batches=ready, resume_point=later), stop),
-                "tool and loader": lambda: tool.train(
+                "tool": lambda: train(replace(run, batches=ready, resume_point=later), stop),
+                "tool and loader": lambda: train(
                     replace(run, batches=islice(endless, options.steps), resume_point=later), stop
                 ),
             }
