@@ -19,7 +19,7 @@ from ...errors import DataError, ImageReadError
 from ..bands import RGB, Transform
 from ..domains import file_names
 from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
-from .images import describe_left_out, images_below, is_hidden, read_pixels
+from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
 
 _LOGGER = logging.getLogger(__name__)
 Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), optionally metadata
@@ -72,7 +72,8 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 class ImageFiles(Dataset):
     """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
-    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
+    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`. Images many times the
+    `size` (height, width) of the network's input are warned of.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class ImageFiles(Dataset):
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
         in_chans: int = RGB,
+        size: tuple[int, int] | None = None,
     ) -> None:
         self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
         self.in_chans = in_chans
+        self.size = size
 
     def __len__(self) -> int:
         return len(self._files)
@@ -98,12 +101,15 @@ class ImageFiles(Dataset):
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            image = self.transform(read_pixels(self.path(index), self.in_chans))
+            pixels = read_pixels(self.path(index), self.in_chans)
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
             return None
-        return index, image, *(() if self.metadata is None else (torch.as_tensor(self.metadata[index]),))
+        if self.size:
+            warn_if_squeezed(self.path(index), pixels, self.size)
+        metadata = () if self.metadata is None else (torch.as_tensor(self.metadata[index]),)
+        return index, self.transform(pixels), *metadata
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:

@@ -33,6 +33,7 @@ from ..bands import (
 )
 
 MAX_KINDS = 8  # in a message
+MANY_TIMES = 10  # sides of a network's input, from which details are lost
 # Written beside images by macOS's archives, Windows and network drives
 SYSTEM_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "@eadir", "@recycle", "#recycle"}
 SYSTEM_NAMES |= {"$recycle.bin", "system volume information", "lost+found"}
@@ -69,10 +70,10 @@ def kind_of(name: str) -> str:
 
 
 def describe_left_out(left_out: Counter[str]) -> str:
-    """Counts files that are no images by kind, such as "3 files left out, of kinds that Pillow does not read: ..."."""
+    """Counts files that are no images by their kind."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common(MAX_KINDS))
     more = f" and {len(left_out) - MAX_KINDS} more kinds" if len(left_out) > MAX_KINDS else ""
-    return f"{left_out.total()} files left out, of kinds that Pillow does not read: {kinds}{more}"
+    return f"left out, since Pillow does not read such files: {kinds}{more}"
 
 
 def is_hidden(path: str) -> bool:
@@ -128,6 +129,15 @@ def read_pixels(path: str, bands: int = RGB, *, file: BinaryIO | None = None, up
     except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
         remedy = "pip install imagecodecs" if "imagecodecs" in str(error) else REPAIR
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
+
+
+def warn_if_squeezed(path: str, pixels: Pixels, size: tuple[int, int]) -> None:
+    """Warns once per process of an image that is many times the size (height, width) of a network's input."""
+    width, height = pixels.size if isinstance(pixels, Image.Image) else (pixels.shape[2], pixels.shape[1])
+    ratio = max(height / size[0], width / size[1])
+    if ratio >= MANY_TIMES:
+        remark = f"has {width} x {height} pixels, {ratio:.0f} times the input of {size[1]} x {size[0]}"
+        _warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
 
 
 def read_picture(path: str, bands: int = RGB) -> Image.Image:
