@@ -124,9 +124,8 @@ def test_the_recipe_of_the_page_reads_images_of_16_bits_as_the_tools_do(exported
     Image.fromarray(values).save(tmp_path / "photograph.png")
     (tmp_path / "exported").symlink_to(folder)
     (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "export.md").read_text(), re.DOTALL)
-    assert json.loads((folder / "preprocessing.json").read_text())["read"].startswith(
-        "RGB of 8 bits: the upper 8 of 16"
-    )
+    read = json.loads((folder / "preprocessing.json").read_text())["read"]
+    assert read == "RGB without transparency, in full depth, turned by EXIF"
     if hasattr(model, "metadata_encoder"):
         page = page.replace('{"images": pixels}', '{"images": pixels, "metadata": np.full((1, 2), np.nan, np.float32)}')
     monkeypatch.chdir(tmp_path)
