@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "timm_moe_dg"
 FIRST_IMPORTS = [
     "timm_moe_dg.layers.router",
     "timm_moe_dg.models._moe_vit",
-    "timm_moe_dg.losses.moge",
+    "timm_moe_dg.layers.reports.specialization",
     "timm, timm_moe_dg",
 ]
 

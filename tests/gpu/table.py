@@ -12,7 +12,7 @@ import torch
 
 from tests.gpu.device import pretended_cuda
 from tests.gpu.test_rehearsal import CUDA, MODELS, SHORT, TYPES, WAYS, difference, training_step
-from timm_moe_dg.layers import set_dispatch
+from timm_moe_dg.layers import set_expert_implementation
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     for case, way, dtype in product(MODELS, WAYS, TYPES):
         torch.manual_seed(0)
         model = case.small(**{**SHORT, **case.without_chance})
-        set_dispatch(model, way)
+        set_expert_implementation(model, way)
         twin, inputs = deepcopy(model), case.inputs()
         expected = training_step(twin, inputs, dtype, "cpu")
         with pretended_cuda() as waits:

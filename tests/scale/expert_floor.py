@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timm_moe_dg.layers import set_dispatch
+from timm_moe_dg.layers import set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.measure.cost import device_name, interleaved, keep_freed_memory, quartiles, ratios, seconds_of
 
@@ -59,19 +59,19 @@ def product_steps(experts: StackedExperts, x: Tensor, indices: Tensor) -> dict[s
 
 
 def make_steps(tokens: int, num_experts: int, dtype: torch.dtype) -> tuple[int, dict[str, Callable[[], object]]]:
-    """Bytes of the visited experts' weights; reading them, the experts' forward by each dispatch, and products."""
+    """Bytes of the visited experts' weights; reading them, the experts' forward by implementation, and products."""
     experts = StackedExperts(num_experts, FEATURES, HIDDEN, dtype=dtype).eval()
     indices = visits(tokens, num_experts)
     x, weights = torch.randn(tokens, FEATURES, dtype=dtype), torch.rand(tokens, TOP_K, dtype=dtype)
     visited = [one for stack in (experts.fc1, experts.fc2) for one in stack.weight.detach()[indices.unique()].unbind()]
 
-    def compute(dispatch: str) -> None:
-        set_dispatch(experts, dispatch)
+    def compute(implementation: str) -> None:
+        set_expert_implementation(experts, implementation)
         with torch.inference_mode():
             experts(x, indices, weights)
 
     steps: dict[str, Callable[[], object]] = {"reading": lambda: [one.sum() for one in visited]}
-    steps |= {dispatch: partial(compute, dispatch) for dispatch in ("sorted", "grouped", "loop")}
+    steps |= {implementation: partial(compute, implementation) for implementation in ("sorted", "grouped", "loop")}
     steps |= product_steps(experts, x, indices)
     return sum(one.nbytes for one in visited), steps
 

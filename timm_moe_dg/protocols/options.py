@@ -9,13 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
-from functools import cache, reduce
-from operator import or_
-from types import UnionType
-from typing import Any, get_args, get_origin
+from functools import cache
+from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
+from ..cli.kinds import described, fits, option_kind
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import (
     folder_name,
@@ -34,11 +33,10 @@ from ..cli.values import (
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB
-from ..losses.router import FORMS
+from ..layers.reports.routing import BALANCING_LOSSES
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
-Kind = type | UnionType | list["Kind"]  # a list stands for lists of values of its type
 SCHEDULES = ("cosine", "tanh", "poly")
 
 
@@ -62,7 +60,7 @@ MAIN += ["steps", "batch_size", "lr", "config", "output", "experiment", "dry_run
 
 
 # fmt: off
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The data set, the held-out domains, and the loading of images."""
 
@@ -105,7 +103,7 @@ class DataOptions:
         help="images per batch in evaluation, on each process (default: %(default)s)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The network and its initial weights."""
 
@@ -135,7 +133,7 @@ class ModelOptions:
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodOptions:
     """The training method: losses, weight averaging and hyper-parameters."""
 
@@ -145,7 +143,7 @@ class MethodOptions:
         help=f"average of weights over steps: {', '.join(AVERAGING)} (default: off)")
     aux_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="weight of the routers' auxiliary loss (default: 0.01, or drawn by --hparams-seed)")
-    aux_form: str = option("vmoe", choices=tuple(FORMS),
+    aux_form: str = option("vmoe", choices=tuple(BALANCING_LOSSES),
         help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
     cka_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="MoGE: weight of the diversity loss (default: 0.01, or drawn)")
@@ -165,12 +163,12 @@ class MethodOptions:
         help="random draw of hyper-parameters; 0 takes the defaults (default: 0)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The length of training, the optimizer, and the computation."""
 
     steps: int | None = option(None, type=positive_int, help=f"training steps (default: 5001{VARIES})")
-    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
+    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # see `run_identity.settings`
         help="length in passes over the smallest training domain, instead of --steps")
     eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
         help=f"steps between evaluations (default: 300{VARIES})")
@@ -214,7 +212,7 @@ class TrainingOptions:
         help="random seed (default: derived from data set, method, domains and --trial-seed)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """The run folder, checkpoints and logs."""
 
@@ -246,7 +244,7 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
     """All options of a run, as parsed."""
 
@@ -279,7 +277,8 @@ _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
 # Entries of args.yaml and of DomainBed's records that are not options
 _FURTHER: Mapping[str, Role] = {
-    **dict.fromkeys(("filled_in", "format", "versions", "domain_facts", "domain_digests", "split_sizes"), ONCE),
+    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),  # `data` is their digest
     **dict.fromkeys(("data", "weights_sha256"), MEASURED),
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
@@ -288,34 +287,8 @@ _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()},
 _OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
 
 
-def _kind(hint: Any) -> Kind:
-    """The types that JSON and YAML have for the annotated values of an option."""
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if get_origin(parts[0]) is Sequence:
-        return [_kind(get_args(parts[0])[0])]
-    kinds = {float: int | float, bool: bool | int, Mapping: dict}
-    return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
-
-
-_WORDS = {bool: "boolean", float: "number", int: "whole number", str: "text", dict: "mapping"}
-_KINDS = {item.name: _kind(item.type) for item in fields(RunOptions)}
+_KINDS = {item.name: option_kind(item.type) for item in fields(RunOptions)}
 _KINDS["hparams"] = dict | str | None  # DomainBed's records have JSON or nothing there
-
-
-def _described(kind: Kind) -> str:
-    """Names a type in words, such as "a list of texts"."""
-    item = kind[0] if isinstance(kind, list) else kind
-    types = {item, *get_args(item)} - ({int} if {bool, float} & set(get_args(item)) else set())
-    words = [word for type_, word in _WORDS.items() if type_ in types]
-    return " or ".join(f"a {word}" for word in words) if item is kind else f"a list of {'s or '.join(words)}s"
-
-
-def fits(value: object, kind: Kind) -> bool:
-    """Whether a value that was read from JSON or YAML has a type."""
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
-    # To Python, True and False are whole numbers
-    return isinstance(value, kind) and (not isinstance(value, bool) or bool in get_args(kind))
 
 
 def mistyped(args: Arguments) -> str | None:
@@ -323,7 +296,7 @@ def mistyped(args: Arguments) -> str | None:
     for name, value in args.items():
         kind = _KINDS.get(name)
         if kind and not fits(value, kind) and not (value is None and DEFAULTS[name] is None):
-            return f"{name}={value!r:.60}: must be {_described(kind)}"
+            return f"{name}={value!r:.60}: must be {described(kind)}"
     return None
 
 

@@ -141,7 +141,8 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     most = settings.max_images
     limited = [Split(_subsample(split.inside, most), _subsample(split.outside, most)) for split in splits]
     domains, parts, positions = match_classes(view.model, domains, limited)
-    images = EvaluationImages(domains, parts, view.transform, takes_metadata(view.model, domains, view.columns))
+    with_metadata = takes_metadata(view.model, domains, view.columns)
+    images = EvaluationImages(domains, parts, view.transform, with_metadata=with_metadata)
     network = _FirstExperts(view.model)
     with record_routing(view.model):
         outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)

@@ -50,6 +50,7 @@ class Benchmark:
         takes_evaluating: Whether `reader` takes `evaluating`.
         upright: Whether the EXIF orientation of files is applied. DomainBed and WILDS do not, so that their data sets
             are read as they read them.
+        shares_photographs: Whether files with the same CLASS/IMAGE in several domains show the same photograph.
 
     >>> [domain.name for domain in timm_moe_dg.data.get_benchmark("colored_digits").read(None)]
     ['+90%', '+80%', '-90%']
@@ -80,6 +81,7 @@ class Benchmark:
     takes_data_dir: bool = True
     takes_evaluating: bool = False
     upright: bool = True
+    shares_photographs: bool = False
 
     def read(
         self,
