@@ -4,6 +4,8 @@ bash expands variables and loops of the pages: each program is a shell function 
 """
 
 import argparse
+import ast
+import inspect
 import os
 import re
 import shlex
@@ -61,7 +63,6 @@ OTHERS = {
     "python split_by_": "tests/test_docs_outputs.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
-    "python -c import runpy, my_module": "the module is the reader's; tests/extensions follows its steps",
     "accelerate config": "accelerate's own; it asks questions",
 }
 LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
@@ -193,7 +194,9 @@ def test_the_readme_s_python_runs(tmp_path):
     # The Hub's cache as after downloading the dense weights, with random ones
     dense = "deit_small_patch16_224.fb_in1k"
     fill_cache(tmp_path, f"timm/{dense}", timm.create_model(dense).state_dict())
-    (snippet,) = (block for language, block in FENCED.findall(README.read_text()) if language == "python")
+    calls, snippet = (block for language, block in FENCED.findall(README.read_text()) if language == "python")
+    (keywords,) = (node.keywords for node in ast.walk(ast.parse(calls)) if isinstance(node, ast.Call) and node.keywords)
+    assert {word.arg for word in keywords} <= inspect.signature(timm_moe_dg.finetune).parameters.keys()
     checks = "\nassert loss > 0 and routed.shape == (4, 62)\nassert torch.allclose(routed[2], shared[2])"
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", snippet + checks]

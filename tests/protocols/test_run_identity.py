@@ -17,11 +17,14 @@ from timm_moe_dg.protocols.run_identity import (
     canonical_json,
     changed_options,
     check_unchanged,
+    check_weights_files,
     differences,
     read_arguments,
     read_repeatable,
     settings,
+    sha256,
     stamp,
+    weights_files,
 )
 
 
@@ -82,6 +85,22 @@ def test_changed_data_and_missing_weights_are_named_without_a_part_that_differs(
         check_unchanged(recorded, {**recorded, "weights_sha256": None})
 
 
+def test_every_file_that_a_run_starts_from_counts(tmp_path):
+    start, texts, encoder = (tmp_path / name for name in ("start.pt", "head.npz", "encoder.safetensors"))
+    args = {"model": "moge_tiny", "initial_checkpoint": str(start), "head": f"text:{texts}"}
+    args["model_kwargs"] = {"metadata_encoder": f"satclip:{encoder}"}
+    for path in (start, texts, encoder):
+        path.write_text("before")
+    before = sha256(*weights_files(args))
+    for path in (start, texts, encoder):
+        path.write_text("after")
+        changed = {**args, "weights_sha256": sha256(*weights_files(args))}
+        path.write_text("before")
+        with pytest.raises(ArgumentError, match=r"other weights or texts under this name; restore the file"):
+            check_weights_files({**args, "weights_sha256": before}, changed)
+    check_weights_files({"weights_sha256": before}, {**args, "weights_sha256": sha256(*weights_files(args))})
+
+
 def test_a_changed_argument_is_named_with_both_values():
     recorded = {"lr": 0.1, "test_domains": [0], "model_kwargs": {"moe_layers": [8, 10]}, "workers": 2, "resume": None}
     check_unchanged(recorded, {**recorded, "model_kwargs": {"moe_layers": (8, 10)}, "workers": 0, "resume": "auto"})
@@ -116,6 +135,10 @@ def test_changed_options_are_those_that_a_user_gave():
         "test_domains": [1],
         "data_dir": "a",
     }
+
+
+def test_the_epochs_of_a_run_are_among_its_changed_options():
+    assert changed_options({"epochs": 2.0, "steps": 37, "filled_in": ["steps"]}) == {"epochs": 2.0}
 
 
 def test_values_that_mean_the_same_have_the_same_canonical_json(tmp_path, monkeypatch):

@@ -111,7 +111,8 @@ def with_defaults(args: Arguments) -> dict[str, object]:
 
 def changed_options(args: Arguments) -> dict[str, object]:
     """Returns the options that a user gave a run and that affect its results, and `data_dir`."""
-    left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir"}
+    # With epochs, the steps that follow from them are among the values that were filled in
+    left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir", "epochs"}
     return {
         name: value
         for name, value in canonical_names(args).items()
