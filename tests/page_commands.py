@@ -5,7 +5,6 @@
 
 import json
 import os
-import runpy
 import socket
 import sys
 
@@ -19,43 +18,71 @@ def ask(path: str, arguments: list[str]) -> int:
         return int(client.recv(8) or 1)
 
 
+def become(request: bytes, streams: list[int]) -> None:
+    """Gives this process the arguments, folder, environment and streams of a request."""
+    arguments, folder, environment = json.loads(request)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    # Those of the server may be files, where a pipe is needed
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(":"))
+    sys.executable = environment["PAGE_PYTHON"]  # so that a sweep's runs are copies of the server too
+    sys.argv = arguments if arguments[0].endswith(".py") else ["timm-moe-dg", *arguments]
+
+
+def run_command() -> int:
+    """Runs the command of sys.argv and what it leaves for the exit; returns the status that Python would exit with."""
+    try:
+        if sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module("timm_moe_dg", run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return status
+
+
 def serve(path: str) -> None:
-    """Answers requests one after the other, each in a forked child, which returns from here to run its command."""
+    """Answers each request in a forked child."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
         while True:
             connection, _ = server.accept()
             request, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
-            child = os.fork()
-            if child == 0:
-                arguments, folder, environment = json.loads(request)
-                for number, stream in enumerate(streams):
-                    os.dup2(stream, number)
-                # Those of the server may be files, where a pipe is needed
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
-                os.chdir(folder)
-                os.environ.clear()
-                os.environ.update(environment)
-                sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(":"))
-                sys.argv = ["timm-moe-dg", *arguments]
-                return
+            if os.fork() == 0:
+                become(request, streams)
+                connection.send(str(run_command()).encode())
+                os._exit(0)  # freeing a copy of torch, object by object, takes two seconds
             for stream in streams:
                 os.close(stream)
-            connection.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
             connection.close()
 
 
 if __name__ == "__main__":
     if __spec__ is None:  # started by its path
         sys.exit(ask(sys.argv[1], sys.argv[2:]))
-    import accelerate  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
-    import scipy.stats  # noqa: F401
-    import sklearn.manifold  # noqa: F401
-    import timm  # noqa: F401
+    import atexit
+    import runpy
+    from importlib import import_module
+    from pkgutil import walk_packages
 
-    import timm_moe_dg  # noqa: F401
+    import timm_moe_dg
 
+    optional = ("accelerate", "matplotlib.pyplot", "pandas", "scipy.stats", "sklearn.manifold")
+    package = (module.name for module in walk_packages(timm_moe_dg.__path__, "timm_moe_dg."))
+    for name in (*optional, *package):
+        if not name.endswith("__main__") and ".tools" not in name:
+            import_module(name)
     serve(sys.argv[1])
-    runpy.run_module("timm_moe_dg", run_name="__main__", alter_sys=True)

@@ -12,6 +12,7 @@ Blocks without a ```text block are not run. Comments above a block, each in line
 
     <!-- before: COMMAND -->            runs COMMAND first, unseen, such as `python -m tests.page_data hospitals photos`
                                         for images, or a short training whose run the page reads
+    <!-- shared: COMMAND -->            likewise in an empty folder, once for all pages, which get copies of its files
     <!-- run -->                        runs the block below, which has no ```text block
     <!-- file: NAME -->                 writes the block below to a file
     <!-- short: finetune --steps 3 -->  adds options to `timm-moe-dg finetune` from here on, except with --full; say so
@@ -43,7 +44,7 @@ from tests.hub_cache import fill_cache
 ROOT = Path(__file__).parent.parent
 DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
 BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!-- (before|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
+MARK = re.compile(r"<!-- (before|shared|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
 # Digests and numbers, then rules and widths of columns
 MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|[-+]?\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
 PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals show a bar
@@ -51,9 +52,14 @@ SEPARATOR = "\x1e"
 BEGIN = f"""exec 2>&1
 declare -A short
 timm-moe-dg() {{
-  PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[${{1:-none}}]}}
+  PYTHONPATH=$PYTHONPATH:{ROOT} $PAGE_PYTHON "$@" ${{short[${{1:-none}}]}}
 }}
 pip() {{ :; }}
+shared() {{
+  local folder=$SHARED/$(md5sum <<< "$1 ${{short[finetune]}}" | cut -c 1-32)
+  [ -d $folder ] || (mkdir -p $folder && cd $folder && eval "$1")
+  cp -a $folder/. .
+}}
 """
 
 
@@ -66,6 +72,8 @@ def script_of(page: str, full: bool = False) -> tuple[str, list[re.Match[str]]]:
         for kind, value in MARK.findall(marks):
             if kind == "before":
                 parts.append(value)
+            elif kind == "shared":
+                parts.append(f"shared {quote(value)}")
             elif kind == "short" and not full:
                 tool, _, options = value.partition(" ")
                 parts.append(f"short[{tool}]={quote(options)}")
@@ -91,6 +99,10 @@ def command_server() -> Iterator[dict[str, str]]:
         environment["PYTHONWARNINGS"] = "ignore:Creating legend"  # matplotlib's, if the machine is busy
         environment.setdefault("OMP_NUM_THREADS", "1")  # pages are tested beside other tests
         environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SERVER": f"{folder}/socket"}
+        environment |= {"SHARED": f"{folder}/shared", "PAGE_PYTHON": f"{folder}/python"}
+        client = f'{sys.executable} -S {ROOT}/tests/page_commands.py "$SERVER" "$@"'
+        Path(environment["PAGE_PYTHON"]).write_text(f"#!/bin/sh\nexec {client}\n")
+        Path(environment["PAGE_PYTHON"]).chmod(0o755)
         command = [sys.executable, "-m", "tests.page_commands", environment["SERVER"]]
         with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
             try:
@@ -107,7 +119,8 @@ def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
         for name in ("tools", "examples"):
             Path(folder, name).symlink_to(ROOT / name)
         done = subprocess.run(["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
-        text = done.stdout.replace(f"{folder}/", "").replace(f"{ROOT}/", "").replace(sys.executable, "python")
+        text = done.stdout.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+        text = text.replace(environment.get("PAGE_PYTHON", sys.executable), "python")
         return [PROGRESS.sub("", part) for part in text.split(SEPARATOR)]
 
 

@@ -1,6 +1,5 @@
 """The short forms of the scripts beside this file: counts, and memory per item, never a time."""
 
-import json
 import os
 import shlex
 import tracemalloc
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import Record
@@ -17,7 +15,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, engines, expert_floor, processes, programs, reading, short_run, steps, sweeping
+from . import collecting, engines, processes, programs, reading, steps, sweeping
 from .timed_program import Seen
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
@@ -77,25 +75,6 @@ def test_the_long_run_is_one_of_finetune(tmp_path: Path) -> None:
     words = steps.command(tmp_path / "run", 4, 2)
     options = load_tool("finetune").build_parser().parse_args(words[2:])
     assert (options.steps, options.eval_freq, options.workers) == (4, 2, 2), shlex.join(words)
-
-
-def test_what_is_read_is_what_one_image_visits() -> None:
-    torch.manual_seed(0)
-    size, steps = expert_floor.make_steps(197, 4, torch.float32)
-    assert size == 4 * 2 * expert_floor.FEATURES * expert_floor.HIDDEN * 4  # 197 tokens leave no expert out
-    assert list(steps)[:4] == ["reading", "sorted", "grouped", "loop"]
-    for step in steps.values():
-        step()
-
-
-def test_the_products_of_experts_and_of_the_dense_layer_multiply_as_often() -> None:
-    macs = {}
-    for name, step in list(expert_floor.make_steps(20, 4, torch.float32)[1].items())[4:]:
-        with FlopCounterMode(display=False) as counter:
-            step()
-        macs[name] = counter.get_total_flops() // 2
-    forward = 20 * expert_floor.TOP_K * 2 * expert_floor.FEATURES * expert_floor.HIDDEN
-    assert list(macs.values()) == [forward, forward, 3 * forward, 3 * forward]
 
 
 def test_engines_are_compared_with_the_programs_that_users_run(tmp_path: Path) -> None:
@@ -167,30 +146,3 @@ def test_what_a_program_did_is_counted_and_another_amount_refused(capsys: pytest
     assert "0.50 (0.50-0.50)" in said
     with pytest.raises(SystemExit, match="did not do the same"):
         programs.show({"a": [run], "b": [{**run, "trained": 9}]})
-
-
-def test_time_of_an_inner_part_is_the_inner_one_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = short_run.Clock(100.0)
-    now = iter((103.0, 104.0, 109.0, 111.0))  # start-up 3; steps 1, evaluation 5 within, steps 2
-    monkeypatch.setattr(short_run.time, "monotonic", lambda: next(now))
-    with clock.part("steps"), clock.part("evaluation"):
-        pass
-    wall = {name: seconds for name, (seconds, _) in clock.parts.items() if seconds}
-    assert wall == {"start-up": 3.0, "steps": 3.0, "evaluation": 5.0}
-
-
-def test_seconds_of_steps_are_those_between_records(tmp_path: Path) -> None:
-    rows = [{"step": 0, "step_time": 2.0}, {"step": 10, "step_time": 0.5}, {"step": 19, "step_time": 1.0}]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert short_run.seconds_in_steps(tmp_path / "results.jsonl") == 2.0 + 10 * 0.5 + 9 * 1.0
-
-
-@pytest.mark.slow
-def test_parts_of_a_short_run_add_up() -> None:
-    seconds = short_run.one_run(short_run.HERE, steps=2, launch=False)
-    for kind in (0, 1):
-        parts = [seconds[name][kind] for name in short_run.PARTS]
-        assert min(parts) >= 0
-        assert sum(parts) <= seconds["all"][kind] + 0.1  # processor time of workers is beside them
-    assert sum(seconds[name][0] for name in short_run.PARTS) == pytest.approx(seconds["all"][0], abs=0.1)
-    assert all(seconds[name][1] > 0 for name in ("start-up", "data", "network", "steps", "evaluation", "records"))
