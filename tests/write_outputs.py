@@ -29,7 +29,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -40,8 +39,10 @@ from tempfile import TemporaryDirectory
 import timm
 
 from tests.hub_cache import fill_cache
+from tests.quick_python import quick_python
 
 ROOT = Path(__file__).parent.parent
+IMPORTED = ("timm_moe_dg.*", "accelerate", "matplotlib.pyplot", "pandas", "scipy.stats", "sklearn.manifold")
 DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
 BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- (before|shared|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
@@ -52,7 +53,7 @@ SEPARATOR = "\x1e"
 BEGIN = f"""exec 2>&1
 declare -A short
 timm-moe-dg() {{
-  PYTHONPATH=$PYTHONPATH:{ROOT} $PAGE_PYTHON "$@" ${{short[${{1:-none}}]}}
+  PYTHONPATH=$PYTHONPATH:{ROOT} $PAGE_PYTHON -m timm_moe_dg "$@" ${{short[${{1:-none}}]}}
 }}
 pip() {{ :; }}
 shared() {{
@@ -89,8 +90,8 @@ def script_of(page: str, full: bool = False) -> tuple[str, list[re.Match[str]]]:
 
 
 @contextmanager
-def command_server() -> Iterator[dict[str, str]]:
-    """Starts the process that `timm-moe-dg` of pages is a copy of, and yields the environment of their commands."""
+def page_environment() -> Iterator[dict[str, str]]:
+    """Yields the environment of pages' commands, with a Python that has imported the package and a cache of weights."""
     with TemporaryDirectory() as folder:
         for name in DENSE:
             fill_cache(Path(folder, "hub"), f"timm/{name}", timm.create_model(name).state_dict())
@@ -98,19 +99,9 @@ def command_server() -> Iterator[dict[str, str]]:
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
         environment["PYTHONWARNINGS"] = "ignore:Creating legend"  # matplotlib's, if the machine is busy
         environment.setdefault("OMP_NUM_THREADS", "1")  # pages are tested beside other tests
-        environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SERVER": f"{folder}/socket"}
-        environment |= {"SHARED": f"{folder}/shared", "PAGE_PYTHON": f"{folder}/python"}
-        client = f'{sys.executable} -S {ROOT}/tests/page_commands.py "$SERVER" "$@"'
-        Path(environment["PAGE_PYTHON"]).write_text(f"#!/bin/sh\nexec {client}\n")
-        Path(environment["PAGE_PYTHON"]).chmod(0o755)
-        command = [sys.executable, "-m", "tests.page_commands", environment["SERVER"]]
-        with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
-            try:
-                while not Path(environment["SERVER"]).exists() and server.poll() is None:
-                    time.sleep(0.1)
-                yield environment
-            finally:
-                server.terminate()
+        environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SHARED": f"{folder}/shared"}
+        with quick_python(*IMPORTED, **environment) as environment["PAGE_PYTHON"]:
+            yield environment
 
 
 def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
@@ -185,6 +176,6 @@ if __name__ == "__main__":
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--full", action="store_true", help="leave out the options of `short` comments")
     arguments = parser.parse_args()
-    with command_server() as environment:
+    with page_environment() as environment:
         for page in arguments.pages:
             write_outputs(page, environment, arguments.full)
