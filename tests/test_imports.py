@@ -6,14 +6,15 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 # In the order of the boxes in docs/architecture.svg, in which no line runs behind a box
 LEVELS = {
-    "errors": 0,
+    **dict.fromkeys(("errors", "compat"), 0),
     **dict.fromkeys(("cli", "conversion", "layers", "data", "metrics"), 1),
     "losses": 2,  # of what layers report
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
     "protocols": 4,  # the options list the algorithms, and the parts that can be frozen
     **dict.fromkeys(("storage", "results"), 5),
-    **dict.fromkeys(("finetuning", "sweeping", "hub", "analysis", "export"), 6),
-    **dict.fromkeys(("report", "measure"), 7),
+    **dict.fromkeys(("sweeping", "hub", "analysis", "export"), 6),
+    "finetuning": 7,  # draws the learning curves of a run
+    **dict.fromkeys(("report", "measure", "inference"), 8),
 }
 
 
@@ -50,7 +51,7 @@ def test_every_package_imports_from_lower_levels_only() -> None:
 
 def test_every_package_has_a_level() -> None:
     packages = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages | {"errors", "metrics"} == LEVELS.keys()
+    assert packages | {"errors", "metrics", "compat"} == LEVELS.keys()
 
 
 def test_the_package_does_not_import_tools() -> None:

@@ -26,7 +26,9 @@ COMMANDS = {
 }
 RARER = ("benchmark", "convert")
 # Modules that tools import at their start, and that come with an extra
-EXTRAS = dict.fromkeys(("accelerate", "psutil", "sklearn", "scipy", "tabulate", "tqdm", "matplotlib"), "train")
+EXTRAS = dict.fromkeys(
+    ("accelerate", "psutil", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib"), "train"
+)
 
 
 def listing() -> str:

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_model_options, model_keywords, parse_arguments
+from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
@@ -62,7 +62,7 @@ MAIN += ["tolerance", "output", "force"]
 def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("export.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
-    add_model_options(parser)
+    add_options(parser, "model", TrainedModelOptions)
     random = "use random weights, to compare sizes and times"
     parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
     add = parser.add_argument_group("programs").add_argument

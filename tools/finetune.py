@@ -11,130 +11,19 @@ with the best validation accuracy. Ctrl-C writes a checkpoint.
 Several processes: accelerate launch -m timm_moe_dg finetune ...
 """
 
-import logging
 from collections.abc import Sequence
-from datetime import timedelta
 
-from accelerate import Accelerator
-from accelerate.utils import send_to_device, set_seed
-
-from timm_moe_dg.analysis.curves import draw_learning_curves
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser
-from timm_moe_dg.data import check_readable, seed_hash
-from timm_moe_dg.finetuning.assembly import build_model
-from timm_moe_dg.finetuning.launch import join_processes, lost_process_explained
-from timm_moe_dg.finetuning.loaders import rehearse
 from timm_moe_dg.finetuning.log import RunLog
-from timm_moe_dg.finetuning.memory import take_step
-from timm_moe_dg.finetuning.plan import RunPlan, describe, make_plan
-from timm_moe_dg.finetuning.progress import StepBar, tracker_errors_logged
+from timm_moe_dg.finetuning.loop import finetune
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable
-from timm_moe_dg.finetuning.run import FineTuning, find_resume_point, owning, start
-from timm_moe_dg.finetuning.stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
-from timm_moe_dg.protocols.options import RunOptions, run_parser
-
-LOSS_FREQ = 10  # steps between losses in the progress bar; reading one waits for the device
-logger = logging.getLogger("timm_moe_dg.finetune")
+from timm_moe_dg.protocols.options import run_parser
 
 
 def build_parser() -> ToolParser:
     """Builds the command line."""
     return run_parser(__doc__)
-
-
-def train(run: FineTuning, stop: Interruption) -> None:
-    """Takes the remaining steps. A checkpoint precedes each evaluation, so that neither is lost with the other."""
-    options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
-    first, checkpoints = run.resume_point.first_step, run.plan.folder.checkpoints
-    check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
-    steps = range(first, options.steps)
-    bar = StepBar(steps, options.model, hidden=not accelerator.is_main_process)
-    run.catch_up(stop)
-    if run.has_stalled():
-        return
-    for step, minibatches in zip(bar, run.batches, strict=False):
-        # Random numbers of a step depend on the step alone, so that a resumed run draws the same
-        set_seed(seed_hash(options.seed, step, accelerator.process_index))
-        minibatches = send_to_device(minibatches, accelerator.device, non_blocking=True)
-        if model.probing:
-            model.probing.start_step(step)
-        losses = take_step(run, step, minibatches)
-        if model.schedule:
-            model.schedule.step_update(step + 1)
-        if model.averaging:
-            model.averaging.update(model.network, step)
-        meter.add(losses)
-
-        shows_loss, evaluates, stopping = step % LOSS_FREQ == 0, run.is_evaluated(step), stop.should_stop()
-        if shows_loss or accelerator.device.type == "cpu":
-            check(step, meter.total(), checkpoints.describe())
-        if shows_loss:
-            bar.show(step, losses["loss"].item(), meter.rate())
-        if evaluates or stopping or run.is_saved(step):
-            total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
-            check(step, total, checkpoints.describe())
-            run.save_checkpoint(step)
-        if stopping:
-            raise Interrupted
-        if evaluates:
-            run.evaluate(step, stop)
-            if run.has_stalled():
-                logger.info(f"ending after step {step}: {options.early_stop} evaluations without a better validation")
-                break
-
-
-def finish(run: FineTuning, stop: Interruption) -> None:
-    """Evaluates the average of weights that stands for the run, if there is one, and marks the run as finished."""
-    run.evaluate_average(stop)
-    if run.accelerator.is_main_process:
-        folder = run.plan.folder
-        draw_learning_curves(folder.records, run.plan.names, folder.path)
-        run.close()
-
-
-def finetune(options: RunOptions, log: RunLog) -> None:
-    """Reads and checks the data, locks the run folder, and runs."""
-    plan = make_plan(options)
-    accelerator = join_processes(plan.options)
-    try:
-        with lost_process_explained(plan.options, accelerator), owning(plan, accelerator) as own_plan:
-            logger.info(describe(own_plan))
-            if options.dry_run:
-                try_out(own_plan, accelerator)
-            else:
-                run_through(own_plan, accelerator, log)
-    finally:
-        with tracker_errors_logged():
-            accelerator.end_training()
-
-
-def try_out(plan: RunPlan, accelerator: Accelerator) -> None:
-    """Does everything that a run does before its first step, and writes nothing."""
-    find_resume_point(plan, accelerator)
-    set_seed(plan.options.seed)
-    model = build_model(plan, accelerator)
-    options = plan.options
-    if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
-        check_readable(plan.domains, options.workers)
-    rehearse(plan, model.data_config, model.with_metadata)
-    logger.info("the run can start; dry run: nothing was trained")
-
-
-def run_through(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
-    """Builds the model, and trains from the start or the newest checkpoint to the end, or until a signal comes."""
-    resume_point = find_resume_point(plan, accelerator)
-    log.keep_in(plan.folder)
-    set_seed(plan.options.seed)
-    run = start(plan, accelerator, build_model(plan, accelerator), resume_point)
-    stop = Interruption(accelerator.num_processes, timedelta(minutes=plan.options.process_timeout))
-    try:
-        with stop:
-            train(run, stop)
-            finish(run, stop)
-    except Interrupted:
-        logger.info(run.interrupted())
-        raise SystemExit(stop.exit_code) from None
 
 
 @tool

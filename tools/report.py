@@ -11,7 +11,7 @@ and paired tests. An earlier page is replaced.
 from collections.abc import Sequence
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import add_device_option, add_loader_options
+from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder
@@ -28,13 +28,12 @@ def build_parser() -> ToolParser:
     folder = "run folder, or a folder with run folders"
     add("folder", type=run_folder, metavar="RUN_OR_SWEEP", help=folder)
     add("--output", type=output_file, metavar="FILE", help=f"file of the page (default: {FILE} in that folder)")
-    group = parser.add_argument_group("the network of a run")
-    add = group.add_argument
+    add = parser.add_argument_group("the network of a run").add_argument
     add("--data-dir", metavar="DIR", help="folder of the run's images, if it was moved")
     images = "largest number of images per domain (default: %(default)s)"
     add("--max-images", type=positive_int, default=1000, metavar="N", help=images)
     add_device_option(add)
-    add_loader_options(group)
+    add_options(parser, "loading of images", LoaderOptions)
     return parser
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -40,8 +41,7 @@ def earlier(tmp_path_factory):
     words = [*RUN, "--cpu-threads", "1", "--output", str(output), "--experiment"]
     load_tool("finetune").main([*words, "whole"])
     tool = load_tool("finetune")
-    during_step(tool, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit):
+    with during_step(1, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit):
         tool.main([*words, "stopped"])
     return output
 

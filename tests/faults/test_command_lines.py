@@ -125,7 +125,7 @@ def test_file_names_that_are_not_utf_8_keep_their_bytes(best, data, tmp_path):
     assert images + b"/\xff\xe9.png," in (tmp_path / "out.csv").read_bytes()
 
 
-def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, monkeypatch, capsys):
+def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     config = json.loads((best / "config.json").read_text()) | {"label_names": ["\x1b[31m", "\u202etac"]}
     shutil.copytree(best, "best")
@@ -137,7 +137,7 @@ def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, m
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 3
     assert r"a\x1b[2J\nb.png" in captured.out
-    assert r"unreadable: 1 of 3 images: ./\x1b[0m.png" in captured.err
+    assert r"unreadable: 1 of 3 images: ./\x1b[0m.png" in caplog.text
     assert captured.out.replace("\n", "").isprintable()
 
 

@@ -94,8 +94,7 @@ def test_a_run_that_is_stopped_before_or_at_the_switch_goes_on_bit_for_bit(opt, 
     load_tool("finetune").main([*common, "whole"])
     for stop in (1, 3):
         tool = load_tool("finetune")
-        during_step(tool, stop, partial(os.kill, os.getpid(), signal.SIGTERM))
-        with pytest.raises(SystemExit):
+        with during_step(stop, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit):
             tool.main([*common, str(stop)])
         load_tool("finetune").main(["--resume", str(tmp_path / str(stop))])
         whole, resumed = (read_records(tmp_path / run / "results.jsonl") for run in ("whole", str(stop)))

@@ -141,6 +141,6 @@ def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
     accelerator = SimpleNamespace(is_main_process=True, trackers=["tensorboard"], log=fail)
     folder = SimpleNamespace(path=tmp_path, args={}, add=lambda record, save: added.append(record))
     run = SimpleNamespace(plan=SimpleNamespace(folder=folder, names=list("abc")), accelerator=accelerator, model=Model)
-    FineTuning._report(run, make_record(), None)
+    FineTuning._record_evaluation(run, make_record(), None)
     assert len(added) == 1
     assert "the trackers cannot write ([Errno 5] Input/output error); the run goes on" in caplog.text

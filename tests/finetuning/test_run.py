@@ -15,6 +15,7 @@ from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import ERM, Averaging, StepContext
 from timm_moe_dg.algorithms.averaging import frozen_copy
 from timm_moe_dg.data import EvaluationImages, StepSampler, evaluation_loader, evaluation_transform, seed_hash
+from timm_moe_dg.finetuning import loop
 from timm_moe_dg.finetuning.plan import describe
 from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.networks.build import data_config
@@ -44,12 +45,12 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture
-def finetune(images):
+def finetune(images, monkeypatch):
     """Runs the tool, and returns the folder of the run and its plan."""
     tool, plans = load_tool("finetune"), []
-    make_plan = tool.make_plan
-    tool.draw_learning_curves = lambda *_: None  # slow, and of no interest here
-    tool.make_plan = lambda options: plans.append(make_plan(options)) or plans[-1]
+    make_plan = loop.make_plan
+    monkeypatch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+    monkeypatch.setattr(loop, "make_plan", lambda options: plans.append(make_plan(options)) or plans[-1])
 
     def run(output, *words):
         data = ["--dataset", "folder", "--data-dir", str(images), "--output", str(output), "--experiment", "a"]

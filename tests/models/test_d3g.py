@@ -14,6 +14,10 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.references import d3g
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError, MetadataError
+from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.protocols.options import run_parser
 
 SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 4}
 CORNERS = torch.tensor([[-100.0, 40.0], [20.0, 5.0], [140.0, -30.0]])  # one region each
@@ -121,6 +125,36 @@ def test_it_starts_from_dense_logits_and_comes_back_with_its_index(tmp_path: Pat
     network.reset_classifier(7)
     assert network(images, CORNERS).shape == (3, 7)
     assert "head.bias" in network.no_weight_decay()
+
+
+def test_the_stated_domain_finds_the_head_of_a_training_place() -> None:
+    network = model()
+    shared = torch.tensor([[10.01, 50.01], [10.02, 50.02]])  # one cell of the index, in two domains
+    network.set_domains([shared[:1], shared[1:], CORNERS[:1]])
+    for domain in range(3):
+        network.zero_grad()
+        stated = torch.tensor([[10.02, 50.02, domain]])
+        network.train()(minibatches(0)[0][0][:1], stated).sum().backward()
+        assert (network.head.weight.grad != 0).any(2).any(0).tolist() == [head == domain for head in range(3)]
+    images, lonlat = minibatches(0)[2][0], places(2, 4, 1)
+    unknown = torch.cat([lonlat, torch.full((4, 1), float("nan"))], dim=1)
+    with torch.no_grad():
+        assert torch.equal(network.eval()(images, unknown), network(images, lonlat))
+    with pytest.raises(MetadataError, match=r"domain=3.0: give numbers 0\.\.2"):
+        network(images[:1], torch.tensor([[10.0, 50.0, 3.0]]))
+
+
+def test_a_run_states_the_domain_of_each_training_image(tmp_path: Path) -> None:
+    words = ["--dataset", "geo_digits", "--batch-size", "2", "--output", str(tmp_path)]
+    plan = make_plan(parse_resumable(run_parser(), words))
+    config = {"input_size": (3, 16, 16), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    loaders = build_loaders(plan, config, step_sampler(plan), with_metadata=True, with_domains=True)
+    (minibatches, *_), (_, _, _, evaluated) = next(iter(loaders[0])), next(iter(loaders[1]))
+    for number, (_, _, metadata) in enumerate(next(iter(loaders[0]))):
+        assert metadata[:, 2].tolist() == [number] * 2
+        assert metadata[:, :2].isfinite().all()
+    assert len(minibatches) == 3
+    assert evaluated.shape[1] == 2
 
 
 def test_wrong_options_name_the_remedy() -> None:

@@ -1,10 +1,20 @@
-"""How timm's optimizer helpers see the parameters: weight decay, layer-wise learning rates."""
+"""Optimizers of mixtures: weight decay, layer-wise learning rates, and updates of experts as of dense layers."""
+
+from collections.abc import Iterator
+from copy import deepcopy
 
 import pytest
 import torch
-from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import list_optimizers, param_groups_layer_decay, param_groups_weight_decay
+from timm.utils.agc import adaptive_clip_grad
+from torch import nn
 
 from tests.models.cases import BY_NAME, Case, mixture_layers
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.optimization import build_optimizer, check_optimizer
+from timm_moe_dg.layers import layer_parameters
+from timm_moe_dg.layers.domain_heads import DomainHeads
+from timm_moe_dg.layers.experts import StackedExperts
 
 DECAY = 0.05
 
@@ -55,16 +65,98 @@ def test_a_metadata_encoder_learns_at_the_full_rate(moge):
     assert {scale for name, scale in scales.items() if name.startswith("metadata_encoder.")} == {1.0}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lion", "adafactor", "sgd", "adan"])
-def test_an_optimizer_of_timms_moves_every_parameter(optimizer):
-    case = BY_NAME["moge_tiny"]
-    model = case.small()
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    steps = create_optimizer_v2(model, opt=optimizer, lr=0.1, weight_decay=DECAY, layer_decay=0.9)
-    torch.nn.functional.cross_entropy(model(*case.inputs(8)), torch.arange(8)).backward()
-    steps.step()
-    still = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
-    assert not still
+OFFERED = [name for name in list_optimizers() if not name.startswith(("bnb", "fused")) and name != "adahessian"]
+
+
+@pytest.fixture
+def without_compiler() -> Iterator[None]:
+    """Kron compiles its step for each shape."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@torch.no_grad()
+def stacks_and_layers(name: str, **options: float) -> list[tuple[nn.Module, torch.optim.Optimizer]]:
+    """Two mixtures of equal experts, and beside them the dense layers that each of their experts equals."""
+    mixture = nn.ModuleList([StackedExperts(num_experts=3, in_features=12, hidden_features=24), DomainHeads(12, 3, 5)])
+    for module in mixture.modules():
+        for stack, axis in getattr(module, "stacked", {}).items():
+            parameter = getattr(module, stack).normal_()
+            parameter.copy_(parameter.select(axis, 0).unsqueeze(axis).expand_as(parameter))
+    layers = nn.ParameterList([part.detach().clone() for part in layer_parameters(mixture)])
+    rates = {"lr": 0.01, "weight_decay": 0.1, **options}
+    return [(module, build_optimizer(module, name, **rates)) for module in (mixture, layers)]
+
+
+def take_steps(module: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> list[torch.Tensor]:
+    """Steps on gradients that are the same for all experts, and the parameters of each dense layer after them."""
+    parts = layer_parameters(module)
+    for number in numbers:
+        for part in parts:
+            part.grad = torch.randn(part.shape, generator=torch.Generator().manual_seed(number))
+        torch.manual_seed(number)  # kron draws random probes
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(parameter.grad is None for parameter in module.parameters())
+    return [part.detach().clone() for part in parts]
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("name", OFFERED)
+def test_each_expert_gets_the_update_of_its_dense_layer(name):
+    check_optimizer(name)
+    (mixture, ours), (layers, theirs) = stacks_and_layers(name)
+    before = [part.detach().clone() for part in layer_parameters(mixture)]
+    after = take_steps(mixture, ours, range(3))
+    for start, part, expected in zip(before, after, take_steps(layers, theirs, range(3)), strict=True):
+        assert not torch.equal(part, start)
+        torch.testing.assert_close(part, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("name", ["adamw", "muon", "lamb", "adafactorbv", "kron", "cadamw"])
+def test_a_resumed_optimizer_of_stacks_goes_on_bit_by_bit(name):
+    (mixture, optimizer), _ = stacks_and_layers(name)
+    take_steps(mixture, optimizer, range(2))
+    (resumed, its_optimizer), _ = stacks_and_layers(name)
+    resumed.load_state_dict(mixture.state_dict())
+    its_optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    for part, expected in zip(
+        take_steps(resumed, its_optimizer, range(2, 4)), take_steps(mixture, optimizer, range(2, 4)), strict=True
+    ):
+        assert torch.equal(part, expected)
+
+
+@pytest.mark.parametrize("name", ["adahessian", "bnbadam", "fusedlamb"])
+def test_an_optimizer_that_cannot_take_a_step_here_is_refused(name):
+    with pytest.raises(ArgumentError, match=rf"opt='{name}': .*; choose another optimizer"):
+        check_optimizer(name)
+
+
+def test_layer_decay_and_weight_decay_reach_the_experts_of_an_optimizer_of_matrices():
+    model = BY_NAME["gmoe_tiny_patch16"].small()
+    optimizer = build_optimizer(model, "muon", lr=1.0, weight_decay=DECAY, layer_decay=0.5)
+    stack = model.blocks[0].mlp.experts.fc1
+    found = {
+        (group["weight_decay"], group["lr_scale"], tuple(part.shape))
+        for group in optimizer.param_groups
+        for part in group["params"]
+        if any(getattr(part, "stack", None) is parameter for parameter in (stack.weight, stack.bias))
+    }
+    assert found == {(DECAY, 0.5**4, stack.weight.shape[1:]), (0.0, 0.5**4, stack.bias.shape[1:])}
+
+
+def test_adaptive_clipping_and_torchs_muon_treat_experts_as_layers():
+    (mixture, _), (layers, _) = stacks_and_layers("sgd")
+    for module in (mixture, layers):
+        parts = layer_parameters(module)
+        for part in parts:
+            part.grad = torch.ones_like(part)
+        adaptive_clip_grad(parts, clip_factor=0.01)
+        torch.optim.Muon([part for part in parts if part.ndim == 2], lr=0.1).step()
+    for part, expected in zip(layer_parameters(mixture), layers.parameters(), strict=True):
+        torch.testing.assert_close(part.grad, expected.grad)
+        torch.testing.assert_close(part.detach(), expected.detach())
 
 
 def test_mixture_layers_of_a_wrapped_model_keep_their_names():

@@ -18,7 +18,7 @@ from timm.data import create_transform, resolve_model_data_config
 from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
-from timm_moe_dg.finetuning.plan import config_hparams, fill_in
+from timm_moe_dg.finetuning.plan import config_hparams, fill_in, make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 from timm_moe_dg.protocols.records import Record, read_records
@@ -149,7 +149,7 @@ CHANGES = (
 @pytest.mark.parametrize("change", [*CHANGES, ["--averaging", "swad", "--test-domains", "1"]], ids=" ".join)
 def test_settings_with_something_changed_are_the_same_experiment(digits_run, tool, change):
     def identity(*words):
-        plan = tool.make_plan(parse_resumable(tool.build_parser(), words))
+        plan = make_plan(parse_resumable(tool.build_parser(), words))
         return {name: value for name, value in plan.identity().items() if name not in NO_EFFECT_ON_RESULTS}
 
     run, _ = digits_run

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import yaml
@@ -115,8 +116,7 @@ def test_a_mistake_on_the_way_is_in_the_log(tmp_path):
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
     tool = load_tool("finetune")
-    during_step(tool, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(SystemExit) as caught:
+    with during_step(2, partial(os.kill, os.getpid(), signal.SIGINT)), pytest.raises(SystemExit) as caught:
         tool.main([*RUN, *QUICK, "--steps", "6", "--output", str(tmp_path), "--experiment", "my run"])
     assert caught.value.code == 130
     last = capsys.readouterr().out.splitlines()[-1]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import socket
+from functools import partial
 
 import pytest
 import torch
@@ -51,8 +52,8 @@ def refused(tool, *words):
 
 
 def test_a_folder_that_vanishes_under_a_run_ends_it_in_one_line(tool, tmp_path):
-    during_step(tool, 3, lambda: shutil.rmtree(tmp_path / "a"))
-    line = refused(tool, *TRAIN, "--output", tmp_path, "--experiment", "a")
+    with during_step(3, partial(shutil.rmtree, tmp_path / "a")):
+        line = refused(tool, *TRAIN, "--output", tmp_path, "--experiment", "a")
     assert re.search(r"StorageError: output='.*a/checkpoints/.*': cannot be written .*No such file", line)
     assert not (tmp_path / "a").exists()
 

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import multiprocessing as mp
 
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ERM
+from timm_moe_dg.finetuning import loop
 from timm_moe_dg.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
@@ -48,8 +50,7 @@ def stopped(tmp_path_factory):
     """The same run, told to end while step 5 is taken."""
     output = tmp_path_factory.mktemp("stopped")
     tool = load_tool("finetune")
-    during_step(tool, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit) as caught:
+    with during_step(5, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit) as caught:
         tool.main([*RUN, "--output", str(output), "--experiment", "a"])
     assert caught.value.code == 143
     return output / "a"
@@ -61,16 +62,19 @@ def unfinished(stopped, tmp_path):
     return shutil.copytree(stopped, tmp_path / "runs" / "a")
 
 
-def during_step(tool, step, action):
+@contextmanager
+def during_step(step, action):
     """Does something when a step's seed is set; the run's own seed is set before all steps'."""
-    seeds, original = iter(range(-1, 1000)), tool.set_seed
+    seeds, original = iter(range(-1, 1000)), loop.set_seed
 
     def set_seed(seed):
         original(seed)
         if next(seeds) == step:
             action()
 
-    tool.set_seed = set_seed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "set_seed", set_seed)
+        yield
 
 
 def outcome(run):
@@ -192,9 +196,11 @@ def two_processes(rank, output, ports):
         os.environ["MASTER_PORT"] = str(port)
         AcceleratorState._reset_state(reset_partial_state=True)
         tool = load_tool("finetune")
-        if name == "stopped" and rank == 1:
-            during_step(tool, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(SystemExit) if name == "stopped" else nullcontext():
+        terminated = during_step(1, partial(os.kill, os.getpid(), signal.SIGTERM))
+        with (
+            terminated if name == "stopped" and rank == 1 else nullcontext(),
+            pytest.raises(SystemExit) if name == "stopped" else nullcontext(),
+        ):
             tool.main([*words, *(("stopped", "--resume") if name == "resumed" else (name,))])
 
 

@@ -91,7 +91,7 @@ def test_files_patterns_and_folders_keep_their_order_and_no_file_comes_twice(mog
     assert list(rows[0]) == ["path", "class", "probability"]
 
 
-def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, capsys):
+def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, caplog):
     names = ["a.png", "below/alpha.png", "gray.jpeg"]
     table = images / "places.csv"
     table.write_text("path,lon,lat\nbelow/alpha.png,-58.4,-34.6\nelsewhere.png,0,0\na.png,139.7,35.7\n")
@@ -102,10 +102,10 @@ def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, capsy
     expected = probabilities(moge, paths, places)
     assert (expected[:2] - probabilities(moge, paths)[:2]).abs().max() > 1e-3
     assert_rows(read(tmp_path / "out.csv"), paths, expected)
-    assert "without metadata: 1 of 3 images" in capsys.readouterr().err
+    assert "without metadata: 1 of 3 images" in caplog.text
 
 
-def test_an_unreadable_file_is_named_or_skipped_and_counted(moge, images, tmp_path, capsys):
+def test_an_unreadable_file_is_named_or_skipped_and_counted(moge, images, tmp_path, caplog):
     broken = tmp_path / "cut.png"
     broken.write_bytes((images / "a.png").read_bytes()[:400])
     words = ["--model", moge, broken, images / "a.png", images / "ink.png", "--output", tmp_path / "out.csv"]
@@ -114,7 +114,7 @@ def test_an_unreadable_file_is_named_or_skipped_and_counted(moge, images, tmp_pa
     assert not (tmp_path / "out.csv").exists()
     predict(*words, "--skip-unreadable")
     assert [row["path"] for row in read(tmp_path / "out.csv")] == [str(images / "a.png"), str(images / "ink.png")]
-    error = capsys.readouterr().err
+    error = caplog.text
     assert "unreadable: 1 of 3 images" in error
     assert "cut.png" in error
     with pytest.raises(SystemExit, match="none can be decoded"):

@@ -21,7 +21,8 @@ class Fish(ERM):
 
     The run's optimizer takes the inner steps, on the network in place, and keeps its moments from step to step, as
     the reference's inner Adam does. Floating-point buffers, such as running statistics, are interpolated like weights.
-    The domains keep their order; the paper permutes them.
+    Integer buffers, such as counters of batches, keep the values of the inner steps. The domains keep their order. The
+    paper permutes them.
     """
 
     MIN_DOMAINS = 2

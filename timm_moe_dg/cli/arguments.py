@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Flag
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -149,7 +149,8 @@ def option(
 ) -> Any:
     """Declares an option as the default of a dataclass field; see `Declaration`.
 
-    Whole numbers are shown as N in `--help`, and a boolean has the forms --name and --no-name.
+    An option with the default `MISSING` has to be given. Whole numbers are shown as N in `--help`, and a boolean has
+    the forms --name and --no-name.
     """
     metadata = {_DECLARATION: Declaration(spellings, role, help, keywords, shorthand)}
     # A dictionary is mutable, so every instance gets its own
@@ -163,10 +164,10 @@ def declared(table: "type[DataclassInstance]") -> dict[str, Declaration]:
     return {item.name: item.metadata[_DECLARATION] for item in fields(table) if _DECLARATION in item.metadata}
 
 
-def add_options(parser: argparse.ArgumentParser, title: str, table: "type[DataclassInstance]") -> None:
-    """Adds the options of a dataclass to a parser, as a group with a title."""
+def add_options(parser: argparse.ArgumentParser, title: str, *tables: "type[DataclassInstance]") -> None:
+    """Adds the options of dataclasses to a parser, as a group with a title."""
     group = parser.add_argument_group(title)
-    for item in (item for item in fields(table) if _DECLARATION in item.metadata):
+    for item in (item for table in tables for item in fields(table) if _DECLARATION in item.metadata):
         declaration: Declaration = item.metadata[_DECLARATION]
         # Single letters first. Of the long spellings argparse takes the first as the attribute's name
         spellings = sorted((_option_name(item.name), *declaration.spellings), key=lambda word: word.startswith("--"))
@@ -177,10 +178,14 @@ def add_options(parser: argparse.ArgumentParser, title: str, table: "type[Datacl
             group.add_argument(shorthand, action="store_const", const=value, dest=item.name, help=same)
 
 
-def from_parsed(table: type[Declared], parsed: Options) -> Declared:
-    """Makes a dataclass of options from the values that argparse returned; KEY=VALUE pairs become tables."""
+def from_parsed(table: type[Declared], parsed: Options, **further: object) -> Declared:
+    """Makes a dataclass of options from the values that argparse returned; KEY=VALUE pairs become tables.
+
+    `further` holds the fields that are no options, such as positional arguments.
+    """
     pairs = {name for name, declaration in declared(table).items() if declaration.keywords.get("type") is key_value}
-    return table(**{name: dict(parsed[name]) if name in pairs else parsed[name] for name in declared(table)})
+    values = {name: dict(parsed[name]) if name in pairs else parsed[name] for name in declared(table)}
+    return table(**values, **further)
 
 
 def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
@@ -188,7 +193,8 @@ def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
     number = number if "type" in declaration.keywords else {}
     boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
     default = item.default_factory() if callable(item.default_factory) else item.default
-    return {"help": declaration.help, "default": default, **number, **boolean, **declaration.keywords}
+    given = {"required": True} if default is MISSING else {"default": default}
+    return {"help": declaration.help, **given, **number, **boolean, **declaration.keywords}
 
 
 def available_cpus() -> int:
@@ -198,40 +204,47 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that name a network and its weights; `load_trained` takes their values."""
-    add = parser.add_argument_group("model").add_argument
-    source = "run folder, hf-hub:OWNER/NAME, local-dir:FOLDER, or a timm model with one of the next two options"
-    add("--model", type=model_source, required=True, metavar="NAME", help=source)
-    published = "use the published weights of a timm model"
-    add("--pretrained", action=argparse.BooleanOptionalAction, default=False, help=published)
-    add("--initial-checkpoint", metavar="FILE", help="use the weights in this file")
-    add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input image (default: the model's)")
-    pairs = "further model arguments, such as num_experts=4 'moe_layers=(8,10)'"
-    add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
-    radius = "MoGE: beyond this distance from the training locations, use the shared expert (default: the model's)"
-    add("--coverage-radius", type=kilometers, metavar="KM", help=radius)
-    mode = "MoGE: use all experts, or the shared one only (default: as the model was trained)"
-    add("--expert-mode", choices=("routed", "shared"), help=mode)
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelOptions:
+    """A trained network and its weights; `load_trained` takes their values."""
+
+    model: str = option(MISSING, type=model_source, metavar="NAME",
+        help="run folder, hf-hub:OWNER/NAME, local-dir:FOLDER, or a timm model with one of the next two options")
+    pretrained: bool = option(False, help="use the published weights of a timm model")
+    initial_checkpoint: str | None = option(None, metavar="FILE", help="use the weights in this file")
+    img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
+        help="side of the input image (default: the model's)")
+    model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",
+        help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
+    coverage_radius: float | None = option(None, type=kilometers, metavar="KM",
+        help="MoGE: beyond this distance from the training locations, use the shared expert (default: the model's)")
+    expert_mode: str | None = option(None, choices=("routed", "shared"),
+        help="MoGE: use all experts, or the shared one only (default: as the model was trained)")
 
 
-def model_keywords(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `load_trained` from the options of `add_model_options`."""
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """The batch size and the number of loader processes."""
+
+    batch_size: int = option(64, "-b", type=positive_int, help="images per batch (default: %(default)s)")
+    workers: int = option(2, "-j", type=non_negative_int,
+        help="processes that load images; 0 for none (default: %(default)s)")
+# fmt: on
+
+
+def model_keywords(options: Any) -> dict[str, Any]:
+    """Returns the keyword arguments of `load_trained` from `TrainedModelOptions`, as a dataclass or as parsed."""
     names = ("pretrained", "initial_checkpoint", "img_size", "coverage_radius", "expert_mode")
-    return {**{name: getattr(args, name) for name in names}, "model_kwargs": dict(args.model_kwargs)}
+    return {**{name: getattr(options, name) for name in names}, "model_kwargs": dict(options.model_kwargs)}
+
+
+def default_device() -> str:
+    """Returns the torch device for networks: a GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def add_device_option(add: Callable[..., Any]) -> None:
-    """Adds --device by a parser's `add_argument`. The default is a GPU if there is one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", type=usable_device, default=device, metavar="NAME", help="torch device (default here: %(default)s)")
-
-
-def add_loader_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the batch size and the number of loader processes to a group of options."""
-    batch, processes = (
-        "images per batch (default: %(default)s)",
-        "processes that load images; 0 for none (default: %(default)s)",
-    )
-    group.add_argument("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=batch)
-    group.add_argument("-j", "--workers", type=non_negative_int, default=2, metavar="N", help=processes)
+    """Adds --device by a parser's `add_argument`."""
+    words = "torch device (default here: %(default)s)"
+    add("--device", type=usable_device, default=default_device(), metavar="NAME", help=words)

@@ -1,13 +1,14 @@
 """Predictions by PyTorch, or by an ONNX program of the model that tools/export.py wrote."""
 
-import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..cli.arguments import option
 from ..errors import ArgumentError, ExportError
 from ..networks.trained import WithFeatures
 from .programs import INPUTS, OUTPUTS, as_tuple, first_line, open_session, run_session, sample_metadata
@@ -22,29 +23,34 @@ COMPARED_IMAGES = 8
 TOLERANCE = 0.1
 
 
-def add_engine_option(group: argparse._ArgumentGroup) -> None:
-    """Adds --engine."""
-    program = "compute with onnxruntime and this ONNX program of the model, written by tools/export.py "
-    group.add_argument("--engine", metavar="FILE", help=program + "(default: compute with PyTorch)")
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The program that computes predictions."""
+
+    engine: str | None = option(
+        None,
+        metavar="FILE",
+        help="compute with onnxruntime and this ONNX program of the model, written by tools/export.py (default: "
+        "compute with PyTorch)",
+    )
 
 
-def make_engine(
-    args: argparse.Namespace, network: Network, input_size: Sequence[int], features: bool = False
-) -> Engine:
+def make_engine(options: Any, network: Network, input_size: Sequence[int], features: bool = False) -> Engine:
     """Returns a function from images (B, C, H, W), and metadata where the model reads any, to logits.
 
     It returns a tuple on the network's device: logits (B, num_classes) and, with `features`, the classifier's inputs
     (B, D). The network is that of `--model`, in evaluation mode, and `input_size` the (C, H, W) of its images.
+    `options` has the attribute `engine`, and those of `EXPORTED_OPTIONS` that the command takes.
     """
-    if args.engine is None:
+    if options.engine is None:
         forward = WithFeatures(network) if features else network
         return lambda *inputs: as_tuple(forward(*inputs))
-    for option in EXPORTED_OPTIONS:
-        value = getattr(args, option, None)
+    for name in EXPORTED_OPTIONS:
+        value = getattr(options, name, None)
         if value is not None:
             remedy = "cannot change a program; export it with this option, or leave --engine out"
-            raise ArgumentError.of(option, value, remedy)
-    return ProgramEngine(args.engine, network, input_size, features)
+            raise ArgumentError.of(name, value, remedy)
+    return ProgramEngine(options.engine, network, input_size, features)
 
 
 class ProgramEngine:

@@ -46,7 +46,9 @@ class LinearProbing:
         for parameter in self._frozen:
             parameter.grad = None
         for group in optimizer.param_groups:
-            if self.lr is not None and any(id(parameter) in self._trained for parameter in group["params"]):
+            # An optimizer may hold parts of a stack, see `layer_parameters`
+            members = {id(getattr(parameter, "stack", parameter)) for parameter in group["params"]}
+            if self.lr is not None and members & self._trained:
                 self._usual_rates.append((group, group["lr"]))
                 group["lr"] = self.lr
 

@@ -1,6 +1,7 @@
 """The loaders of a run, for training and for evaluation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from ..data import (
     AugmentedValidation,
+    Domain,
     EvaluationImages,
     Split,
     StepSampler,
@@ -29,17 +31,25 @@ def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_pr
 
 
 def build_loaders(
-    plan: RunPlan, config: DataConfig, sampler: StepSampler, *, with_metadata: bool, pin_memory: bool = False
+    plan: RunPlan,
+    config: DataConfig,
+    sampler: StepSampler,
+    *,
+    with_metadata: bool,
+    with_domains: bool = False,
+    pin_memory: bool = False,
 ) -> tuple[DataLoader, DataLoader]:
     """Builds the endless training loader with this process's share, and the evaluation loader.
 
-    Without `eval_train`, the evaluation loader has only the images outside of training.
+    Without `eval_train`, the evaluation loader has only the images outside of training. `with_domains` appends the
+    number of the training domain to the metadata of training images.
     """
     options = plan.options
     size, mean, std = config["input_size"][1:], config["mean"], config["std"]
     transform = training_transform(plan.benchmark.augmentation, size, mean, std)
     augmented = with_timm_augmentation(transform, options.aa, options.reprob, size, mean)
-    draws = TrainingDraws(plan.domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
+    domains = stated_domains(plan) if with_domains and with_metadata else plan.domains
+    draws = TrainingDraws(domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
     images = EvaluationImages(plan.domains, splits, evaluation_transform(size, mean, std), with_metadata, validation)
@@ -49,7 +59,18 @@ def build_loaders(
     return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
 
 
-def rehearse(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
+def stated_domains(plan: RunPlan) -> list[Domain]:
+    """Returns the domains with a last column of metadata, the number among the training domains (NaN for others)."""
+    numbers = {domain: number for number, domain in enumerate(plan.training)}
+    stated = []
+    for position, domain in enumerate(plan.domains):
+        rows = np.asarray(domain.metadata)
+        column = np.full((len(rows), 1), numbers.get(position, np.nan), dtype=rows.dtype)
+        stated.append(replace(domain, metadata=np.concatenate([rows, column], axis=1)))
+    return stated
+
+
+def check_loaders(plan: RunPlan, config: DataConfig, with_metadata: bool) -> None:
     """Builds the loaders, and reads an evaluation image of every split and a training image of each training domain."""
     batches, evaluation = build_loaders(plan, config, step_sampler(plan), with_metadata=with_metadata)
     images = cast(EvaluationImages, evaluation.dataset)

@@ -1,10 +1,30 @@
-"""timm's optimizers and schedules. The default is the papers': Adam, one parameter group, a constant rate."""
+"""timm's optimizers and schedules. The default is the papers': Adam, one parameter group, a constant rate.
+
+Every expert gets the update that its dense layer would get. Optimizers that look at shapes or norms of parameters
+therefore see each expert's part of a stack as a parameter of its own.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
+from timm.optim import (
+    MADGRAD,
+    SGDW,
+    AdaBelief,
+    AdamWLegacy,
+    Adan,
+    Adopt,
+    LaProp,
+    Lion,
+    NAdamLegacy,
+    NAdamW,
+    RAdamLegacy,
+    RMSpropTF,
+    create_optimizer_v2,
+    get_optimizer_class,
+    list_optimizers,
+)
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -12,15 +32,36 @@ from torch.optim import Optimizer
 
 from ..algorithms.base import ParameterGroup
 from ..errors import ArgumentError
+from ..layers import layer_parameters
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
+# Each number is updated by itself, so stacks of experts can stay whole. Cautious variants scale by a mean over tensors.
+_ELEMENTWISE = (
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW),
+    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
+    *(AdaBelief, AdamWLegacy, Adan, Adopt, LaProp, Lion, MADGRAD, NAdamLegacy, NAdamW, RAdamLegacy, RMSpropTF, SGDW),
+)
+
+
 def check_optimizer(name: str) -> None:
-    """Checks that timm has an optimizer."""
+    """Checks that timm has an optimizer, and that it can take a step here."""
     if name not in list_optimizers():
         raise ArgumentError.of("opt", name, f"choose from {', '.join(map(str, list_optimizers()))}")
+    if name == "adahessian":
+        raise ArgumentError.of("opt", name, "needs second derivatives, which no run computes; choose another optimizer")
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    parameter = nn.Parameter(torch.ones(8, 4, device=device))
+    try:
+        optimizer = create_optimizer_v2([parameter], name, lr=1e-3)
+        if not type(optimizer).__module__.startswith(("torch.", "timm.")):  # their own step everywhere
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    except Exception as error:  # of any library behind a name
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError.of("opt", name, f"takes no step here ({reason}); choose another optimizer") from error
 
 
 def build_optimizer(
@@ -49,6 +90,9 @@ def build_optimizer(
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
+    if type(optimizer) not in _ELEMENTWISE or optimizer.defaults.get("caution"):
+        for group in optimizer.param_groups:
+            group["params"] = layer_parameters(network, group["params"])
     for group in extra_groups:
         optimizer.add_param_group(dict(group))
     return optimizer

@@ -21,6 +21,7 @@ from ..algorithms import Minibatches, StepContext
 from ..cli.program import command
 from ..data import Domain, StepSampler
 from ..errors import ArgumentError
+from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
 from ..protocols.headline import summary
@@ -51,7 +52,7 @@ class Scores(TypedDict):
 
 
 @contextmanager
-def owning(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
+def lock_folder(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
     """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
 
     A made-up name that was taken since gets a number in the plan that is yielded. If the main process raises an error,
@@ -170,8 +171,8 @@ class FineTuning:
             hparams=plan.hparams,
             **self._measure(average or self.model.training.model, stop),
         )
-        self._report(record, average or self.model.network)
-        self._conclude(record)
+        self._record_evaluation(record, average or self.model.network)
+        self._return_to_training(record)
 
     def evaluate_average(self, stop: Interruption) -> None:
         """Evaluates and records the average of weights that stands for the run at its end, if there is one."""
@@ -179,14 +180,14 @@ class FineTuning:
         if final is not None:
             scores = self._measure(final, stop)
             if self.accelerator.is_main_process:
-                self._report(replace(self.plan.folder.records[-1], **scores, averaged=True), final)
+                self._record_evaluation(replace(self.plan.folder.records[-1], **scores, averaged=True), final)
 
-    def catch_up(self, stop: Interruption) -> None:
+    def finish_interrupted_step(self, stop: Interruption) -> None:
         """Completes the step after which a run resumes: its checkpoint was written before its evaluation."""
         last = self.resume_point.first_step - 1
         record = next((record for record in self.plan.folder.records if record.step == last), None)
         if record is not None:
-            self._conclude(record)
+            self._return_to_training(record)
         elif last >= 0 and self.is_evaluated(last):
             self.evaluate(last, stop)
 
@@ -215,7 +216,7 @@ class FineTuning:
             batches = stop.until_stopped(self.evaluation)
             return score(model, batches, self.plan.domains, self.accelerator.gather_for_metrics)
 
-    def _report(self, record: Record, network: nn.Module) -> None:
+    def _record_evaluation(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
         folder = self.plan.folder
         if self.accelerator.is_main_process:
@@ -228,7 +229,7 @@ class FineTuning:
                     start_trackers(self.accelerator, folder.path, folder.args, self.resume_point.first_step)
                 self.accelerator.log(row, step=record.step)
 
-    def _conclude(self, record: Record) -> None:
+    def _return_to_training(self, record: Record) -> None:
         """Returns to training after an evaluation."""
         if self.model.averaging:
             loss = fmean(record.out_loss[domain] for domain in self.plan.training)
@@ -253,6 +254,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         model.data_config,
         sampler,
         with_metadata=model.with_metadata,
+        with_domains=isinstance(model.network, DomainHeadsVisionTransformer),
         pin_memory=accelerator.device.type != "cpu",
     )
     meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)

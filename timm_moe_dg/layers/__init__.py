@@ -8,7 +8,7 @@ from .experts import dispatch_info, set_dispatch
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp
-from .own_parameters import OwnParameters, undecayed_parameters
+from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "SatClipEncoder",
     "SinCosEncoder",
     "dispatch_info",
+    "layer_parameters",
     "load_satclip",
     "register_router",
     "save_satclip",

@@ -4,6 +4,7 @@ Axes: B samples, M training domains, D features, C classes, P points of the inde
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ class DomainHeads(OwnParameters):
     """One linear classifier for each training domain, on the same features (D3G, section 3.1)."""
 
     undecayed = ("bias",)
+    stacked = MappingProxyType({"weight": 1, "bias": 1})
 
     def __init__(
         self,
@@ -51,9 +53,10 @@ class DomainHeads(OwnParameters):
 class DomainRelations(CoordinateEncoder):
     """How much a place is related to each training domain (D3G, section 3.2).
 
-    The relation to domain i is beta [i = d] + (1 - beta) cos(w * q, w * g(i)). The place belongs to domain d, that of
-    the nearest training coordinate in an index. A small network g reads the domain's number. The query q is g(d), or
-    for 'wrap' a network of the sine and cosine of longitude and latitude, and w is a learned vector.
+    The relation to domain i is beta [i = d] + (1 - beta) cos(w * q, w * g(i)). The place belongs to domain d. In
+    training the data state it, in a third column of the metadata. Without that column it is the domain of the nearest
+    training coordinate in an index. A small network g reads the domain's number. The query q is g(d), or for 'wrap' a
+    network of the sine and cosine of longitude and latitude, and w is a learned vector.
 
     Crasto (2025) has this form, with one vector w where D3G has several. Its code reads d from the data set's table.
 
@@ -112,22 +115,35 @@ class DomainRelations(CoordinateEncoder):
         self.owners = owners.to(device)
         return len(owners)
 
+    @torch.jit.unused
+    def check(self, metadata: Tensor) -> None:
+        """Checks the coordinates, and that no domain is stated which has no head."""
+        super().check(metadata[:, :2] if metadata.ndim == 2 and metadata.shape[1] == 3 else metadata)
+        if metadata.shape[1] == 3 and metadata.device.type == "cpu" and len(metadata):
+            largest = metadata[:, 2].nan_to_num(nan=0.0).max().item()
+            if largest >= self.num_domains:
+                raise MetadataError.of("domain", largest, f"give numbers 0..{self.num_domains - 1}, or NaN for unknown")
+
     def present(self, metadata: Tensor) -> Tensor:
-        """(B, 2) -> (B,) bool, True where the domain can be found: known coordinates, and an index."""
-        return super().present(metadata) & (len(self.owners) > 0)
+        """(B, 2 or 3) -> (B,) bool, True where the domain can be found: known coordinates, and an index."""
+        return super().present(metadata[:, :2]) & (len(self.owners) > 0)
 
     def forward(self, metadata: Tensor) -> Tensor:
-        """(B, 2) longitude, latitude in degrees -> (B, 2 M): the relations, then the fixed ones, [i = d]."""
+        """(B, 2 or 3) degrees, and the domain or NaN -> (B, 2 M): the relations, then the fixed ones, [i = d]."""
         if not len(self.owners):
             return torch.zeros(len(metadata), self.out_features, device=metadata.device, dtype=self.scale.dtype)
-        domain = self.owners[self.index.nearest(metadata)]
+        lonlat = metadata[:, :2]
+        domain = self.owners[self.index.nearest(lonlat)]
+        if metadata.shape[1] == 3:
+            stated = metadata[:, 2]
+            domain = torch.where(stated.isnan(), domain, stated.nan_to_num(nan=0.0).long())
         fixed = F.one_hot(domain, self.num_domains).to(self.scale.dtype)
         numbers = torch.arange(self.num_domains, device=metadata.device)
         keys = self.keys(numbers.to(self.scale.dtype).unsqueeze(1))
         if self.queries is None:
             queries = keys[domain]
         else:
-            angles = torch.deg2rad(metadata.double())
+            angles = torch.deg2rad(lonlat.double())
             queries = self.queries(torch.cat([angles.cos(), angles.sin()], dim=1).to(self.scale.dtype))
         learned = F.cosine_similarity((self.scale * queries).unsqueeze(1), self.scale * keys, dim=-1)
         return torch.cat([self.beta * fixed + (1 - self.beta) * learned, fixed], dim=1)

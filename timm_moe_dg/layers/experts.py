@@ -34,15 +34,15 @@ import copy
 import functools
 import warnings
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
-from timm.layers.helpers import to_2tuple
+from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from ..compat import in_forward_derivatives, in_transforms, in_vmap
 from ..errors import ArgumentError
 from .feed_forwards import FeedForward, GatedActivation
 from .grouped_experts import grouped_experts, has_grouped_product
@@ -75,15 +75,12 @@ def _is_known_or_warn(device_type: str, dtype: torch.dtype) -> bool:
 def _is_compiled() -> bool:
     """Whether torch.compile records this call; unlike exported programs, its programs may call our operators."""
     exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # is_compiling is true for export as well
-    return torch.compiler.is_compiling() and not exported and not torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() and not exported and not in_transforms()
 
 
 def _values_hidden(x: Tensor) -> bool:
     """Whether shapes may not depend on values: on the meta device and inside torch.vmap."""
-    if not torch._C._are_functorch_transforms_active():
-        return x.is_meta
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    return x.is_meta or any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+    return x.is_meta or in_vmap()
 
 
 def dispatch_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
@@ -121,6 +118,7 @@ class StackedLinear(OwnParameters):
     """
 
     undecayed = ("bias",)
+    stacked = MappingProxyType({"weight": 0, "bias": 0})
 
     def __init__(
         self,
@@ -241,7 +239,7 @@ class StackedExperts(nn.Module):
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)
-        if not values_readable(x) or forward_ad._current_level >= 0:  # exported, traced, under torch.func
+        if not values_readable(x) or in_forward_derivatives():  # exported, traced, under torch.func
             return "loop"
         way, self.reason = self._choose_eager(x, expert_indices)
         self.path = way

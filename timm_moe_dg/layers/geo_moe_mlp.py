@@ -11,6 +11,7 @@ from timm.layers import Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
+from ..compat import assert_async
 from ..errors import MetadataError, RouterError
 from .experts import StackedExperts
 from .feed_forwards import GatedActivation, read_feed_forward
@@ -176,7 +177,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         if not values_readable(present):
             return
         if present.device.type != "cpu":  # ends the program without a wait for the device
-            torch._assert_async(present.all(), "images without metadata, and shared_expert=False")
+            assert_async(present.all(), "images without metadata, and shared_expert=False")
             return
         if present.all():
             return

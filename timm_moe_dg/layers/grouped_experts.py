@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat import is_batch_of_gradients
 from .dispatch import GroupedAssignments, group_assignments
-from .precision import is_batch_of_gradients
 from .sorted_experts import ExpertInputs
 
 # What torch's grouped product requires

@@ -1,19 +1,25 @@
-"""Initialization and weight decay of modules that define parameters, as opposed to modules composed of others."""
+"""Initialization, weight decay and stacks of modules that define parameters, as opposed to composed modules."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class OwnParameters(nn.Module):
     """Base of modules that initialize their parameters in every mode of timm's `init_weights`.
 
     timm calls `init_weights` of a module in its named modes and `reset_parameters` in the plain one, children first.
-    Subclasses name their parameters without weight decay in `undecayed`.
+    Subclasses name their parameters without weight decay in `undecayed`. Those that hold the parameters of several
+    dense layers name them in `stacked`, with the axis of the layers.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
-    __jit_ignored_attributes__: ClassVar[list[str]] = ["undecayed"]  # still readable from Python after scripting
+    stacked: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    # Still readable from Python after scripting
+    __jit_ignored_attributes__: ClassVar[list[str]] = ["undecayed", "stacked"]
 
     def reset_parameters(self) -> None:
         """Initializes the parameters."""
@@ -34,3 +40,60 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
         for name in getattr(module, "undecayed", ())  # not by isinstance: scripted modules have another class
         if getattr(module, name) is not None
     }
+
+
+class LayerSlice(nn.Parameter):
+    """One dense layer's part of a stacked parameter, which shares memory and gradient with the stack."""
+
+    stack: nn.Parameter
+    position: tuple[int, int]  # axis and index
+
+    def __new__(cls, stack: nn.Parameter, axis: int, index: int) -> "LayerSlice":
+        """Takes entry `index` along an axis."""
+        part: LayerSlice = super().__new__(cls, stack.detach().select(axis, index), stack.requires_grad)
+        part.stack, part.position = stack, (axis, index)
+        return part
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The part of the stack's gradient, read anew each time because backward passes replace it."""
+        return None if self.stack.grad is None else self.stack.grad.select(*self.position)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is None:
+            self.stack.grad = None
+            return
+        if self.stack.grad is None:
+            self.stack.grad = torch.zeros_like(self.stack)
+        self.stack.grad.select(*self.position).copy_(value)
+
+
+def layer_parameters(model: nn.Module, parameters: list[nn.Parameter] | None = None) -> list[nn.Parameter]:
+    """Returns a model's parameters, or those given, with each stack replaced by the parameters of its dense layers.
+
+    Stacked experts (E, H, D) become E matrices (H, D), and their biases (E, H) become E vectors, which share memory and
+    gradient with the stack. Optimizers and clipping that look at shapes or norms of whole parameters then treat each
+    expert like a dense layer. Move the model to its device and type before.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16")
+    >>> matrices = [value for value in timm_moe_dg.layers.layer_parameters(model) if value.ndim == 2]
+    >>> optimizer = torch.optim.Muon(matrices, lr=1e-3)
+    """
+    axes = {
+        id(stack): axis
+        for module in model.modules()
+        for name, axis in getattr(module, "stacked", {}).items()
+        if (stack := getattr(module, name)) is not None
+    }
+    return [
+        part
+        for parameter in (model.parameters() if parameters is None else parameters)
+        for part in _parts(parameter, axes.get(id(parameter)))
+    ]
+
+
+def _parts(parameter: nn.Parameter, axis: int | None) -> list[nn.Parameter]:
+    if axis is None:
+        return [parameter]
+    return [LayerSlice(parameter, axis, index) for index in range(parameter.shape[axis])]

@@ -5,7 +5,8 @@ import contextlib
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
+
+from ..compat import in_transforms
 
 
 class UpcastLinear(nn.Linear):
@@ -38,9 +39,4 @@ def values_readable(x: Tensor) -> bool:
     False in programs that are exported, traced or compiled, in transforms of torch.func, and on the meta device.
     """
     recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
-    return not (recorded or torch._C._are_functorch_transforms_active() or x.is_meta)
-
-
-def is_batch_of_gradients(grad: Tensor) -> bool:
-    """Whether a backward pass runs for several gradients at once, in torch.vmap or by `is_grads_batched`."""
-    return not torch.compiler.is_compiling() and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad))
+    return not (recorded or in_transforms() or x.is_meta)

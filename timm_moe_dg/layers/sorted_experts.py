@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compat import is_batch_of_gradients
 from .dispatch import SortedAssignments, sort_assignments
 from .feed_forwards import GatedActivation
-from .precision import is_batch_of_gradients, without_autocast
+from .precision import without_autocast
 
 aten = torch.ops.aten  # the functions that write GELU, SiLU and their derivatives into a given tensor
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..compat import GROUPED_PRODUCT
 from ..errors import ArgumentError, ProcessLostError
 
 Step = Callable[[], object]
@@ -32,7 +33,7 @@ def _grouped_flops(rows: Sequence[int], stack: Sequence[int], *rest: object, **o
 
 
 # Operators that torch's counter does not have
-_FLOPS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_flops}
+_FLOPS: dict[Any, Callable[..., int]] = {GROUPED_PRODUCT: _grouped_flops}
 
 
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from timm.layers import Format
-from timm.models import load_state_dict, parse_model_name, split_model_name_tag
-from timm.models._features import FeatureGetterNet
-from timm.models._hub import load_state_dict_from_hf, load_state_dict_from_path
+from timm.models import load_state_dict, load_state_dict_from_hf, parse_model_name, split_model_name_tag
 from torch import Tensor, nn
 
+from ..compat import FeatureGetterNet, load_state_dict_from_path
 from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import option_names

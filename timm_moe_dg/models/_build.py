@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg
-from timm.models._input import update_model_args
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ..compat import update_model_args
 from ._load import upcycle_filter_fn
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)

@@ -5,11 +5,10 @@ from typing import Any, ClassVar, Final, Optional
 
 import torch
 from timm.models import checkpoint
-from timm.models._features import feature_take_indices
-from timm.models._input import update_model_args
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from ..compat import feature_take_indices, update_model_args
 from ..layers.encoders.coverage import Coverage
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp

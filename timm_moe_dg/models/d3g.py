@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from timm.models import generate_default_cfgs, register_model
-from timm.models._input import update_model_args
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
+from ..compat import update_model_args
 from ..errors import ArgumentError
 from ..layers.domain_heads import DomainHeads, DomainRelations
 from ..layers.encoders.metadata import MetadataEncoder
@@ -93,15 +93,16 @@ class DomainHeadsVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def set_domains(self, lonlat: Sequence[Tensor]) -> None:
-        """Makes the index that finds an image's domain from the (N, 2) training coordinates of each domain."""
+        """Makes the index that finds the domain of a place from the (N, 2) training coordinates of each domain."""
         if len(lonlat) != self.num_domains:
             remedy = f"the run has {len(lonlat)} training domains; give --model-kwargs num_domains={len(lonlat)}"
             raise ArgumentError.of("num_domains", self.num_domains, remedy)
         update_model_args(self, index_points=self.metadata_encoder.encoder.set_domains(lonlat))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
-        """Pools (B, N, D) features and weights the heads by the relations of (B, 2) longitude and latitude, or None.
+        """Pools (B, N, D) features and weights the heads by the relations of the metadata, or None.
 
+        Metadata are (B, 2) longitude and latitude, and in training (B, 3) with the number of the image's domain.
         Returns (B, num_classes) logits, or with `pre_logits` the (B, D) classifier inputs. Without pooling, both keep
         N.
         """

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from timm.models._input import update_model_args
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from ..compat import update_model_args
 from ..errors import MoeLayersError, RouterError
 from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
 from ..layers.geo_moe_mlp import GeoMoeMlp
@@ -117,7 +117,7 @@ def _mark_padding(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, 
 
 def _keep_layer_groups(model: Any, names: Sequence[str]) -> None:
     """Keeps the groups for layer decay where timm would count parameters: those of mixtures join the feed-forward's."""
-    from timm.optim._param_groups import auto_group_layers  # `import timm` leaves the optimizers out
+    from timm.optim import auto_group_layers  # `import timm` leaves the optimizers out
 
     groups = auto_group_layers(model)
     for name in names:

@@ -21,9 +21,9 @@ from timm.models import (
     save_for_hf,
     split_model_name_tag,
 )
-from timm.models._hub import download_from_hf
 from torch import Tensor, nn
 
+from ..compat import download_from_hf
 from ..data.bands import RGB
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
 

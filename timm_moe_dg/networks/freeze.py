@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from timm.layers import DropPath
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..compat import BatchNorm
 from ..errors import ArgumentError
 from ..layers.router import Router
 from .build import Network
@@ -81,7 +81,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
 
 def freeze_batch_norm(network: nn.Module) -> None:
     """Freezes the running statistics of batch normalization, used in training too. Scales and shifts are trained."""
-    layers = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
     for layer in layers:
         layer.eval()
     if layers:

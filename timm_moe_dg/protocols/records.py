@@ -153,12 +153,15 @@ class Record:
         return cls(**fields, **columns, losses=row, roles=roles, averaged=averaged)
 
 
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Reads a results.jsonl file. A `RecordError` gives file and line."""
+def read_records(path: str | os.PathLike[str], *, unfinished: bool = False) -> list[Record]:
+    """Reads a results.jsonl file. A `RecordError` gives file and line.
+
+    An `unfinished` run may be writing its last line, so this line is left out if it is no record.
+    """
     path = Path(path)
     try:
         check_regular_file(path)
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace" if unfinished else "strict").splitlines()
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: is not UTF-8 text ({error}); give the file that a run wrote") from error
     except OSError as error:
@@ -169,6 +172,8 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
         try:
             record = Record.from_json(line)
         except RecordError as error:
+            if unfinished and number == len(lines):
+                break
             raise RecordError(f"{path}, line {number}: {error}") from error
         # The rows of a run repeat its arguments, which would take most of the memory
         args = repr(record.args)

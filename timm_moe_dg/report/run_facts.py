@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import ArgumentError, RecordError
+from ..errors import ArgumentError
 from ..hub.origin import training_command, without_local_paths
 from ..protocols.headline import FEW, Headline, headlines
 from ..protocols.options import Arguments
@@ -101,21 +101,10 @@ def read_run(folder: Path) -> RunFacts:
     resolved = folder.resolve()  # "." has no name, and the log is named after the run
     job = Job(resolved.name, (), folder, resolved.parent / "logs" / f"{resolved.name}.log")
     state = job.state()
-    records = _records(folder / RESULTS, state == "finished")
+    records = read_records(folder / RESULTS, unfinished=state != "finished")
     if not records:
         raise ArgumentError.of("run", str(folder), "has no evaluation yet; wait for the first one")
     return RunFacts(FinishedRun(folder, records), state, job.log)
-
-
-def _records(path: Path, finished: bool) -> list[Record]:
-    try:
-        return read_records(path)
-    except RecordError as error:
-        if finished or isinstance(error.__cause__, OSError):
-            raise
-        # The run may be writing its last line at this moment.
-        lines = path.read_text(errors="replace").splitlines()
-        return [Record.from_json(line) for line in lines[:-1]]
 
 
 def set_options(args: Arguments) -> dict[str, object]:

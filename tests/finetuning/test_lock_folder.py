@@ -10,7 +10,7 @@ import pytest
 from timm_moe_dg.errors import ArgumentError, FolderInUseError
 from timm_moe_dg.finetuning import plan, run
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
-from timm_moe_dg.finetuning.run import owning
+from timm_moe_dg.finetuning.run import lock_folder
 from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.storage.ownership import is_owned, owned
 
@@ -43,35 +43,35 @@ def planned(images):
 
 
 def test_a_run_owns_its_folder_and_nothing_is_left_of_one_that_wrote_nothing(tmp_path, planned, processes):
-    with owning(planned(tmp_path / "runs", "a"), processes) as own_plan:
-        assert is_owned(own_plan.folder.path)
+    with lock_folder(planned(tmp_path / "runs", "a"), processes) as locked_plan:
+        assert is_owned(locked_plan.folder.path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_owns_nothing(tmp_path, planned, processes):
-    with owned(tmp_path / "a"), owning(planned(tmp_path, "a", dry_run=True), processes):
+    with owned(tmp_path / "a"), lock_folder(planned(tmp_path, "a", dry_run=True), processes):
         pass
 
 
 def test_a_given_name_that_is_taken_is_refused(tmp_path, planned, processes):
     plan = planned(tmp_path, "a")
-    with owned(tmp_path / "a"), pytest.raises(FolderInUseError, match="is in use by"), owning(plan, processes):
+    with owned(tmp_path / "a"), pytest.raises(FolderInUseError, match="is in use by"), lock_folder(plan, processes):
         pass
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "notes.txt").write_text("filled after the plan was made")
-    with pytest.raises(ArgumentError, match="holds files of another run"), owning(plan, processes):
+    with pytest.raises(ArgumentError, match="holds files of another run"), lock_folder(plan, processes):
         pass
 
 
 def test_names_that_were_made_up_get_numbers(tmp_path, planned, processes, monkeypatch):
     monkeypatch.setattr(run, "run_names", lambda options: iter(["same", "same-2", "same-3"]))
     with ExitStack() as stack:
-        plans = [stack.enter_context(owning(planned(tmp_path), processes)) for _ in range(3)]
-        assert [own_plan.options.experiment for own_plan in plans] == ["same", "same-2", "same-3"]
-    for own_plan in plans:
-        name = own_plan.options.experiment
-        assert (own_plan.folder.path, own_plan.folder.args["experiment"]) == (tmp_path / name, name)
-        assert own_plan.record_args["experiment"] == name
+        plans = [stack.enter_context(lock_folder(planned(tmp_path), processes)) for _ in range(3)]
+        assert [locked_plan.options.experiment for locked_plan in plans] == ["same", "same-2", "same-3"]
+    for locked_plan in plans:
+        name = locked_plan.options.experiment
+        assert (locked_plan.folder.path, locked_plan.folder.args["experiment"]) == (tmp_path / name, name)
+        assert locked_plan.record_args["experiment"] == name
 
 
 def test_a_made_up_name_is_one_that_is_not_there(tmp_path, planned):
@@ -86,6 +86,9 @@ def test_a_made_up_name_is_one_that_is_not_there(tmp_path, planned):
 
 def test_where_the_main_process_is_refused_the_others_end(tmp_path, planned, monkeypatch):
     monkeypatch.setattr(run, "broadcast_object_list", lambda names: names)  # what the main process sent: no name
-    with pytest.raises(SystemExit) as caught, owning(planned(tmp_path, "a"), SimpleNamespace(is_main_process=False)):
+    with (
+        pytest.raises(SystemExit) as caught,
+        lock_folder(planned(tmp_path, "a"), SimpleNamespace(is_main_process=False)),
+    ):
         pass
     assert caught.value.code == 1

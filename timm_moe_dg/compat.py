@@ -1,0 +1,58 @@
+"""Private names of torch and timm that the package uses, in one place.
+
+Each was seen in torch 2.11 to 2.15 and timm 1.0.31, and has no public name there. No other file uses a private name of
+these libraries.
+"""
+
+import torch
+from timm.models._features import FeatureGetterNet, feature_take_indices
+from timm.models._hub import download_from_hf, load_state_dict_from_path
+from timm.models._input import update_model_args
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor, is_legacy_batchedtensor
+from torch.autograd import forward_ad
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+__all__ = [
+    "GROUPED_PRODUCT",
+    "BatchNorm",  # the base class of batch normalization of every dimension
+    "FeatureGetterNet",  # the class that timm.create_model(features_only=True) returns for transformers
+    "assert_async",
+    "download_from_hf",  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
+    "feature_take_indices",  # the `indices` of forward_intermediates, as timm's own models read them
+    "in_forward_derivatives",
+    "in_transforms",
+    "in_vmap",
+    "is_batch_of_gradients",
+    "load_state_dict_from_path",  # the loader behind local-dir: names
+    "update_model_args",  # records a changed argument in the saved config.json
+]
+
+# The operator behind the public F.grouped_mm, for counting its operations
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm
+
+
+def in_transforms() -> bool:
+    """Whether a transform of torch.func is active, in which values cannot be read. There is no public test."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def in_vmap() -> bool:
+    """Whether torch.vmap is among the active transforms."""
+    levels = get_interpreter_stack() or [] if in_transforms() else []
+    return any(level.key() == TransformType.Vmap for level in levels)
+
+
+def is_batch_of_gradients(grad: Tensor) -> bool:
+    """Whether a backward pass runs for several gradients at once, in torch.vmap or by `is_grads_batched`."""
+    return not torch.compiler.is_compiling() and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad))
+
+
+def in_forward_derivatives() -> bool:
+    """Whether forward-mode derivatives are computed, which autograd functions without a jvp refuse."""
+    return forward_ad._current_level >= 0
+
+
+def assert_async(condition: Tensor, message: str) -> None:
+    """Ends the program if a condition on a device is false, without a wait for the device."""
+    torch._assert_async(condition, message)

@@ -1,0 +1,288 @@
+"""Scores of a trained network on a data set, by domain."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from accelerate import Accelerator
+
+from ..analysis.evaluated import Evaluated
+from ..analysis.evaluation_files import FILES, save_features, score_table, write_files
+from ..analysis.evaluation_projection import METHODS
+from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
+from ..cli.escape import one_line
+from ..cli.parser import ToolParser, tool_parser
+from ..cli.values import position_or_name, positive_int
+from ..data import (
+    BENCHMARKS,
+    Domain,
+    EvaluationImages,
+    Split,
+    drop_unreadable,
+    evaluation_loader,
+    evaluation_only,
+    evaluation_transform,
+    get_benchmark,
+)
+from ..data.fingerprint import fingerprint, with_readable
+from ..data.splits import domain_positions
+from ..errors import ArgumentError, ProtocolError
+from ..export.engine import EngineOptions, make_engine
+from ..finetuning.launch import check_world_size
+from ..finetuning.plan import make_splits
+from ..finetuning.progress import role_line
+from ..networks.build import check_channels, data_config
+from ..networks.trained import class_positions, load_trained, takes_metadata
+from ..protocols.assessment import SPLITS, restrict
+from ..protocols.domain_roles import Recognized, recognize, unseen_domains
+from ..protocols.evaluation import collect_outputs
+from ..protocols.options import DATA, DEFAULTS, options_with
+from ..storage.atomic import all_or_nothing
+from ..storage.run_folder import run_arguments
+
+# What --help shows; --help-all shows every option
+MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
+MAIN += ["domains", "split", "batch_size", "workers", "output", "save_features", "force"]
+HELD_OUT, ALL = "held-out", "all"
+RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class EvaluationDataOptions:
+    """The data and its splits. For the model of a run, None stands for the run's value."""
+
+    dataset: str | None = option(None, metavar="NAME", help="data set; finetune --list-datasets names all")
+    data_dir: str | None = option(None, metavar="DIR", help="folder of the images")
+    metadata_columns: Sequence[str] | None = option(None, nargs="+", metavar="COLUMN",
+        help="MoGE: numeric columns of metadata.csv that the model reads, beside coordinates")
+    in_chans: int | None = option(None, type=positive_int, metavar="N", help="number of bands (default otherwise: 3)")
+    test_domains: Sequence[int | str] | None = option(None, "--test-envs", type=position_or_name, nargs="+",
+        metavar="DOMAIN", help="domains that the model was not trained on, by name or position")
+    domains: Sequence[int | str] | None = option(None, type=position_or_name, nargs="+", metavar="DOMAIN",
+        help="domains of the overall scores: names, held-out, or all (default: held-out, if known)")
+    split: str = option("all", choices=SPLITS, help="part of each domain to score (default: %(default)s)")
+    trial_seed: int | None = option(None, type=int, metavar="N",
+        help="repetition, which decides the splits (default otherwise: 0)")
+    holdout_fraction: float | None = option(None, type=float, metavar="X",
+        help="share of each domain's images for validation (default otherwise: 0.2)")
+    split_by_photograph: bool | None = option(None, action=argparse.BooleanOptionalAction,
+        help="keep all versions of a photograph in the same split (default otherwise: off)")
+    skip_unreadable: bool | None = option(None, action=argparse.BooleanOptionalAction,
+        help="leave out damaged images (default otherwise: stop at the first)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOutputOptions:
+    """The files of an evaluation."""
+
+    output: str | None = option(None, metavar="DIR",
+        help="folder for tables and pictures (default: print the table only)")
+    save_features: str | None = option(None, metavar="FILE", help="NPZ file for the classifier's inputs")
+    projection: str = option("pca", choices=METHODS, help="method of projection.png (default: %(default)s)")
+    force: bool = option(False, help="replace existing files")
+# fmt: on
+
+
+GROUPS = {
+    "model": (TrainedModelOptions,),
+    "data (default for the model of a run: as in that run)": (EvaluationDataOptions, LoaderOptions),
+    "computation": (EngineOptions,),
+    "output": (EvaluationOutputOptions,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(
+    TrainedModelOptions, EvaluationDataOptions, LoaderOptions, EngineOptions, EvaluationOutputOptions
+):
+    """All options of an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilledEvaluateOptions(EvaluateOptions):
+    """All options of an evaluation, with those of the run filled in that were not given."""
+
+    dataset: str
+    in_chans: int
+    trial_seed: int
+    holdout_fraction: float
+    split_by_photograph: bool
+    skip_unreadable: bool
+
+
+class Evaluation(NamedTuple):
+    """The result of an evaluation."""
+
+    options: FilledEvaluateOptions  # with positions of domains instead of names
+    scores: Evaluated
+    files: Sequence[str]  # names of the files in `options.output`
+    is_main_process: bool
+
+    def text(self) -> str:
+        """Returns the printed table."""
+        options, scores = self.options, self.scores
+        heading = f"{options.model} on {options.dataset}, {options.split} images of each domain, by {scores.engine}"
+        lines = [one_line(heading), score_table(scores)]
+        if options.split != "out":
+            lines += [role_line(role, numbers).strip() for role, numbers in scores.roles.items()]
+        return "\n".join([*lines, *([f"written to {options.output}: {', '.join(self.files)}"] if self.files else [])])
+
+
+class _Data(NamedTuple):
+    domains: Sequence[Domain]
+    known: Sequence[Recognized] | None  # the run's domains among them; None if the run recorded no names
+    test_domains: Sequence[int]  # positions of the domains that the model was not trained on
+    counted: Sequence[int]  # positions of the domains of the overall scores
+
+    @property
+    def roles(self) -> list[str]:
+        """Each domain's part in training as the run says; empty if it says nothing."""
+        if self.known is None:
+            return []
+        return [part.role(domain) for domain, part in zip(self.domains, self.known, strict=True)]
+
+
+def evaluate_parser(description: str | None = None) -> ToolParser:
+    """Builds the command line of tools/evaluate.py."""
+    parser = tool_parser("evaluate.py", description, "--model NAME [options]", main=MAIN, config=True)
+    for title, tables in GROUPS.items():
+        add_options(parser, title, *tables)
+    return parser
+
+
+def evaluate(options: EvaluateOptions) -> Evaluation:
+    """Scores a model on all processes, and writes the requested files on the main process."""
+    if options.save_features and Path(options.save_features).suffix != ".npz":
+        raise ArgumentError.of("save_features", options.save_features, "give a file that ends in .npz")
+    filled = _fill_in(options)
+    accelerator = Accelerator()
+    check_world_size(os.environ, accelerator.num_processes)
+    is_main = accelerator.is_main_process
+    with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
+        data = _read_data(filled)
+        filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
+        scores = _evaluate_network(filled, data, accelerator)
+        if folder:
+            names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
+            write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
+        if features:
+            save_features(scores, features)
+        files = sorted(path.name for path in folder.iterdir()) if folder else []
+    accelerator.end_training()
+    return Evaluation(filled, scores, files, is_main)
+
+
+def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
+    """Fills in options that were not given, from the run that the model belongs to."""
+    run = run_arguments(options.model)
+    # Positions of the run's domains mean nothing in other data; `_read_data` finds these domains
+    defaults = {**DEFAULTS, "dataset": None, **run, "test_domains": None}
+    if options.dataset not in (None, run.get("dataset")):
+        defaults |= {"data_dir": None}
+    values = vars(options) | {name: defaults.get(name) for name in RUN_OPTIONS if vars(options)[name] is None}
+    if values["dataset"] is None:
+        raise ArgumentError.of("dataset", None, f"give --dataset, one of {', '.join(BENCHMARKS)}")
+    return FilledEvaluateOptions(**values)
+
+
+def _read_data(options: FilledEvaluateOptions) -> _Data:
+    """Reads the data, and finds the run's domains and those that the options name in it."""
+    run = run_arguments(options.model)
+    domains: Sequence[Domain] = get_benchmark(options.dataset).read(
+        options.data_dir, options.metadata_columns or (), options.in_chans
+    )
+    digests = fingerprint(domains) if run.get("domain_digests") else []
+    if options.skip_unreadable:
+        domains, _ = drop_unreadable(domains, options.workers)
+        digests = with_readable(digests, domains) if digests else []
+    known = recognize(run, domains, digests)
+    test_domains = _test_domains(options, domains, known)
+    data = _Data(domains, known, test_domains, [])
+    if options.domains == [ALL] or (options.domains is None and not test_domains):
+        counted: Sequence[int] = range(len(domains))
+    elif options.domains in (None, [HELD_OUT]):
+        counted = unseen_domains(domains, test_domains, data.roles) or test_domains
+    else:
+        counted = _find_domains(options, "domains", domains)
+    if not counted:
+        raise ArgumentError.of("domains", HELD_OUT, "no domain is marked as held out; name some with --test-domains")
+    return data._replace(counted=list(counted))
+
+
+def _test_domains(
+    options: EvaluateOptions, domains: Sequence[Domain], known: Sequence[Recognized] | None
+) -> Sequence[int]:
+    if options.test_domains is not None:
+        positions = _find_domains(options, "test_domains", domains)
+        if trained := [domains[index].name for index in positions if known and known[index].trained]:
+            raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
+        return positions
+    if known:
+        return [index for index, domain in enumerate(known) if not domain.trained]
+    return evaluation_only(domains)
+
+
+def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]) -> list[int]:
+    """Positions of the domains that an option names, without repetition."""
+    names, given = [domain.name for domain in domains], vars(options)[name]
+    positions = domain_positions(given, names, name)
+    if not set(positions) <= set(range(len(domains))):
+        listing = ", ".join(f"{position} {domain}" for position, domain in enumerate(names))
+        raise ProtocolError.of(name, given, f"name domains out of: {listing}")
+    return list(dict.fromkeys(positions))
+
+
+def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
+    """Splits the domains as the run did."""
+    domains, known = data.domains, data.known
+    train_domains = [index for index in range(len(domains)) if index not in data.test_domains]
+    splits = make_splits(
+        domains,
+        train_domains if options.split_by_photograph else [],
+        trial_seed=options.trial_seed,
+        holdout_fraction=options.holdout_fraction,
+        split_by_photograph=options.split_by_photograph,
+        # A split depends on the domain's position in the run's data
+        positions=[index if d.position is None else d.position for index, d in enumerate(known)] if known else None,
+    )
+    for index, domain in enumerate(known or ()):
+        if domain.trained and domain.changed:  # which of its images were trained on cannot be told
+            splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
+    return splits
+
+
+def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
+    """Loads the network and predicts every image; all processes take part."""
+    splits = _split(options, data)
+    size = options.img_size or (None if ":" in options.model else get_benchmark(options.dataset).image_size)
+    network = load_trained(options.model, **{**model_keywords(options), "img_size": size})
+    check_channels(network, options.in_chans)
+    positions = class_positions(network, data.domains[0].classes)
+    with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
+    config = data_config(network, size)
+    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata)
+    on_cpu = accelerator.device.type == "cpu"
+    loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
+    features = bool(options.output or options.save_features)
+    engine = make_engine(options, network.to(accelerator.device), config["input_size"], features)
+    answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
+    name = run_arguments(options.model).get("model", options.model)
+    engine_name = "onnxruntime" if options.engine else "torch"
+    return Evaluated(name, images, answers, data.test_domains, data.counted, engine_name, data.roles)
+
+
+@contextmanager
+def _output_places(options: EvaluateOptions) -> Iterator[tuple[Path | None, Path | None]]:
+    """Yields a folder for results and a file for features, or None; both are complete at the end or do not exist."""
+    file = Path(options.save_features) if options.save_features else None
+    with ExitStack() as stack:
+        folder = options.output and stack.enter_context(all_or_nothing(options.output, FILES, overwrite=options.force))
+        parent = file and stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=options.force))
+        yield folder or None, parent / file.name if file and parent else None
