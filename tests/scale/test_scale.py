@@ -6,8 +6,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn import functional as F
 
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import Record
@@ -15,8 +13,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, engines, processes, programs, reading, steps, sweeping
-from .timed_program import Seen
+from . import collecting, engines, processes, reading, steps, sweeping
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
 
@@ -104,45 +101,3 @@ def test_the_ratio_of_engines_is_taken_within_rounds() -> None:
     assert cells[3].startswith("45.0 ")
     assert cells[4].startswith("0.50 (0.50 to 0.50) of predict.py")
     assert cells[5].startswith("0.30 (0.30 to 0.30) of predict.py")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("against", "count", "evaluations"), [("domainbed", 25, 12), ("timm", 2, 2)])
-def test_programs_that_are_compared_are_asked_for_as_much(
-    tmp_path: Path, against: str, count: int, evaluations: int
-) -> None:
-    programs.write_images(tmp_path / "PACS", 5, "jpg")
-    args = programs.build_parser().parse_args([against, "PROGRAM", "--variant=--channels-last"])
-    made = programs.against_domainbed if against == "domainbed" else programs.against_timm
-    theirs, plain, variant = made(args, tmp_path, []).values()
-    tool = load_tool("finetune")
-    options = [tool.build_parser().parse_args(list(program.words)) for program in (plain, variant)]
-    assert [(one.steps, one.eval_freq, one.channels_last) for one in options] == [
-        (count, evaluations, False),
-        (count, evaluations, True),
-    ]
-    assert theirs.kind == against
-    if against == "timm":  # 28 of 35 images, in one batch of 24 an epoch; the others, and the domain held out
-        assert [len(list((tmp_path / "timm" / part).glob("*/*"))) for part in ("train", "validation")] == [28, 42]
-        assert theirs.words[theirs.words.index("--epochs") + 1] == "2"
-
-
-def test_what_a_program_did_is_counted_and_another_amount_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    seen, weight = Seen(), torch.nn.Parameter(torch.zeros(3, 4))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.register_step_post_hook(seen.step)
-    loss = seen.counted(F.cross_entropy)
-    for _ in range(2):
-        loss(torch.ones(5, 4) @ weight.T, torch.zeros(5, dtype=torch.long)).backward()
-        optimizer.step()
-    with torch.no_grad():
-        loss(torch.ones(7, 3), torch.zeros(7, dtype=torch.long))
-    assert [len(list(seen.passed([(None, [0, 1])]))), seen.timed(len)([])] == [1, 0]
-    assert (len(seen.steps), seen.trained, seen.evaluated, seen.parameters) == (2, 10, 9, 12)
-    assert len(seen.evaluations) == 1
-    run = {**dict.fromkeys(programs.PARTS, 1.0), "count": 2, "trained": 10, "evaluated": 9, "parameters": 12}
-    programs.show({"a": [run], "b": [{**run, "whole": 0.5, "evaluated": 3}]})
-    assert "| b | 0.5 |" in (said := capsys.readouterr().out)
-    assert "0.50 (0.50-0.50)" in said
-    with pytest.raises(SystemExit, match="did not do the same"):
-        programs.show({"a": [run], "b": [{**run, "trained": 9}]})
