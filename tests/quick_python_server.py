@@ -42,6 +42,8 @@ def become(request: bytes, streams: list[int]) -> list[str]:
 
 def run_program(first: str, *others: str) -> int:
     """Runs a program and what it leaves for the exit; returns the status that Python would exit with."""
+    if first == "-u":  # streams write line by line as it is
+        return run_program(*others)
     try:
         sys.argv = [first, *others[1:]] if first in ("-c", "-m") else [first, *others]
         if first == "-c":
