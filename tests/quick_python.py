@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+ROOT = Path(__file__).parent.parent
 SERVER = Path(__file__).parent / "quick_python_server.py"
 
 
@@ -35,3 +36,19 @@ def quick_python(*modules: str, **environment: str) -> Iterator[str]:
                 yield str(executable)
             finally:
                 server.terminate()
+
+
+def run_ranks(python: str, function: Callable[..., None], *args: object) -> None:
+    """Calls `function(rank, *args)` of a module in two processes that a quick Python starts, and waits for both."""
+    name = f"{function.__module__} import {function.__name__}"
+    processes = [
+        subprocess.Popen(
+            [python, "-c", f"from {name}; {function.__name__}({rank}, *{args!r})"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)

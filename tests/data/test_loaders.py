@@ -3,7 +3,6 @@
 import multiprocessing
 import signal
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -171,10 +170,10 @@ def _scheduled_and_ended():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
-def test_workers_outlive_a_scheduler_but_not_their_parent():
+def test_workers_outlive_a_scheduler_but_not_their_parent(fresh_python):
     # In a process of its own: what other tests have left behind takes signals too
     words = f"from {__name__} import _scheduled_and_ended; _scheduled_and_ended()"
-    subprocess.run([sys.executable, "-c", words], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([fresh_python, "-c", words], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
