@@ -46,7 +46,6 @@ OTHERS = {
     "python -m tests.storage.crash_points": "tests/storage/test_crash_points.py",
     "python -m tests.faults.mutated_images": "tests/faults/test_mutated_images.py",
     "python -m tests.scale.reading": "tests/scale/test_scale.py",
-    "python -m tests.scale.engines": "tests/scale/test_scale.py",
     "python -m tests.scale.random_inputs": "random command lines and edited files, minutes",
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",

@@ -13,7 +13,7 @@ from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
 from ..load_tool import load_tool
-from . import collecting, engines, processes, reading, steps, sweeping
+from . import collecting, processes, reading, steps, sweeping
 
 FILES, ROWS = 4_140, 3_000  # two of each class and domain
 
@@ -72,32 +72,3 @@ def test_the_long_run_is_one_of_finetune(tmp_path: Path) -> None:
     words = steps.command(tmp_path / "run", 4, 2)
     options = load_tool("finetune").build_parser().parse_args(words[2:])
     assert (options.steps, options.eval_freq, options.workers) == (4, 2, 2), shlex.join(words)
-
-
-def test_engines_are_compared_with_the_programs_that_users_run(tmp_path: Path) -> None:
-    folder = engines.write_images(tmp_path / "images", 9)
-    assert len(list(folder.glob("*/*/*.jpg"))) == 9
-    commands = engines.programs("local-dir:best", tmp_path / "model.onnx", folder, 32, tmp_path)
-    for name, words in commands.items():
-        if ".py" in words[1]:
-            options = load_tool(Path(words[1]).stem).build_parser().parse_args(words[2:])
-            assert options.engine == (str(tmp_path / "model.onnx") if name == engines.ENGINE else None)
-            assert (options.batch_size, options.workers) == (32, 2)
-    assert {name for pair in engines.AGAINST.items() for name in pair} == commands.keys()
-
-
-def test_the_ratio_of_engines_is_taken_within_rounds() -> None:
-    def costs(*seconds: float) -> list[processes.Cost]:
-        return [processes.Cost(one, 2 * one, 0.0) for one in seconds]
-
-    few, many = engines.FEW, 116
-    found = {(engines.OURS, few): costs(2, 4), (engines.ENGINE, few): costs(3, 6)}
-    found |= {(engines.OURS, many): costs(12, 24), (engines.ENGINE, many): costs(6, 12)}
-    (*_, engine) = engines.report(found)
-    cells = [cell.strip() for cell in engine.strip("|").split("|")]
-    assert cells[0] == engines.ENGINE
-    assert cells[1].startswith("9.0 ")
-    assert cells[2].startswith("18.0 ")
-    assert cells[3].startswith("45.0 ")
-    assert cells[4].startswith("0.50 (0.50 to 0.50) of predict.py")
-    assert cells[5].startswith("0.30 (0.30 to 0.30) of predict.py")
