@@ -13,10 +13,12 @@ The command `timm-moe-dg` lists the tools that train, evaluate and export models
 __version__ = "0.1.0"
 
 from . import algorithms, data, errors, layers, losses, metrics, models
+from .layers import after_step
 from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
 __all__ = [
+    "after_step",
     "algorithms",
     "auxiliary_loss",
     "data",

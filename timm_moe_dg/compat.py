@@ -20,6 +20,7 @@ __all__ = [
     "assert_async",
     "download_from_hf",  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
     "feature_take_indices",  # the `indices` of forward_intermediates, as timm's own models read them
+    "in_backward",
     "in_forward_derivatives",
     "in_transforms",
     "in_vmap",
@@ -51,6 +52,11 @@ def is_batch_of_gradients(grad: Tensor) -> bool:
 def in_forward_derivatives() -> bool:
     """Whether forward-mode derivatives are computed, which autograd functions without a jvp refuse."""
     return forward_ad._current_level >= 0
+
+
+def in_backward() -> bool:
+    """Whether this runs inside a backward pass, as forwards that gradient checkpointing repeats do."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def assert_async(condition: Tensor, message: str) -> None:

@@ -106,7 +106,8 @@ def plan_result(run: FinishedRun, args: argparse.Namespace, folder: Path) -> Run
     recorded = run_arguments(f"local-dir:{run.folder / 'best'}")
     defaults = vars(RunOptions())
     # The training method is not needed, and a run folder may name code for it
-    reset = ("algorithm", "averaging", "epochs", *options_with(ONCE))
+    follows = "epochs" if recorded.get("epochs") is None else "steps"  # from the epochs
+    reset = ("algorithm", "averaging", follows, *options_with(ONCE))
     options = defaults | {name: value for name, value in recorded.items() if name in defaults and name not in reset}
     options |= {"output": str(folder.parent), "experiment": folder.name, "workers": args.workers}
     options |= {"data_dir": args.data_dir} if args.data_dir else {}

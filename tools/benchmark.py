@@ -6,7 +6,7 @@ r"""Measures time and memory of models and training methods.
         --models gmoe_tiny_patch16 --img-size 64
     timm-moe-dg benchmark models --device cuda --batch-size 128 \
         --mode inference train --amp-dtype float32 bfloat16 \
-        --program eager compiled --dispatch sorted grouped --table gpu.md
+        --program eager compiled --implementation sorted grouped --table gpu.md
 
 `models` compares each mixture with its dense twin, and with a dense model
 that does as much arithmetic (FLOP-equivalent). `methods` compares training
@@ -37,8 +37,8 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.layers import dispatch_info, set_dispatch
-from timm_moe_dg.layers.experts import DISPATCHES
+from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers.experts import IMPLEMENTATIONS
 from timm_moe_dg.measure.cost import (
     check_idle,
     count_macs,
@@ -58,7 +58,7 @@ from timm_moe_dg.results.paper_costs import IMAGES, PIXELS, stated_costs
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model, "compiled": torch.compile}
 # Columns of the models' table: the varied settings, then the figures
-CONDITIONS = ("mode", "dtype", "program", "dispatch", "batch_size")
+CONDITIONS = ("mode", "dtype", "program", "implementation", "batch_size")
 HEADINGS = ("M param", "GMACs", "ms", "ratio to it (quartiles)", "MiB (ratio)")
 PRINTED = "{:40} {:9} {:8} {:8} {:8} {:>5} {:>8} {:>7} {:>9} {:>23} {:>13}"  # a line of that table
 BASE = "ERM"
@@ -90,8 +90,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     dtypes = "mixed precision; float32 is without (default: float32)"
     add("--amp-dtype", dest="dtype", nargs="+", choices=list(DTYPES), default=["float32"], help=dtypes)
     add("--program", nargs="+", choices=list(PROGRAMS), default=["eager"], help="eager mode or torch.compile")
-    how = "how the experts are computed, see timm_moe_dg.layers.set_dispatch (default: %(default)s)"
-    add("--dispatch", nargs="+", choices=DISPATCHES, default=["auto"], help=how)
+    how = "implementation of the experts, see timm_moe_dg.layers.set_expert_implementation (default: %(default)s)"
+    add("--implementation", nargs="+", choices=IMPLEMENTATIONS, default=["auto"], help=how)
     add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
     add("--table", type=output_file, metavar="MD", help="file for the table, in Markdown")
 
@@ -184,7 +184,7 @@ def model_step(model: nn.Module, inputs: tuple[Tensor, ...], setting: Row, args:
     """Inference, or forward, auxiliary loss, backward and (for a whole model) fused Adam."""
     mode, dtype = setting["mode"], setting["dtype"]
     model = model.to(args.device).train(mode == "train")
-    set_dispatch(model, setting["dispatch"])
+    set_expert_implementation(model, setting["implementation"])
     forward = PROGRAMS[setting["program"]](model)
     target = torch.arange(len(inputs[0]), device=args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
@@ -221,11 +221,11 @@ def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
     steps = {label: model_step(model, inputs[label], setting, args) for label, model in models.items()}
     timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
     seconds = interleaved(timed, args.rounds, args.warmup)
-    eager = setting["program"] == "eager"  # a compiled program takes none of the dispatches
+    eager = setting["program"] == "eager"  # a compiled program has no eager forward
     return [
         {
             **setting,
-            "taken": sorted({path for path in dispatch_info(model).values() if path and eager}),
+            "taken": sorted({used for used in expert_implementation_info(model).values() if used and eager}),
             "against": label,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": macs[label] / 1e9,
@@ -312,7 +312,7 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     # The full penalty from the first step on; MLDG needs a domain to train on
     hparams = {key: 0 for key in method.HPARAMS if key.endswith("anneal_iters")}
     hparams |= {"n_meta_test": min(2, args.num_domains - 1)}
-    algorithm = method(Setup(network, args.num_domains, args.num_classes, hparams, aux_coef=0.01)).to(args.device)
+    algorithm = method(Setup(network, args.num_domains, args.num_classes, hparams=hparams)).to(args.device)
     groups = [{"params": list(network.parameters())}, *algorithm.parameter_groups(1e-5, 0.0)]
     network.train(entry.mode == "train")
     network.forward = autocast(args.device, args.amp_dtype)(network.forward)  # as accelerate prepares it

@@ -24,11 +24,10 @@ from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
 from timm_moe_dg.results.paper_figures import why_no_figures
-from timm_moe_dg.results.rendering import RENDERERS, data_rows, render
+from timm_moe_dg.results.rendering import RENDERERS, data_frame, data_text, render
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS
 from timm_moe_dg.results.tables import NEEDED, Table, make_tables, why_no_table
-from timm_moe_dg.storage.atomic import json_text, write_rows
 
 DATA_FORMATS = ("csv", "json")  # for other programs
 
@@ -61,11 +60,7 @@ def build_parser() -> ToolParser:
 
 def write_data(tables: Sequence[Table], format_: str, papers: bool) -> None:
     """Prints the tables' cells for other programs."""
-    rows = data_rows(tables, papers)
-    if format_ == "json":
-        print(json_text(rows, indent=1), end="")
-    else:
-        write_rows(sys.stdout, [rows[0], *(row.values() for row in rows)])
+    print(data_text(data_frame(tables, papers), format_), end="")
     for table in tables:
         for phrase in table.missing:
             print(one_line(f"missing in {table.title}: {phrase}"), file=sys.stderr)

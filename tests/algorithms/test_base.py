@@ -34,7 +34,9 @@ def test_update_is_one_gradient_step():
 def test_backward_is_the_caller_s():
     model = Scalar()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Distance(Setup(model, 1, 1)).update(StepContext(model, optimizer, lambda loss: (loss * 0.5).backward()), [])
+    Distance(Setup(model, 1, 1)).update(
+        StepContext(model, optimizer, backward=lambda loss: (loss * 0.5).backward()), []
+    )
     assert model.value.item() == pytest.approx(1.2)
 
 

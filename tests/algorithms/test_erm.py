@@ -9,6 +9,8 @@ from torch import nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
+from timm_moe_dg.layers import LossWeights
+from timm_moe_dg.losses import set_auxiliary_form
 
 
 class Table(nn.Module):
@@ -33,7 +35,7 @@ def test_mean_is_over_images_not_over_domains():
     # Cross-entropies: log 2 for row 0; log 4/3 for row 1 and class 0, log 4 for class 1
     minibatches = [minibatch([0, 0, 1], [0, 1, 0]), minibatch([1], [1])]
     model = Table()
-    losses = ERM(Setup(model, 2, 2, aux_coef=0.01)).objective(StepContext(model, None), minibatches)
+    losses = ERM(Setup(model, 2, 2)).objective(StepContext(model, None), minibatches)
     expected = (2 * math.log(2) + math.log(4 / 3) + math.log(4)) / 4
     assert losses["task_loss"].item() == pytest.approx(expected)
     assert losses["loss"].item() == pytest.approx(expected)
@@ -57,7 +59,9 @@ def random_minibatches():
 
 @pytest.mark.parametrize("aux_coef", [0.0, 0.01, 2.0])
 def test_auxiliary_loss_is_added_once_and_weighted(mixture, aux_coef):
-    losses = ERM(Setup(mixture, 2, 4, aux_coef=aux_coef)).objective(StepContext(mixture, None), random_minibatches())
+    losses = ERM(Setup(mixture, 2, 4, loss_weights=LossWeights(aux_coef=aux_coef))).objective(
+        StepContext(mixture, None), random_minibatches()
+    )
     aux_loss = timm_moe_dg.auxiliary_loss(mixture)
     assert aux_loss > 0
     assert losses["aux_loss"].item() == pytest.approx(aux_loss.item())
@@ -65,8 +69,10 @@ def test_auxiliary_loss_is_added_once_and_weighted(mixture, aux_coef):
 
 
 def test_auxiliary_loss_has_the_form_that_is_asked_for(mixture):
-    setup = Setup(mixture, 2, 4, aux_coef=2.0, aux_form="tutel")
-    losses = ERM(setup).objective(StepContext(mixture, None), random_minibatches())
+    set_auxiliary_form(mixture, "tutel")
+    losses = ERM(Setup(mixture, 2, 4, loss_weights=LossWeights(aux_coef=2.0))).objective(
+        StepContext(mixture, None), random_minibatches()
+    )
     theirs, ours = (timm_moe_dg.auxiliary_loss(mixture, form).item() for form in ("tutel", "vmoe"))
     assert losses["aux_loss"].item() == pytest.approx(theirs)
     assert abs(theirs - ours) > 0.01 * ours
@@ -78,12 +84,12 @@ def test_auxiliary_loss_does_not_grow_over_steps(mixture):
     values = []
     for _ in range(3):
         torch.manual_seed(5)
-        losses = ERM(Setup(mixture, 2, 4, aux_coef=0.01)).update(StepContext(mixture, optimizer), random_minibatches())
+        losses = ERM(Setup(mixture, 2, 4)).update(StepContext(mixture, optimizer), random_minibatches())
         values.append(losses["aux_loss"].item())
     assert values[0] == values[1] == values[2]
 
 
 def test_every_parameter_learns(mixture):
     optimizer = torch.optim.SGD(mixture.parameters(), lr=0.0)
-    ERM(Setup(mixture, 2, 4, aux_coef=0.01)).update(StepContext(mixture, optimizer), random_minibatches())
+    ERM(Setup(mixture, 2, 4)).update(StepContext(mixture, optimizer), random_minibatches())
     assert [name for name, parameter in mixture.named_parameters() if parameter.grad is None] == []

@@ -17,7 +17,7 @@ def test_hyper_parameters_reach_the_method_and_unknown_ones_are_refused(method):
     defaults = {**get_benchmark("rotated_digits").hparams, **method.HPARAMS}
     given = {name: 2 if isinstance(default, int) else 0.25 for name, default in method.HPARAMS.items()}
     resolved = resolve_hparams(defaults, {}, given)
-    algorithm = method(Setup(network("mlp"), 3, CLASSES, resolved))
+    algorithm = method(Setup(network("mlp"), 3, CLASSES, hparams=resolved))
     assert given.items() <= algorithm.hparams.items()
     with pytest.raises(ArgumentError, match="no such \\['irm_lambd'\\]"):
         resolve_hparams(defaults, {}, {"irm_lambd": 1.0})
@@ -53,7 +53,9 @@ OUT_OF_RANGE = [
 def test_a_hyper_parameter_outside_its_range_is_refused(method, name, value, allowed):
     net, given = network("mlp"), {name: value}
     with pytest.raises(ArgumentError, match=f"hparams={{'{name}': {value}}}: {name} must be {allowed}"):
-        AVERAGING[method](net, given) if method in AVERAGING else ALGORITHMS[method](Setup(net, 3, CLASSES, given))
+        AVERAGING[method](net, given) if method in AVERAGING else ALGORITHMS[method](
+            Setup(net, 3, CLASSES, hparams=given)
+        )
 
 
 @pytest.mark.parametrize("method", [*ALGORITHMS.values(), *AVERAGING.values()])

@@ -69,7 +69,7 @@ def places():
 def test_metadata_reach_the_model_and_its_own_losses_every_objective(method, moge):
     hparams = {"lr": 1e-3, "n_meta_test": 1}
     network = moge.train()
-    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams, aux_coef=0.01, supcon_coef=0.1))
+    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams=hparams))
     parameters = [*network.parameters(), *(p for g in algorithm.parameter_groups(1e-3, 0.0) for p in g["params"])]
     context = StepContext(network, torch.optim.Adam(parameters, lr=1e-3))
     if method == "Mixup":
@@ -233,7 +233,7 @@ def test_miro_finds_the_channels_of_convolutional_networks_with_frozen_statistic
     torch.manual_seed(0)
     net = timm.create_model(name, num_classes=CLASSES, **size).train()
     freeze_batch_norm(net)
-    algorithm = ALGORITHMS["MIRO"](Setup(net, 1, CLASSES, {"ld": 0.1}))
+    algorithm = ALGORITHMS["MIRO"](Setup(net, 1, CLASSES, hparams={"ld": 0.1}))
     images = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
     losses = algorithm.objective(StepContext(net, None), [images])
     assert [len(b) for b in algorithm.b] == [info["num_chs"] for info in net.feature_info]

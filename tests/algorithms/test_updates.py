@@ -10,6 +10,7 @@ import torch
 from tests.algorithms.networks import CLASSES, DOMAINS, NETWORKS, minibatches, network
 from tests.references.domain_algorithms import AUX, LR, REFERENCES, WEIGHT_DECAY
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
+from timm_moe_dg.layers import LossWeights
 
 # Penalties set in at the second of three steps, with weights that matter
 HPARAMS = {
@@ -31,7 +32,9 @@ def build(name, net, domains=DOMAINS, per_step=None, **hparams):
     """An algorithm in float64 and what it takes a step with."""
     torch.manual_seed(7)  # discriminators
     hparams = {"lr": LR, "weight_decay": WEIGHT_DECAY, **HPARAMS.get(name, {}), **hparams}
-    setup = Setup(net, domains, CLASSES, hparams, aux_coef=AUX, domains_per_step=per_step)
+    setup = Setup(
+        net, domains, CLASSES, hparams=hparams, loss_weights=LossWeights(aux_coef=AUX), domains_per_step=per_step
+    )
     algorithm = ALGORITHMS[name](setup).double()
     groups = algorithm.parameter_groups(LR, WEIGHT_DECAY)
     optimizer = torch.optim.Adam([{"params": list(net.parameters())}, *groups], lr=LR, weight_decay=WEIGHT_DECAY)

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.invented import ARGS, make_record
+from tests.results.cells import table_of
 from timm_moe_dg.analysis.plots import bars_of, chance, plot_accuracies
 from timm_moe_dg.results.runs import FinishedRun, RowKey
-from timm_moe_dg.results.table_columns import Cell
-from timm_moe_dg.results.tables import Table
+
+ROW = RowKey("ERM", "vit")
 
 
 def test_bars_are_percent_with_standard_errors_and_gaps():
-    heights, errors = bars_of([Cell({0: 0.5, 1: 0.7}, 2), Cell({0: 0.25}, 2), Cell({}, 2)])
+    heights, errors = bars_of(table_of({ROW: [{0: 0.5, 1: 0.7}, {0: 0.25}, {}]}, list("abc")).summary())
     assert heights[:2] == pytest.approx([60.0, 25.0])
     assert isnan(heights[2])
     assert errors == pytest.approx([100 * 0.1 / 2**0.5, 0.0, 0.0])
@@ -25,17 +26,15 @@ def runs_of(*classes):
 
 
 def test_chance_is_known_where_all_runs_have_as_many_classes():
-    row = RowKey("ERM", "vit")
-    table = Table("toy", "oracle", "a table", ["a"], {row: [Cell({0: 0.5}, 1)]}, {row: runs_of(4, 4)})
+    table = table_of({ROW: [{0: 0.5}]}, ["a"], runs={ROW: runs_of(4, 4)})
     assert chance(table) == 25.0
-    assert isnan(chance(replace(table, runs={row: runs_of(4, 5)})))
+    assert isnan(chance(replace(table, runs={ROW: runs_of(4, 5)})))
     assert isnan(chance(replace(table, runs={})))
 
 
 def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, figures):
-    cells = [Cell({0: 0.5, 1: 0.7}, 2), Cell({0: 0.5}, 2)]
-    rows = {RowKey("ERM", "vit"): cells, RowKey("ERM", "gmoe_x"): [Cell({}, 2)] * 2}
-    table = Table("toy", "oracle", "a table", ["a", "b"], rows, {row: runs_of(5) for row in rows})
+    rows = {ROW: [{0: 0.5, 1: 0.7}, {0: 0.5}], RowKey("ERM", "gmoe_x"): [{}, {}]}
+    table = table_of(rows, ["a", "b"], runs={row: runs_of(5) for row in rows})
     plot_accuracies([table], tmp_path / "a.png")
     axes = figures[0].axes[0]
     assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [20.0]

@@ -67,7 +67,7 @@ class Broken(Numbered):
 def make_draws(kind=Numbered, transform=None, seed=3):
     domains = [kind.of(number, size) for number, size in enumerate(SIZES)]
     splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
-    return TrainingDraws(domains, splits, transform or PILToTensor(), seed)
+    return TrainingDraws(domains, splits, transform or PILToTensor(), seed=seed)
 
 
 def take(draws, steps, workers=0, **sampler):
@@ -117,7 +117,7 @@ def test_what_a_domain_draws_does_not_depend_on_the_others():
 def test_seed_and_domain_and_draw_all_matter():
     draws = make_draws()
     inside = np.arange(30)
-    alike = TrainingDraws([Numbered.of(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), 3)
+    alike = TrainingDraws([Numbered.of(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), seed=3)
     streams = [
         [identities(draws_[domain, number][0][None])[0] for number in range(start, start + 20)]
         for draws_, domain, start in [(alike, 0, 0), (alike, 1, 0), (alike, 0, 20)]
@@ -130,7 +130,7 @@ def test_seed_and_domain_and_draw_all_matter():
 
 def test_the_same_image_is_augmented_anew():
     only = np.array([5])
-    draws = TrainingDraws([Noisy.of(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), 0)
+    draws = TrainingDraws([Noisy.of(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), seed=0)
     views = {draws[0, number][0].numpy().tobytes() for number in range(10)}
     assert len(views) > 5  # an image of 12 pixels has few crops, and two may coincide
 
@@ -186,7 +186,7 @@ def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
 def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
     domain = replace(Numbered.of(0, 60), targets=[0] * 40 + [1] * 5 + [4] * 15)
     inside = np.array([*range(30), *range(40, 44), *range(50, 60)])  # 30, 4 and 10 of the three classes
-    draws = TrainingDraws([domain], [Split(inside, inside)], PILToTensor(), 3, class_balanced=True)
+    draws = TrainingDraws([domain], [Split(inside, inside)], PILToTensor(), seed=3, class_balanced=True)
     number = 3000
     drawn = Counter(identities(draws[0, position][0][None])[0][1] for position in range(number))
     assert set(drawn) == set(inside.tolist())
@@ -201,7 +201,7 @@ def test_class_balanced_draws_depend_on_seed_domain_and_draw_alone():
     domains = [Noisy.of(number, size) for number, size in enumerate(SIZES)]
     splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
     view = training_transform("photograph", **NEUTRAL)
-    draws = TrainingDraws(domains, splits, view, 3, class_balanced=True)
+    draws = TrainingDraws(domains, splits, view, seed=3, class_balanced=True)
     assert_same(take(draws, 3, workers=2), take(draws, 3))
     assert_same(take(draws, 1, first_step=2), take(draws, 3)[2:])
 

@@ -77,9 +77,10 @@ def test_the_plot_and_its_data(printed, folder, expected, tmp_path):
     (table,) = make_tables(find_runs([folder])[0], ["oracle"], further=[GAP])
     plain, *_ = make_tables(find_runs([folder])[0], ["oracle"])
     assert table.columns == [*plain.columns, "gap of splits"]
-    for row, cells in table.rows.items():
-        heights, errors = bars_of(cells)
-        assert heights[:-1] == bars_of(plain.rows[row])[0]
+    cells = plain.summary()
+    for row in table.rows:
+        heights, errors = bars_of(table.summary().loc[row])
+        assert heights[:-1] == bars_of(cells.loc[row])[0]
         assert len(errors) == len(table.columns)
         if row.model == "b":
             assert expected.startswith(f"{heights[-1]:.1f} ")
@@ -95,4 +96,4 @@ def test_every_kind_of_table_takes_every_column(folder):
     assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
     for table in tables:
         assert table.columns[-len(columns) :] == [column.title for column in columns]
-        assert all(len(cells) == len(table.columns) for cells in table.rows.values())
+        assert len(table.summary()) == len(table.columns) * len(table.rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -11,15 +12,19 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
 import timm_moe_dg
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, ERM, Setup, StepContext
 from timm_moe_dg.errors import RouterError
-from timm_moe_dg.layers import Router, register_router
+from timm_moe_dg.layers import Router, RouterOutput, register_router
 from timm_moe_dg.layers.router import ROUTERS
 
 SIZES = {"img_size": 32, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 4}
 
 
 class DistanceRouter(Router):
-    """Logits are negative squared distances between the token and one center per expert, scaled for each of them."""
+    """Logits are negative squared distances between the token and one center per expert, scaled for each of them.
+
+    A bias, moved after each step toward experts with few tokens, balances them beside a loss of their mean mass.
+    """
 
     undecayed = ("scales",)
 
@@ -38,16 +43,28 @@ class DistanceRouter(Router):
         self.scale = scale
         self.centers = nn.Parameter(torch.empty(num_experts, in_features, device=device, dtype=dtype))
         self.scales = nn.Parameter(torch.empty(num_experts, 1, device=device, dtype=dtype))  # two axes would decay
+        self.register_buffer("bias", torch.empty(num_experts, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Centers from N(0, 1), all scales as given."""
         nn.init.normal_(self.centers)
         nn.init.constant_(self.scales, self.scale)
+        nn.init.zeros_(self.bias)
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) -> (T, E)."""
-        return -(x[:, None] - self.centers.to(x.dtype)).square().sum(-1) * self.scales.to(x.dtype).squeeze(-1)
+        distances = (x[:, None] - self.centers.to(x.dtype)).square().sum(-1)
+        return self.bias - distances * self.scales.to(x.dtype).squeeze(-1)
+
+    def loss(self, routing: RouterOutput) -> Tensor:
+        """Squared distance of the mean mass from an equal one."""
+        return (routing.probabilities.mean(0) - 1 / self.num_experts).square().sum()
+
+    def after_step(self) -> None:
+        """Moves the bias by a thousandth of each expert's missing tokens."""
+        counts = self.expert_counts.to(self.bias.dtype)
+        self.bias += 0.001 * (counts.mean() - counts)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +105,8 @@ def test_one_training_step_moves_all_of_its_parameters() -> None:
     loss = nn.functional.cross_entropy(model(images()), torch.arange(6) % 4)
     (loss + 0.01 * timm_moe_dg.auxiliary_loss(model)).backward()
     optimizer.step()
-    assert len(before) == 4
+    timm_moe_dg.after_step(model)
+    assert len(before) == 6
     assert not [name for name, value in before.items() if torch.equal(value, model.state_dict()[name])]
 
 
@@ -116,6 +134,106 @@ def test_a_dense_checkpoint_is_upcycled_around_it() -> None:
     overlay = {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dense.state_dict(), "num_classes": 4}}
     with torch.no_grad():
         torch.testing.assert_close(make(**overlay).eval()(images()), dense(images()), rtol=0, atol=1e-5)
+
+
+def test_the_auxiliary_loss_is_its_own() -> None:
+    model = make().train()
+    model(images())
+    routings = timm_moe_dg.router_outputs(model).values()
+    expected = sum((routing.probabilities.mean(0) - 1 / 6).square().sum().item() for routing in routings)
+    assert timm_moe_dg.auxiliary_loss(model).item() == pytest.approx(expected)
+
+
+def still() -> nn.Module:
+    """A model whose forwards in training are those of evaluation."""
+    torch.manual_seed(0)
+    return make(router_noise=0.0, expert_drop=0.0).train()
+
+
+def domains() -> list[tuple[Tensor, Tensor]]:
+    return [(part, torch.arange(len(part)) % 4) for part in torch.cat([images(), -images()]).split(4)]
+
+
+def take_steps(model: nn.Module, number: int, method: str = "ERM", lr: float = 0.0, **context: Any) -> None:
+    algorithm = ALGORITHMS[method](Setup(model, 3, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(number):
+        algorithm.take_step(StepContext(model, optimizer, **context), domains())
+
+
+def biases(model: nn.Module) -> Tensor:
+    return torch.stack([module.bias for module in model.modules() if isinstance(module, DistanceRouter)])
+
+
+def expected_biases() -> Tensor:
+    """The biases after a step, from the routing of all its images at once."""
+    model = still().eval()
+    with torch.no_grad(), timm_moe_dg.record_routing(model):
+        model(torch.cat([part for part, _ in domains()]))
+    routings = timm_moe_dg.router_outputs(model).values()
+    counts = torch.stack([routing.expert_indices.flatten().bincount(minlength=6) for routing in routings]).float()
+    return 0.001 * (counts.mean(1, keepdim=True) - counts)
+
+
+@pytest.mark.parametrize(
+    "way", ["plain", "accumulated", "checkpointed", pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_its_bias_moves_once_in_a_step_by_the_tokens_of_the_whole_step(way: str) -> None:
+    model = still()
+    if way == "checkpointed":
+        model.set_grad_checkpointing()
+    if way == "compiled":
+        model.compile(backend="aot_eager")
+    take_steps(model, 1, grad_accum_steps=2 if way == "accumulated" else 1)
+    torch.testing.assert_close(biases(model), expected_biases())
+    moved = biases(model).clone()
+    with torch.no_grad(), timm_moe_dg.record_routing(model.eval()):
+        model(images())
+    timm_moe_dg.after_step(model)
+    assert torch.equal(biases(model), moved)  # evaluation routes no token of a step
+
+
+@pytest.mark.parametrize("method", ["Fish", "MLDG"])
+def test_inner_steps_are_no_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(DistanceRouter, "after_step", lambda router: calls.append(router.expert_counts.sum().item()))
+    take_steps(still(), 2, method)
+    passes = {"Fish": 12, "MLDG": 8}[method]  # images in all forwards of a step; MLDG pairs 1 of 3 domains with others
+    assert calls == [passes * 5 * 2] * 4  # tokens and experts per token; two layers, two steps
+
+
+def test_its_bias_is_resumed_bit_by_bit_and_averaged_networks_have_it() -> None:
+    model, resumed = still(), still()
+    average = AVERAGING["ema"](model, {"ema_decay": 0.5})
+    take_steps(model, 2, lr=0.1)
+    average.update(model, 1)
+    assert torch.equal(biases(average.during()), biases(model))
+    resumed.load_state_dict(model.state_dict())
+    for network in (model, resumed):
+        take_steps(network, 1, lr=0.1)
+    assert biases(model).abs().max() > 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def _work(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    register_router("toy")(DistanceRouter)
+    model = still()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    halves = [(part[rank::2], targets[rank::2]) for part, targets in domains()]
+    context = StepContext(wrapped, torch.optim.SGD(model.parameters(), lr=0.0), grad_accum_steps=2)
+    ERM(Setup(model, 3, 4)).take_step(context, halves)
+    torch.save(biases(model), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_move_it_by_the_tokens_of_both(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, expected_biases())
 
 
 def test_an_option_that_it_does_not_have_and_a_taken_name_are_refused() -> None:

@@ -28,7 +28,7 @@ def train(method, opt, steps, **options):
     """Yields the weights before each step and after the last."""
     torch.manual_seed(0)
     net = network("mixture")
-    algorithm = ALGORITHMS[method](Setup(net, DOMAINS, CLASSES, HPARAMS, aux_coef=0.01)).double()
+    algorithm = ALGORITHMS[method](Setup(net, DOMAINS, CLASSES, hparams=HPARAMS)).double()
     groups = algorithm.parameter_groups(lr=LR, weight_decay=0.1)
     optimizer = build_optimizer(net, opt, lr=LR, weight_decay=0.1, extra_groups=groups, in_turn=True)
     probing = LinearProbing(net, optimizer, RunOptions(**options))

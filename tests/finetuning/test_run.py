@@ -146,7 +146,7 @@ def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, r
 def test_a_step_is_given_the_domains_that_the_sampler_drew():
     sampler = StepSampler(range(5), 2, domains_per_step=2, seed=7)
     run = FineTuning(**dict.fromkeys(FineTuning.__dataclass_fields__) | {
-        "sampler": sampler, "model": SimpleNamespace(training=StepContext(*[None] * 6))
+        "sampler": sampler, "model": SimpleNamespace(training=StepContext(None, None))
     })  # fmt: skip
     drawn = [run.context(step).domains for step in range(9)]
     assert drawn == [sampler.domain_indices(step) for step in range(9)]

@@ -164,7 +164,7 @@ def pretended_cuda(capability: tuple[int, int] = (8, 0)) -> Iterator[Counter[str
 
     patches: list[Any] = [
         # Weights of another class than a parameter's count as quantized
-        mock.patch.object(StackedExperts, "_must_loop", lambda experts: experts.dispatch == "loop"),
+        mock.patch.object(StackedExperts, "_must_loop", lambda experts: experts.implementation == "loop"),
         mock.patch.object(torch, "Generator", CpuGenerator),
         mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
         mock.patch("torch.cuda.is_bf16_supported", return_value=True),

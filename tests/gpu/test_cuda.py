@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.test_rehearsal import CUDA, MODELS, SHORT, WAYS, difference, training_step
-from timm_moe_dg.layers import dispatch_info, set_dispatch
+from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 GMOE = MODELS[0]
@@ -24,7 +24,7 @@ def prepared(case, way="auto", device=CUDA):
     """A model, its twin on the CPU, and inputs for both."""
     torch.manual_seed(0)
     model = case.small(**{**SHORT, **case.without_chance})
-    set_dispatch(model, way)
+    set_expert_implementation(model, way)
     inputs = case.inputs()
     return deepcopy(model).to(device), model, [column.to(device) for column in inputs], inputs
 
@@ -81,7 +81,7 @@ def test_the_grouped_way_waits_for_nothing_and_fits_into_a_cuda_graph():
         with torch.cuda.graph(graph):
             replayed = model(*inputs)
         graph.replay()
-    assert set(dispatch_info(model).values()) == {"grouped"}
+    assert set(expert_implementation_info(model).values()) == {"grouped"}
     assert torch.equal(replayed, expected)
 
 

@@ -21,8 +21,8 @@ from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.data import Split
 from timm_moe_dg.finetuning.assembly import build_task_loss
-from timm_moe_dg.layers import Coverage, GeoMoeMlp, dispatch_info, set_dispatch
-from timm_moe_dg.layers.sorted_experts import draw_seed
+from timm_moe_dg.layers import Coverage, GeoMoeMlp, expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers.fast_experts import draw_seed
 from timm_moe_dg.losses import force_tokens, moge_losses
 from timm_moe_dg.protocols.evaluation import predict
 
@@ -38,7 +38,7 @@ STEPS = [
     if not (case.name.startswith("hybrid") and dtype and way != "sorted")
 ]
 # What a GPU waits for in one forward with one mixture layer
-WAITS = {"sorted": {"layers/dispatch.py tolist": 1}, "grouped": {}, "loop": {"layers/experts.py nonzero": 6}}
+WAITS = {"sorted": {"layers/assignments.py tolist": 1}, "grouped": {}, "loop": {"layers/experts.py nonzero": 6}}
 
 
 def training_step(model, inputs, dtype, device):
@@ -64,7 +64,7 @@ def difference(mine, theirs):
 def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(case, way, dtype):
     torch.manual_seed(0)
     model = case.small(**{**SHORT, **case.without_chance})
-    set_dispatch(model, way)
+    set_expert_implementation(model, way)
     twin, inputs = deepcopy(model), case.inputs()
     expected = training_step(twin, inputs, dtype, "cpu")
     with pretended_cuda() as waits:
@@ -72,8 +72,8 @@ def test_a_training_step_equals_that_of_the_cpu_and_waits_for_the_counts_alone(c
         inputs = [column.to(CUDA) for column in inputs]
         waits.clear()
         results = training_step(model, inputs, dtype, CUDA)
-    assert set(dispatch_info(model).values()) == {way}
-    layers = len(dispatch_info(model))
+    assert set(expert_implementation_info(model).values()) == {way}
+    layers = len(expert_implementation_info(model))
     assert dict(waits) == {place: count * layers for place, count in WAITS[way].items()}
     # Attention is one fused operation on the CPU alone, and autocast has other lists of operations there
     tolerance = {None: 2e-5, torch.bfloat16: 0.2, torch.float16: 0.02}[dtype]
@@ -98,7 +98,7 @@ def test_a_method_trains_as_on_the_cpu_without_waiting(method):
         for step in steps:
             torch.manual_seed(step)
             losses = algorithm.update(context, batches[step])
-    assert waits.pop("layers/dispatch.py tolist") >= len(steps)  # of the mixture layer
+    assert waits.pop("layers/assignments.py tolist") >= len(steps)  # of the mixture layer
     # MLDG draws on the device which domains are its test, so that all processes agree
     assert dict(waits) == ({"algorithms/meta.py tolist": len(steps)} if method == "MLDG" else {})
     assert losses.keys() == expected.keys()
@@ -113,7 +113,7 @@ def test_the_invariance_and_diversity_losses_do_not_wait():
     case = next(case for case in CASES if case.name == "moge_tiny")
     model = case.small(**{**SHORT, **case.without_chance})
     force_tokens(model, 4)
-    set_dispatch(model, "grouped")
+    set_expert_implementation(model, "grouped")
     with pretended_cuda() as waits:
         model.to(CUDA)
         inputs, target = [x.to(CUDA) for x in case.inputs()], torch.tensor([0, 1, 0]).to(CUDA)
@@ -154,7 +154,7 @@ def test_averages_move_on_the_device(name):
 
 def test_an_evaluation_waits_once_for_each_column():
     net = network("mixture").float()
-    set_dispatch(net, "grouped")
+    set_expert_implementation(net, "grouped")
     batches = [(x.float(), y, torch.zeros(len(y)).long()) for x, y in minibatches_of("mixture", 0)]
     expected = predict(net, batches)
     with pretended_cuda() as waits:
@@ -282,7 +282,7 @@ def test_dropout_s_seed_never_comes_from_the_device():
 
 def test_images_without_metadata_and_without_a_shared_expert_are_refused_without_a_wait():
     layer = GeoMoeMlp(8, 16, context_features=4, num_experts=2, top_k=1, shared_expert=False)
-    set_dispatch(layer, "grouped")
+    set_expert_implementation(layer, "grouped")
     with pretended_cuda() as waits:
         layer.to(CUDA)
         inputs = [x.to(CUDA) for x in (torch.randn(2, 3, 8), torch.randn(2, 4), torch.tensor([True, False]))]
@@ -303,6 +303,6 @@ def test_the_grouped_way_is_taken_where_a_gpu_has_a_kernel_for_it(capability, dt
         model.to(CUDA)
         with torch.autocast("cuda", dtype) if dtype else nullcontext():
             model(case.images().to(CUDA))
-    assert list(dispatch_info(model).values()) == [way]
+    assert list(expert_implementation_info(model).values()) == [way]
     reason = "kernel for all experts" if way == "grouped" else "one wait"
-    assert all(reason in why for why in dispatch_info(model, reasons=True).values())
+    assert all(reason in why for why in expert_implementation_info(model, reasons=True).values())

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.layers.test_moe_mlp import images, make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.weighted_experts import ACTIVATIONS, weighted_experts
-from timm_moe_dg.layers import MoeMlp, dispatch_info, set_dispatch
+from timm_moe_dg.layers import MoeMlp, expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts, _is_known_or_warn
 
 WAYS = ["forward_sorted", "forward_grouped", "forward_loop", "forward_masked"]
@@ -179,20 +179,20 @@ def test_indices_may_have_32_bits():
 
 def test_the_way_follows_from_the_rows_of_an_expert():
     experts = make_experts()
-    assert dispatch_info(experts) == {"": None}
+    assert expert_implementation_info(experts) == {"": None}
     for items, way in ((63, "grouped"), (64, "sorted")):  # 2 experts per item, 4 experts: 31.5 and 32 rows each
         experts(*make_call(items))
-        assert dispatch_info(experts) == {"": way}
+        assert expert_implementation_info(experts) == {"": way}
     experts(torch.randn(32, 2, 8), torch.zeros(32, 2, dtype=torch.int64), torch.rand(32, 2))  # as many tokens
-    assert dispatch_info(experts) == {"": "sorted"}
+    assert expert_implementation_info(experts) == {"": "sorted"}
 
 
-@pytest.mark.parametrize("dispatch", ["sorted", "grouped", "loop"])
-def test_a_dispatch_is_set_by_name(dispatch):
+@pytest.mark.parametrize("implementation", ["sorted", "grouped", "loop"])
+def test_an_implementation_is_set_by_name(implementation):
     experts = make_experts()
-    set_dispatch(nn.Sequential(experts), dispatch)
+    set_expert_implementation(nn.Sequential(experts), implementation)
     torch.testing.assert_close(experts(*make_call()), experts.forward_loop(*make_call()))
-    assert dispatch_info(experts) == {"": dispatch}
+    assert expert_implementation_info(experts) == {"": implementation}
 
 
 class Half(nn.SiLU):
@@ -203,20 +203,20 @@ class Half(nn.SiLU):
 
 
 @pytest.mark.parametrize("options", [{"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}, {"act_layer": Half}])
-@pytest.mark.parametrize("dispatch", ["auto", "sorted"])
-def test_other_activations_and_normalized_hidden_features_are_grouped_even_if_sorted_is_set(options, dispatch):
+@pytest.mark.parametrize("implementation", ["auto", "sorted"])
+def test_other_activations_and_normalized_hidden_features_are_grouped_even_if_sorted_is_set(options, implementation):
     experts = make_experts(**options)
-    set_dispatch(experts, dispatch)
+    set_expert_implementation(experts, implementation)
     x = torch.randn(5, 8)
     hidden = experts.norm(experts.act(F.linear(x, experts.fc1.weight[0], experts.fc1.bias[0])))
     expected = F.linear(hidden, experts.fc2.weight[0], experts.fc2.bias[0])
     torch.testing.assert_close(experts(x, torch.zeros(5, 1, dtype=torch.long), torch.ones(5, 1)), expected)
-    assert dispatch_info(experts) == {"": "grouped"}
+    assert expert_implementation_info(experts) == {"": "grouped"}
 
 
-def test_a_dispatch_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"dispatch='triton': choose one of auto, sorted, grouped, loop"):
-        set_dispatch(nn.Linear(2, 2), "triton")
+def test_an_implementation_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match=r"implementation='triton': choose one of auto, sorted, grouped, loop"):
+        set_expert_implementation(nn.Linear(2, 2), "triton")
 
 
 def test_untested_types_take_the_loop_with_one_warning(monkeypatch):
@@ -225,23 +225,23 @@ def test_untested_types_take_the_loop_with_one_warning(monkeypatch):
     experts = make_experts(dtype=torch.float64)
     x, indices, weights = make_call(5, dtype=torch.float64)
     _is_known_or_warn.cache_clear()
-    with pytest.warns(UserWarning, match=r"experts on cpu in torch.float64: the sorted dispatch is not tested"):
+    with pytest.warns(UserWarning, match=r"experts on cpu in torch.float64: only the loop over experts is known"):
         output = experts(x, indices, weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         experts(x, indices, weights)
     _is_known_or_warn.cache_clear()
     torch.testing.assert_close(output, weighted_experts(experts, "gelu", None, x, indices, weights))
-    assert dispatch_info(experts) == {"": "loop"}
+    assert expert_implementation_info(experts) == {"": "loop"}
 
 
 def test_torch_func_differentiates_through_the_loop():
     experts = make_experts()
-    set_dispatch(experts, "sorted")
+    set_expert_implementation(experts, "sorted")
     x, indices, weights = make_call()
     loss = experts(x, indices, weights).square().sum()
     expected = torch.autograd.grad(loss, tuple(experts.parameters()))
-    assert dispatch_info(experts) == {"": "sorted"}
+    assert expert_implementation_info(experts) == {"": "sorted"}
 
     def loss_of(parameters):
         return torch.func.functional_call(experts, parameters, (x, indices, weights)).square().sum()
@@ -295,17 +295,17 @@ def test_weights_of_another_class_take_the_loop():
     expected = experts(*make_call(70))
     experts.fc1.weight = nn.Parameter(TwoTensor(experts.fc1.weight.detach(), experts.fc1.weight.detach()))
     output = experts(*make_call(70))
-    assert dispatch_info(experts) == {"": "loop"}
+    assert expert_implementation_info(experts) == {"": "loop"}
     torch.testing.assert_close(output.a, expected)
 
 
 # Precision and storage
 
 
-@pytest.mark.parametrize("dispatch", ["sorted", "grouped"])
-def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(dispatch):
+@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(implementation):
     experts = StackedExperts(EXPERTS, 8, 16)
-    set_dispatch(experts, dispatch)
+    set_expert_implementation(experts, implementation)
     x, indices, weights = make_call(6)
     exact = experts(x, indices, weights)
     with torch.autocast("cpu", torch.bfloat16):
@@ -319,10 +319,10 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(dis
     assert {tensor.grad.dtype for tensor in (x, *experts.parameters())} == {torch.float32}
 
 
-@pytest.mark.parametrize("dispatch", ["sorted", "grouped"])
-def test_backward_within_autocast_computes_as_without(dispatch):
+@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
+def test_backward_within_autocast_computes_as_without(implementation):
     experts = make_experts()
-    set_dispatch(experts, dispatch)
+    set_expert_implementation(experts, implementation)
     x, indices, weights = make_call(6)
     loss = experts(x, indices, weights).square().sum()
     wanted = [x, weights, *experts.parameters()]
@@ -347,10 +347,10 @@ class Casts(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dispatch", ["sorted", "grouped"])
-def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts(dispatch):
+@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
+def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts(implementation):
     experts = StackedExperts(6, 8, 16)
-    set_dispatch(experts, dispatch)
+    set_expert_implementation(experts, implementation)
     stacks = [experts.fc1.weight, experts.fc2.weight]
     with Casts() as casts:
         with torch.autocast("cpu", torch.bfloat16):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.layers.test_sorted_experts import wants_the_operator
-from timm_moe_dg.layers import dispatch
+from tests.layers.test_fast_experts import wants_the_operator
+from timm_moe_dg.layers import assignments
 from timm_moe_dg.layers.experts import StackedExperts
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
@@ -77,7 +77,7 @@ def test_the_sorted_experts_wait_for_the_counts_alone(monkeypatch):
         waits.append(ends)
         return [4, 4, 0, 4]
 
-    monkeypatch.setattr(dispatch, "_counts", counts)
+    monkeypatch.setattr(assignments, "_counts", counts)
     on_a_device_without_values(make_experts(device="meta"), StackedExperts.forward_sorted, torch.float64)
     assert len(waits) == 1
 

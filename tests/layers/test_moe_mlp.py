@@ -10,7 +10,7 @@ from timm.models.metaformer import StarReLU
 
 from timm_moe_dg.errors import OptionError, RouterError
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
-from timm_moe_dg.losses import router_loss
+from timm_moe_dg.losses import vmoe_loss
 
 
 def make_layer(**kwargs) -> MoeMlp:
@@ -61,7 +61,7 @@ def test_padding_is_not_routed_and_takes_no_capacity():
     assert torch.equal(layer.routing.routed, valid[0])
     assert torch.equal(layer.routing.dropped[valid[0]], expected.dropped)
     assert not layer.routing.dropped[~valid[0]].any()
-    torch.testing.assert_close(router_loss(layer.routing), router_loss(expected))
+    torch.testing.assert_close(vmoe_loss(layer.routing), vmoe_loss(expected))
     assert layer(padded)[~valid].ne(0).any()  # a mask is for one forward
     assert layer.routing.routed is None
 

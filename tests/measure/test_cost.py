@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from timm_moe_dg.errors import ArgumentError, ProcessLostError
-from timm_moe_dg.layers import set_dispatch
+from timm_moe_dg.layers import set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.measure.cost import check_idle, count_macs, keep_freed_memory, peak_memory
 
@@ -61,10 +61,10 @@ def test_a_vision_transformer_costs_patches_blocks_and_head():
     assert count_macs(model, [torch.randn(1, 3, 32, 32)]) == expected
 
 
-@pytest.mark.parametrize("dispatch", ["sorted", "grouped", "loop"])
-def test_experts_cost_what_their_items_visit_by_every_dispatch(dispatch):
+@pytest.mark.parametrize("implementation", ["sorted", "grouped", "loop"])
+def test_experts_cost_what_their_items_visit_by_every_implementation(implementation):
     experts = StackedExperts(4, D, 4 * D)
-    set_dispatch(experts, dispatch)
+    set_expert_implementation(experts, implementation)
     indices = torch.tensor([[0, 1], [1, 3], [3, 0]])
     assert count_macs(experts, [torch.randn(3, T, D), indices, torch.rand(3, 2)]) == 3 * 2 * T * 8 * D**2
 

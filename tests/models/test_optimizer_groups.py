@@ -13,7 +13,7 @@ from tests.models.cases import BY_NAME, Case, mixture_layers
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.optimization import build_optimizer, check_optimizer
 from timm_moe_dg.layers import layer_parameters
-from timm_moe_dg.layers.domain_heads import DomainHeads
+from timm_moe_dg.layers.encoders.domain_heads import DomainHeads
 from timm_moe_dg.layers.experts import StackedExperts
 
 DECAY = 0.05

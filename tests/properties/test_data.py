@@ -110,7 +110,7 @@ def test_every_draw_of_a_step_is_made_once_by_one_process(all_processes):
 @given(DOMAINS, SEEDS, st.booleans(), st.integers(0, 50), st.integers(1, 3))
 def test_a_loader_draws_of_the_inside_part_and_goes_on_where_it_stopped(domains, seed, balanced, step, batch):
     splits = split_domains(domains, range(len(domains)), trial_seed=seed)
-    draws = TrainingDraws(domains, splits, pixels, seed, class_balanced=balanced)
+    draws = TrainingDraws(domains, splits, pixels, seed=seed, class_balanced=balanced)
     chosen = list(range(len(domains)))
 
     def from_step(first):

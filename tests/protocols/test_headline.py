@@ -1,7 +1,7 @@
 """Reported numbers: by role, with the images behind them, and with an interval where these are few."""
 
 from tests.invented import ARGS, make_record
-from timm_moe_dg.protocols.headline import counted, headlines, images, summary, worst_groups
+from timm_moe_dg.protocols.headline import counted, headlines, images, selection_remark, summary, worst_groups
 from timm_moe_dg.protocols.records import RoleScores
 
 SIZES = {**ARGS, "split_sizes": [[400, 200], [300, 5], [400, 100]]}
@@ -47,3 +47,13 @@ def test_few_images_have_an_interval() -> None:
     assert counted(3, 1.0) == " (3 images, 95% interval 44 to 100%)"
     assert counted(1, 0.0) == " (1 image, 95% interval 0 to 79%)"
     assert (counted(100, 0.5), counted(0, float("nan")), counted(None, 0.5)) == (" (100 images)", "", "")
+
+
+def test_a_tie_and_the_first_step_are_said() -> None:
+    first, tied, worse = make_record(step=0), make_record(step=300), make_record(step=600, out_acc=(0.1, 0.5, 0.1))
+    early = "the selected network is that of step 0, which has taken one training step"
+    equal = "evaluations, of steps 0 to 300, have the same validation accuracy, and the earliest is selected, as in"
+    assert selection_remark([first, tied, worse]) == f"2 {equal} DomainBed; {early}"
+    assert selection_remark([first, worse]) == early
+    assert selection_remark([worse, tied]) is None
+    assert selection_remark([first]) is None  # a run with one evaluation has no choice

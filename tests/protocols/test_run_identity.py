@@ -7,14 +7,17 @@ import yaml
 
 import timm_moe_dg
 from tests.invented import make_record
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, FormatError
-from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.options import DEFAULTS, NO_EFFECT_ON_RESULTS
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import (
     FORMAT,
+    benchmark_defaults,
     canonical_json,
     changed_options,
     check_unchanged,
+    differences,
     read_arguments,
     read_repeatable,
     settings,
@@ -115,7 +118,55 @@ def test_changed_options_are_those_that_a_user_gave():
     }
 
 
-def test_values_that_mean_the_same_have_the_same_canonical_json():
-    for alike in ([1, 1.0], [(1, 2), [1, 2.0]], [[("a", 1)], {"a": 1}], [None, {}, []]):
-        assert len(set(map(canonical_json, alike))) == 1
-    assert len(set(map(canonical_json, (None, 0, 1, "1", [1], {"a": 1})))) == 6
+def test_values_that_mean_the_same_have_the_same_canonical_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    alike = [1, 1.0, True], [(1, 2), [1, 2.0]], [[("a", 1)], [["a", 1.0]], {"a": True}], [None, {}, []]
+    paths = ["local-dir:a/best", "local-dir:./a/best", f"local-dir:{tmp_path}/b/../a/best"]
+    for values in (*alike, paths, ["text:a.pt", "text:b/../a.pt"]):
+        assert len(set(map(canonical_json, values))) == 1
+    assert len(set(map(canonical_json, (None, 0, 1, "1", [1], {"a": 1}, "a", "./a", 2**60, 2**60 + 1)))) == 10
+
+
+ALIKE = [
+    {"hparams": {"mixup_alpha": 1.0}, "model_kwargs": {"num_experts": 4.0, "moe_layers": (2, 3), "shared_expert": 1}},
+    {
+        "hparams": {"mixup_alpha": 1},
+        "model_kwargs": [("shared_expert", True), ("num_experts", 4), ("moe_layers", [2, 3])],
+    },
+    {"lr": 1, "pretrained": 1, "initial_checkpoint": "./start.pt", "model": "local-dir:x/../a"},
+    {"lr": 1.0, "pretrained": True, "initial_checkpoint": "start.pt", "model": "local-dir:a"},
+]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_run_is_recognized_in_another_spelling(number):
+    planned, recorded = ({**DEFAULTS, "num_classes": 2, **ALIKE[i]} for i in (number, number + 1))
+    benchmark = get_benchmark("rotated_digits")
+    filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}
+    assert differences(planned, {**recorded, **filled}, benchmark) == []
+    check_unchanged({**recorded, **filled}, {**planned, **filled})
+
+
+def test_a_moved_checkpoint_with_the_same_weights_is_the_same():
+    recorded = {"initial_checkpoint": "a.pt", "head": "text:a.pt", "weights_sha256": "1"}
+    check_unchanged(recorded, {"initial_checkpoint": "b.pt", "head": "text:b.pt", "weights_sha256": "1"})
+    with pytest.raises(ArgumentError, match=r"^head=None"):
+        check_unchanged({**recorded}, {**recorded, "head": None})
+    with pytest.raises(ArgumentError, match=r"initial_checkpoint='b\.pt'"):
+        check_unchanged({"initial_checkpoint": "a.pt"}, {"initial_checkpoint": "b.pt"})
+
+
+def test_a_planned_run_of_some_epochs_is_recognized_by_these():
+    benchmark = get_benchmark("rotated_digits")
+    planned = {**DEFAULTS, "epochs": 2}
+    recorded = {**planned, **benchmark_defaults(planned, benchmark), "epochs": 2.0, "steps": 37}
+    assert differences(planned, recorded, benchmark) == []
+    assert differences({**planned, "epochs": 3}, recorded, benchmark) == ["epochs: 2.0 there, 3 planned"]
+    assert differences({**planned, "epochs": None}, recorded, benchmark) == ["steps: 37 there, 501 planned"]
+
+
+def test_epochs_are_a_setting_and_steps_follow_from_them():
+    assert settings({"epochs": 2.0, "steps": 37}) == {"epochs": 2.0}
+    assert settings({"epochs": None, "steps": 37}) == {"steps": 37}
+    assert settings({"hparams": '{"irm_lambda": 1}'}) == {"irm_lambda": 1}  # DomainBed's form
+    assert settings({"hparams": None, "model_kwargs": None}) == {}

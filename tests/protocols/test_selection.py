@@ -17,6 +17,7 @@ from timm_moe_dg.protocols.selection import (
     ood_worst_group,
     oracle,
     reported_accuracy,
+    tied_with_selected,
     training_domain_validation,
     transfer_accuracy,
     validates_on_test_groups,
@@ -243,3 +244,28 @@ def test_records_without_these_scores_say_what_is_lacking_in_one_line():
     assert "\n" not in str(caught.value)
     with pytest.raises(RecordError, match="lack worst_accuracy"):
         ood_worst_group([shifted(0, nan, 0.5)])  # all images in "Other"
+
+
+def test_the_whole_domain_weighs_images_alike():
+    record = invented(0, (0.0, 0.5, nan), in_acc=(1.0, 0.75, 0.25), test=(0,))
+    sizes = {"split_sizes": [[6, 2], [0, 4], [8, 0]]}
+    assert whole_accuracy(replace(record, args={**record.args, **sizes})) == 6 / 8
+    # By its rule, DomainBed's split of unknown size has these shares
+    assert whole_accuracy(record) == pytest.approx(0.8)
+    assert whole_accuracy(replace(record, args={**record.args, "holdout_fraction": 0.5})) == 0.5
+    # A split by photograph has no shares, but its numbers do
+    by_photograph = {**record.args, "split_by_photograph": True}
+    assert isnan(whole_accuracy(replace(record, args=by_photograph)))
+    assert whole_accuracy(replace(record, args={**by_photograph, **sizes})) == 6 / 8
+    # Several test domains count alike, and a split without images does not count
+    several = {**record.args, **sizes, "test_envs": [0, 2]}
+    assert whole_accuracy(replace(record, args=several)) == (6 / 8 + 0.25) / 2
+
+
+def test_ties_are_those_of_the_selected_record():
+    records = [invented(step, (0.0, value, 0.5)) for step, value in enumerate((0.25, 0.5, 0.25, 0.5))]
+    assert training_domain_validation(records) is records[1]  # the earliest, as DomainBed's argmax
+    assert tied_with_selected(records) == [records[1], records[3]]
+    averaged = replace(records[0], averaged=True)
+    assert tied_with_selected([*records, averaged]) == [averaged]
+    assert len(tied_with_selected([invented(step, (0.0, nan, nan)) for step in range(2)])) == 2

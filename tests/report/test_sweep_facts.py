@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
+from tests.results.cells import cells_of
 from timm_moe_dg.report.pages import render
 from timm_moe_dg.report.pictures import Missing
 from timm_moe_dg.report.sweep_facts import read_sweep
@@ -15,7 +16,7 @@ def test_dots_lie_where_their_numbers_are_on_the_tables_scale(tmp_path):
     write_sweep(tmp_path, hparams_seeds=(0,))
     compared = read_sweep(tmp_path).compared[0]
     low, high = compared.scale
-    (cells,) = compared.table.rows.values()
+    (cells,) = cells_of(compared.table).values()
     (row,) = compared.rows.values()
     for cell, dots in zip(cells, row, strict=True):
         places = [low + (high - low) * place / 100 for place, _ in dots.dots]

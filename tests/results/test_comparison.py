@@ -1,26 +1,31 @@
 """Two rows side by side: differences within seeds, and the papers' figures in their own columns."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
+from tests.results.cells import cells_of, table_of
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.results.comparison import compare, difference_text
-from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.table_columns import Cell
+from timm_moe_dg.results.comparison import compare
+from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
 from timm_moe_dg.results.tables import make_tables
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"
 
 
 def test_differences_are_taken_within_seeds():
-    first, second = Cell({0: 0.5, 1: 0.7, 2: 0.9}, 3), Cell({0: 0.4, 1: 0.6, 2: 0.8}, 3)
-    assert difference_text(first, second) == "+10.0 ± 0.0"
-    assert difference_text(second, first) == "-10.0 ± 0.0"
-    assert difference_text(first, Cell({2: 0.95}, 3)) == "-5.0 (1 of 3 seeds)"
-    assert difference_text(first, Cell({}, 3)) == "missing"
+    rows = {
+        RowKey("ERM", "a"): [{0: 0.5, 1: 0.7, 2: 0.9}] * 4,
+        RowKey("ERM", "b"): [{0: 0.4, 1: 0.6, 2: 0.8}, {0: 0.6, 1: 0.8, 2: 1.0}, {2: 0.95}, {}],
+    }
+    table = table_of(
+        rows, list("wxyz"), expected=3, runs={row: [FinishedRun(Path("run"), invented_records([0]))] for row in rows}
+    )
+    differences = [row[3] for row in rows_of(compare([table], "a", "b", "markdown"))[2:]]
+    assert differences == ["+10.0 ± 0.0", "-10.0 ± 0.0", "-5.0 (1 of 3 seeds)", "missing"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def test_the_papers_figures_have_columns_of_their_own(pacs):
     ]
     (table,) = tables
     first, second = (
-        next(cells for row, cells in table.rows.items() if row.model == model)[-1] for model in (GMOE, VIT)
+        next(cells for row, cells in cells_of(table).items() if row.model == model)[-1] for model in (GMOE, VIT)
     )
     differences = [100 * (first.values[seed] - second.values[seed]) for seed in range(3)]
     assert rows[4][3] == f"{np.mean(differences):+.1f} ± {np.std(differences) / np.sqrt(3):.1f}"
@@ -87,7 +92,7 @@ def test_n_and_a_paired_test_stand_below(pacs):
     line = compare(tables, GMOE, VIT, "latex").splitlines()[-1]
     assert line.startswith("% Differences paired by trial seed")
     (table,) = tables
-    rows = [next(cells for row, cells in table.rows.items() if row.model == model) for model in (GMOE, VIT)]
+    rows = [next(cells for row, cells in cells_of(table).items() if row.model == model) for model in (GMOE, VIT)]
     for position, domain in enumerate(table.columns):
         values = [rows[0][position].values[seed] - rows[1][position].values[seed] for seed in range(3)]
         one_sided = all(value > 0 for value in values) or all(value < 0 for value in values)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
+from tests.results.cells import cells_of
 from timm_moe_dg.results.runs import NO_MODEL, RowKey, find_runs
 from timm_moe_dg.results.tables import make_tables
 
@@ -70,7 +71,7 @@ def accuracy_by_rule(rows, test, rule):
 def test_both_readers_make_the_same_table(rule, tmp_path):
     write_sweep(tmp_path, dataset="toy", num_domains=4, levels=8, skip=[((1, 2), 0, 0), ((1, 2), 0, 1), ((3,), 2, 1)])
     (table,) = make_tables(find_runs([tmp_path])[0], [rule])
-    ((row, cells),) = table.rows.items()
+    ((row, cells),) = cells_of(table).items()
     assert row == RowKey("ERM", "vit")
     rows = read_rows(tmp_path)
     gaps = 0
@@ -110,7 +111,7 @@ def test_folders_of_domainbed_are_read(tmp_path, capsys):
             (folder / "done").write_text("done")
             (folder / "out.txt").write_text("...")
     (table, _) = make_tables(find_runs([tmp_path])[0])
-    ((row, cells),) = table.rows.items()
+    ((row, cells),) = cells_of(table).items()
     assert row == RowKey("CORAL", NO_MODEL)
     assert [cell.mean for cell in cells] == [0.5, 0.625, 0.75, 0.875, 0.6875]
     load_tool("collect_results").main([str(tmp_path)])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
+from tests.results.cells import cells_of, table_of
 from timm_moe_dg.results.paired import holm, paired_tests, sign_flip_p
 from timm_moe_dg.results.runs import RowKey, find_runs
-from timm_moe_dg.results.table_columns import Cell
-from timm_moe_dg.results.tables import Table, make_tables
+from timm_moe_dg.results.tables import make_tables
 
 
 def counted_p(values):
@@ -80,7 +80,7 @@ def test_pairs_are_seeds_and_domains_that_both_rows_have(tmp_path):
         write_sweep(tmp_path / model, hparams_seeds=(0,), skip=skip, model=model)
     (table,) = sweep_tables(tmp_path)
     (test,) = paired_tests(table)
-    first, second = (table.rows[row] for row in (test.first, test.second))
+    first, second = (cells_of(table)[row] for row in (test.first, test.second))
     by_hand = [
         first[domain].values[seed] - second[domain].values[seed]
         for domain in range(3)
@@ -120,9 +120,9 @@ def test_three_rows_make_three_tests_that_are_corrected(tmp_path):
     ],
 )
 def test_averages_are_left_out_and_different_scores_are_not_pooled(rule, columns, tested):
-    cells = [Cell({0: 2.0**position, 1: 4.0**position}, 2) for position in range(len(columns))]
-    rows = {RowKey("ERM", "a"): cells, RowKey("ERM", "b"): [Cell({0: 0.0, 1: 0.0}, 2)] * len(columns)}
-    tests = paired_tests(Table("toy", rule, "title", columns, rows))
+    cells = [{0: 2.0**position, 1: 4.0**position} for position in range(len(columns))]
+    rows = {RowKey("ERM", "a"): cells, RowKey("ERM", "b"): [{0: 0.0, 1: 0.0}] * len(columns)}
+    tests = paired_tests(table_of(rows, columns, rule=rule))
     assert {test.of: sorted(test.differences) for test in tests} == {
         title: sorted(value for position in positions for value in (2.0**position, 4.0**position))
         for title, positions in tested.items()

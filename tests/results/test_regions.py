@@ -6,6 +6,7 @@ from math import nan
 import pytest
 
 from tests.invented import invented_records
+from tests.results.cells import cells_of
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.results.comparison import with_improvements
 from timm_moe_dg.results.regions import joined_regions, trained_region
@@ -75,20 +76,20 @@ def test_tables_keep_them_apart_from_models_of_all_regions() -> None:
     official, regional = make_tables(runs, by_group=True)
     assert (official.rule, regional.rule) == ("official", "per_region")
     assert official.columns == ["id accuracy", "id worst group", "id F1-macro", "id Africa", "id Asia"]
-    assert [cell.mean for cell in official.rows[ROW][-2:]] == [0.75, 0.5]
+    assert [cell.mean for cell in cells_of(official)[ROW][-2:]] == [0.75, 0.5]
     assert regional.columns == ["id accuracy", "id worst group", "id Africa", "id Asia"]
-    assert regional.rows[ROW][0].values == {0: 0.4375}
+    assert cells_of(regional)[ROW][0].values == {0: 0.4375}
     assert regional.missing == ["ERM, vit: trial seeds [1], or a region's model"]
 
 
 def test_improvement_over_groups_if_they_are_shown() -> None:
     runs = [run(ALL, (0.5, 0.75, 0.5)), run(ALL, (0.5, 0.5, 0.25), model="other")]
     (table,) = make_tables(runs, by_group=True)
-    assert with_improvements(table, "other").rows[ROW][-1].mean == pytest.approx((0.5 + 1.0) / 2)
+    assert cells_of(with_improvements(table, "other"))[ROW][-1].mean == pytest.approx((0.5 + 1.0) / 2)
     (table,) = make_tables(runs)
     whole = with_improvements(table, "other")
     assert whole.columns[-1] == "IID improvement"
-    assert whole.rows[ROW][-1].mean == pytest.approx((0.75 * 30 + 5) / (15 + 2.5) - 1)
+    assert cells_of(whole)[ROW][-1].mean == pytest.approx((0.75 * 30 + 5) / (15 + 2.5) - 1)
 
 
 def test_a_row_without_models_per_region_is_no_row_of_their_table() -> None:

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
+from tests.results.cells import cells_of, table_of
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.planner import single_source
 from timm_moe_dg.protocols.selection import training_domain_validation, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
 from timm_moe_dg.results.paired import paired_tests
-from timm_moe_dg.results.rendering import cell_text, render
+from timm_moe_dg.results.rendering import cell_text, cell_texts, render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, domain_names, find_runs
-from timm_moe_dg.results.table_columns import Cell, average
+from timm_moe_dg.results.table_columns import average
 from timm_moe_dg.results.tables import make_tables, why_no_table
 
 ROW = RowKey("ERM", "vit")
@@ -33,7 +34,7 @@ def test_cells_hold_the_held_out_domains_in_split():
         for seed in range(2)
     ]
     (table,) = make_tables(runs, ["training_domain_validation"])
-    assert [dict(cell.values) for cell in table.rows[ROW]] == [
+    assert [dict(cell.values) for cell in cells_of(table)[ROW]] == [
         {0: 0.25, 1: 0.375},
         {0: 0.5, 1: 0.625},
         {0: 0.75, 1: 0.875},
@@ -45,7 +46,7 @@ def test_cells_hold_the_held_out_domains_in_split():
 def test_what_is_reported_can_be_the_whole_domain():
     runs = [run_of((0,), in_acc=(0.5, 1, 1), out_acc=(1.0, 0, 0))]
     (table,) = make_tables(runs, ["oracle"], whole_accuracy)
-    assert table.rows[ROW][0].values == {0: pytest.approx(0.8 * 0.5 + 0.2 * 1.0)}
+    assert cells_of(table)[ROW][0].values == {0: pytest.approx(0.8 * 0.5 + 0.2 * 1.0)}
 
 
 def test_missing_runs_are_named_with_domains_and_seeds(tmp_path):
@@ -57,7 +58,7 @@ def test_missing_runs_are_named_with_domains_and_seeds(tmp_path):
         "ERM, vit: test domains [2], trial seeds [1], hparams seed 1",
     ]
     assert cross_validation.missing[-1] == "ERM, vit: test domains [0, 1], trial seeds [0], hparams seed 1"
-    assert sorted(validation.rows[ROW][2].values) == [0, 2]
+    assert sorted(cells_of(validation)[ROW][2].values) == [0, 2]
     assert "(2 of 3 seeds)" in render(validation, "text")
     assert "Missing runs:" in render(validation, "markdown")
 
@@ -75,7 +76,8 @@ def test_only_domains_that_some_run_holds_out_were_planned():
 def test_runs_without_test_domains_are_in_no_table():
     runs = [run_of([0]), run_of([1]), run_of([2])]
     final = run_of([], folder="final", model="other")
-    assert make_tables([*runs, final]) == make_tables(runs)
+    pairs = zip(make_tables([*runs, final]), make_tables(runs), strict=True)
+    assert all(first.scores.equals(second.scores) for first, second in pairs)
     assert make_tables([final]) == []
 
 
@@ -94,7 +96,7 @@ def test_single_source_reports_out_splits():
             (run,) = [run for run in runs if run.folder == f"{tuple(others)}{seed}"]
             chosen = max(run.records, key=lambda record: record.out_acc[source])
             assert chosen is training_domain_validation(run.records)
-            row = [cell.values[seed] for cell in table.rows[ROW]]
+            row = [cell.values[seed] for cell in cells_of(table)[ROW]]
             expected = [chosen.out_acc[domain] for domain in (source, *others)]
             assert row == [*expected, pytest.approx(np.mean([chosen.out_acc[domain] for domain in others]))]
 
@@ -103,10 +105,10 @@ def test_averages_of_several_data_sets(tmp_path):
     write_sweep(tmp_path, dataset="one")
     write_sweep(tmp_path, dataset="two", num_domains=4)
     first, second, averages = make_tables(find_runs([tmp_path])[0], ["oracle"])
-    cells = averages.rows[ROW]
+    cells = cells_of(averages)[ROW]
     assert averages.columns == ["one", "two", "average"]
-    assert cells[0] == first.rows[ROW][-1]
-    assert cells[2].mean == pytest.approx((first.rows[ROW][-1].mean + second.rows[ROW][-1].mean) / 2)
+    assert cells[0] == cells_of(first)[ROW][-1]
+    assert cells[2].mean == pytest.approx((cells_of(first)[ROW][-1].mean + cells_of(second)[ROW][-1].mean) / 2)
 
 
 def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
@@ -117,8 +119,8 @@ def test_data_with_its_own_test_domains_have_a_table_of_their_scores():
 
     (table,) = make_tables([scored(0, 0.5), scored(1, 0.75)])
     assert table.columns[:2] == ["id accuracy", "id worst group"]
-    assert table.rows[ROW][3].values == {0: 0.5, 1: 0.75}
-    assert table.rows[ROW][4].mean == pytest.approx(0.3125)
+    assert cells_of(table)[ROW][3].values == {0: 0.5, 1: 0.75}
+    assert cells_of(table)[ROW][4].mean == pytest.approx(0.3125)
     assert render(table, "text").splitlines()[-1].split().count("-") == 2
     assert "nan" not in render(table, "text")
 
@@ -139,8 +141,8 @@ def test_tables_by_validation_under_shift():
     runs.append(scored_run(2, None))
     worst, f1 = make_tables(runs, ["ood_worst_group", "ood_f1_macro"])
     assert worst.columns == ["ood accuracy", "ood worst group", "ood F1-macro"]  # validation is no result
-    assert worst.rows[ROW][0].values == {0: 1 / 8, 1: 0.0}
-    assert f1.rows[ROW][0].values == {0: 0.0, 1: 2 / 8}
+    assert cells_of(worst)[ROW][0].values == {0: 1 / 8, 1: 0.0}
+    assert cells_of(f1)[ROW][0].values == {0: 0.0, 1: 2 / 8}
     assert worst.title == "toy, its own test domains, selection by the worst group of the ood validation split"
     assert worst.missing == ["ERM, vit: trial seeds [2], or their scores on the ood validation split"]
     assert make_tables(runs[2:], ["ood_f1_macro"]) == []
@@ -158,25 +160,25 @@ def test_a_table_selected_on_held_out_groups_is_labeled_oracle():
 
 
 def test_mean_and_standard_error_over_trial_seeds():
-    cell = Cell({0: 0.5, 1: 0.6, 2: 0.85}, expected=3)
-    assert cell.mean == pytest.approx(0.65)
-    assert cell.error == pytest.approx(np.std([0.5, 0.6, 0.85]) / np.sqrt(3))
-    assert cell_text(cell) == "65.0 ± 8.5"
-
-
-def test_one_seed_has_no_error_and_none_has_no_mean():
-    assert cell_text(Cell({2: 0.5}, expected=1)) == "50.0"
-    assert cell_text(Cell({2: 0.5, 0: 0.5}, expected=3)) == "50.0 ± 0.0 (2 of 3 seeds)"
-    assert cell_text(Cell({}, expected=3)) == "missing"
-    assert isnan(Cell({}, 3).mean)
+    shares = [{0: 0.5, 1: 0.6, 2: 0.85}, {2: 0.5}, {}, {0: nan, 1: 0.5}]
+    table = table_of({ROW: shares}, list("abcd"), expected=3)
+    mean, single, missing, without = cells_of(table)[ROW]
+    assert mean.mean == pytest.approx(0.65)
+    assert mean.error == pytest.approx(np.std([0.5, 0.6, 0.85]) / np.sqrt(3))
+    assert isnan(single.error)
+    assert isnan(missing.mean)
+    assert isnan(without.mean)
+    assert list(cell_texts(table).values()) == ["65.0 ± 8.5", "50.0 (1 of 3 seeds)", "missing", "-"]
+    assert cell_text(0.5, nan, 1, 1) == "50.0"
 
 
 def test_the_average_is_taken_within_a_seed():
     """Domains that vary against each other have an average that does not vary."""
-    cells = [Cell({0: 0.2, 1: 0.8, 2: 0.1}, 3), Cell({0: 0.8, 1: 0.2}, 3)]
-    assert average(cells).values == {0: 0.5, 1: 0.5}
-    assert average(cells).error == 0.0
-    assert cell_text(average(cells)) == "50.0 ± 0.0 (2 of 3 seeds)"
+    shares = table_of({ROW: [{0: 0.2, 1: 0.8, 2: 0.1, 3: nan}, {0: 0.8, 1: 0.2, 3: 0.5}]}, list("ab")).scores
+    averages = average(shares, 2).droplevel("row")
+    assert averages[[0, 1]].to_dict() == {0: 0.5, 1: 0.5}
+    assert isnan(averages[3])
+    assert 2 not in averages
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_rows_of_two_networks_name_their_data_and_are_not_compared_if_these_diff
     assert "cd34" not in compare([table], "a", "b", "text")
     with pytest.raises(ArgumentError, match=r"compare=\['a', 'data=cd34'\]: have different data; give rows"):
         compare([table], "a", "data=cd34", "text")
-    improved = with_improvements(table, "ERM, a, data=ab12").rows
+    improved = cells_of(with_improvements(table, "ERM, a, data=ab12"))
     assert [bool(cells[-1].values) for cells in improved.values()] == [True, True, False, True]
     columns = [run_of((0,), model=model, data=model, metadata_columns=[model]) for model in ("a", "b")]
     assert paired_tests(make_tables(columns, ["oracle"])[0])  # fingerprints with other columns cannot be compared
@@ -290,3 +292,54 @@ def test_the_same_run_twice_is_an_error_that_names_both(tmp_path):
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(RecordError, match="no such folder"):
         find_runs([tmp_path / "missing"])
+
+
+SPELLED = [
+    ({"hparams": {"mixup_alpha": 1}}, {"hparams": {"mixup_alpha": 1.0}}),
+    ({"hparams": '{"mixup_alpha": 1}'}, {"hparams": {"mixup_alpha": 1.0}}),  # DomainBed's form
+    ({"model_kwargs": {"num_experts": 4}}, {"model_kwargs": {"num_experts": 4.0}}),
+    ({"model_kwargs": {"moe_layers": [2, 3]}}, {"model_kwargs": {"moe_layers": (2, 3)}}),
+    ({"model_kwargs": {"moe_layers": [8, 10]}}, {"model_kwargs": {"moe_layers": "last_two"}}),
+    ({"class_balanced": True}, {"class_balanced": 1}),
+    ({"momentum": 1}, {"momentum": 1.0}),
+    ({"model_kwargs": {"num_experts": 6}}, {}),  # a default that is spelled out
+    ({"lr": 5e-5, "filled_in": []}, {"lr": 5e-5, "filled_in": ["lr"]}),
+    ({"num_classes": 7, "filled_in": []}, {"num_classes": 7, "filled_in": ["num_classes"]}),
+    ({"label_smoothing": 0.0}, {}),
+    ({"domains": ["a", "b", "c"]}, {"domains": ["A", "b", "c"]}),  # `data` tells other data
+    ({"initial_checkpoint": "a.pt", "weights_sha256": "1"}, {"initial_checkpoint": "./b.pt", "weights_sha256": "1"}),
+    ({"weights_sha256": "1"}, {"weights_sha256": "2"}),  # one start for each trial seed
+    ({"epochs": 2.0, "steps": 37}, {"epochs": 2, "steps": 41}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SPELLED, ids=map(str, SPELLED))
+def test_settings_of_one_effect_are_one_row(first, second):
+    model = {"model": "gmoe_small_patch16"}
+    runs = [run_of((0,), trial_seed=seed, **model, **options) for seed, options in enumerate((first, second))]
+    (table,) = make_tables(runs, ["oracle"])
+    ((cell, *_),) = cells_of(table).values()
+    assert len(cell.values) == 2
+
+
+def test_a_sweep_of_epochs_has_an_average():
+    """The smallest training domain differs between held-out domains, and so do the steps of an epoch."""
+    runs = [run_of((domain,), epochs=2.0, steps=30 + domain) for domain in range(3)]
+    runs += [run_of((domain,), epochs=3.0, steps=45 + domain) for domain in range(3)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [str(row) for row in table.rows] == ["ERM, vit, epochs=2.0", "ERM, vit, epochs=3.0"]
+    assert [cells[-1].values for cells in cells_of(table).values()] == [{0: 0.5}] * 2
+
+
+def test_a_rate_given_by_hand_is_a_row_beside_rates_that_are_drawn():
+    common = {"lr": 5e-5, "model": "gmoe_small_patch16"}
+    given = [run_of((0,), hparams_seed=draw, filled_in=[], **common) for draw in range(2)]
+    drawn = [run_of((0,), hparams_seed=draw, filled_in=["lr"], **common) for draw in range(2)]
+    (table,) = make_tables([*given, *drawn], ["oracle"])
+    assert [row.variant for row in table.rows] == ["lr=5e-05", ""]
+
+
+def test_runs_of_one_seed_from_other_weights_are_rows_of_their_own():
+    runs = [run_of((0,), weights_sha256=digest, trial_seed=seed) for digest in "ab" for seed in range(2)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [row.variant for row in table.rows] == ["weights_sha256=a", "weights_sha256=b"]

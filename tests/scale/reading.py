@@ -89,7 +89,7 @@ def read(dataset: str, root: str) -> Iterator[tuple[str, float, list[Usage]]]:
     splits = split_domains(domains, training, trial_seed=0)
     yield f"{len(domains)} domains split", time.process_time() - began, family(os.getpid())
     began = time.process_time()
-    draws = TrainingDraws(domains, splits, evaluation_transform((8, 8), (0.5,) * 3, (0.5,) * 3), 0)
+    draws = TrainingDraws(domains, splits, evaluation_transform((8, 8), (0.5,) * 3, (0.5,) * 3), seed=0)
     batches = iter(training_loader(draws, StepSampler(training, 8), workers=2))
     for _ in islice(batches, STEPS):
         pass

@@ -83,14 +83,24 @@ def test_the_layer_alone_over_a_grid(tool, tmp_path):
     assert {row["parameters"] for row in dense} == {sum(parameter.numel() for parameter in mlp.parameters())}
 
 
-def test_types_and_dispatches_are_varied_and_stand_in_the_table(tool, tmp_path):
-    varied = ["--amp-dtype", "float32", "bfloat16", "--dispatch", "sorted", "grouped", "loop", "--batch-size", "1"]
+def test_types_and_implementations_are_varied_and_stand_in_the_table(tool, tmp_path):
+    varied = [
+        "--amp-dtype",
+        "float32",
+        "bfloat16",
+        "--implementation",
+        "sorted",
+        "grouped",
+        "loop",
+        "--batch-size",
+        "1",
+    ]
     rows = run(tool, tmp_path, "models", *LAYER, *varied, "--table", str(tmp_path / "table.md"))
     mixtures = [row for row in rows if row["against"] == row["model"]]
-    assert [(row["dtype"], row["dispatch"]) for row in mixtures] == list(
+    assert [(row["dtype"], row["implementation"]) for row in mixtures] == list(
         product(("float32", "bfloat16"), ("sorted", "grouped", "loop"))
     )
-    assert all(row["taken"] == [row["dispatch"]] for row in mixtures)
+    assert all(row["taken"] == [row["implementation"]] for row in mixtures)
     where, _, heading, _, *lines = (tmp_path / "table.md").read_text().splitlines()
     assert where.startswith("torch ")
     assert "1 threads" in where
@@ -105,7 +115,7 @@ def test_types_and_dispatches_are_varied_and_stand_in_the_table(tool, tmp_path):
 def test_compiled_programs_are_measured(tool, tmp_path):
     rows = by_label(run(tool, tmp_path, "models", *LAYER, "--batch-size", "1", "--program", "compiled"))
     assert rows["gmoe"]["program"] == "compiled"
-    assert rows["gmoe"]["taken"] == []  # a compiled program has no dispatch of an eager forward
+    assert rows["gmoe"]["taken"] == []  # a compiled program has no implementation of an eager forward
 
 
 @pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])

@@ -3,12 +3,15 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
+from tests.results.cells import cells_of
 from timm_moe_dg.analysis.plots import ablation_lines, plot_ablation
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.results.runs import find_runs
@@ -60,7 +63,7 @@ def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, 
     streams = capsys.readouterr()
     (table,) = make_tables(find_runs([folder])[0], ["oracle"])
     rows = iter(read(streams.out))
-    for key, cells in table.rows.items():
+    for key, cells in cells_of(table).items():
         for column, cell in zip(table.columns, cells, strict=True):
             row = next(rows)
             assert [row[name] for name in ("dataset", "rule", "model")] == ["colored_digits", "oracle", key.model]
@@ -105,6 +108,23 @@ def test_picture(folder, capsys, tmp_path):
     assert len(single.convert("RGB").getcolors(1 << 24)) > 10
 
 
+def test_a_picture_that_cannot_be_completed_leaves_the_old_one(folder, capsys, tmp_path, monkeypatch):
+    picture = tmp_path / "bars.png"
+    shown(capsys, folder, "--plot", picture, "--rules", "oracle")
+    before = picture.read_bytes()
+
+    def cut(figure, file, **options):
+        Path(file).write_bytes(before[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", cut)
+    for words in (["--plot", picture], ["--plot", tmp_path / "new.png"]):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            shown(capsys, folder, "--rules", "oracle", *words)
+    assert picture.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bars.png"]
+
+
 def test_ablation(tmp_path, capsys):
     for top_k in (5, 1, 3):
         for number, shared in enumerate((True, False)):
@@ -119,7 +139,7 @@ def test_ablation(tmp_path, capsys):
         assert [value for value, _ in points] == [1, 3, 5]
         for value, cell in points:
             (row,) = [row for row in table.rows if str(row) == f"{name}, top_k={value}"]
-            assert cell == table.rows[row][table.columns.index("average")]
+            assert cell.equals(table.summary().loc[row, list(table.columns).index("average")])
     png = tmp_path / "ablation.png"
     shown(capsys, tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
     assert Image.open(png).width > 500

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import reduce
+from operator import add
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ArgumentError, ProtocolError
-from ..losses import auxiliary_loss, consistency_loss, moge_losses
+from ..layers import LossWeights, after_step
+from ..losses import reported_losses
 from .step import ForwardPass, Minibatches, StepContext, detached, full_precision, mean_scalars
 
 ParameterGroup = dict[str, Any]  # "params" and an optimizer's options, as torch has it
@@ -57,14 +60,11 @@ class Setup:
     network: nn.Module  # timm model with its starting weights, not wrapped, on its device
     num_domains: int  # training domains
     num_classes: int
+    _: KW_ONLY
     hparams: Mapping[str, float] = field(default_factory=dict)
-    aux_coef: float = 0.0  # weight of the routers' auxiliary loss
-    cka_coef: float = 0.0  # weight of MoGE's diversity loss, which exists while tokens are forced
-    supcon_coef: float = 0.0  # weight of MoGE's invariance loss
-    supcon_temperature: float = 0.1
+    loss_weights: LossWeights = field(default_factory=LossWeights)  # of the losses that the network reports
     task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # logits (N, C), targets (N,)
     domains_per_step: int | None = None  # None for all
-    aux_form: str = "vmoe"  # see losses.router_loss
 
     @property
     def step_domains(self) -> int:
@@ -79,7 +79,7 @@ class Algorithm(Tunable, ABC):
     State that is no tensor, such as an optimizer's, goes through `get_extra_state`.
 
     Methods differ in `objective`. Those with inner loops or a second optimizer (Fish, MLDG, DANN, CDANN) replace
-    `update`. Every forward pass adds the losses of the model (auxiliary, MoGE's). Several passes take their mean.
+    `update`. Every forward pass adds the losses that the network reports. Several passes take their mean.
 
     Class attributes, beside those of `Tunable`:
         SEARCH: DomainBed's distributions, from which a random search draws hyper-parameters.
@@ -111,11 +111,8 @@ class Algorithm(Tunable, ABC):
             raise ProtocolError.of("algorithm", type(self).__name__, remedy)
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
-        self.aux_coef, self.aux_form = setup.aux_coef, setup.aux_form
+        self.loss_weights = setup.loss_weights
         self.task_loss = setup.task_loss
-        coefs = {"cka_loss": setup.cka_coef, "supcon_loss": setup.supcon_coef}
-        self.specialization_coefs = {**coefs, "consistency_loss": getattr(setup.network, "consistency_coef", 0.0)}
-        self.supcon_temperature = setup.supcon_temperature
 
     @abstractmethod
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
@@ -125,8 +122,15 @@ class Algorithm(Tunable, ABC):
         """Returns the method's parameters for the run's optimizer, with their learning rates; none by default."""
         return []
 
+    def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
+        scalars = self.update(context, minibatches)
+        if not getattr(context.optimizer, "step_was_skipped", False):  # by the scaling of float16 gradients
+            after_step(context.model)
+        return scalars
+
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
-        """Takes a step. Returns the objective's scalars, detached, the mean over the parts of an accumulated step."""
+        """Updates the weights. Returns the objective's scalars, detached, the mean over an accumulated step's parts."""
         parts = self.chunk(minibatches, context.grad_accum_steps)
         context.optimizer.zero_grad()
         scalars = []
@@ -170,10 +174,8 @@ class Algorithm(Tunable, ABC):
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
-        aux_loss = auxiliary_loss(model, self.aux_form)
-        special = moge_losses(model, targets, self.supcon_temperature) | consistency_loss(model, targets)
-        model_loss = self.aux_coef * aux_loss
-        for name, loss in special.items():
-            model_loss = model_loss + self.specialization_coefs[name] * loss
+        losses = reported_losses(model, targets, self.loss_weights)
+        model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
         sizes = [len(minibatch[1]) for minibatch in minibatches]
-        return ForwardPass(logits, targets, sizes, model_loss, {"aux_loss": aux_loss, **special})
+        parts = {name: loss.value for name, loss in losses.items()}
+        return ForwardPass(logits, targets, sizes, model_loss=model_loss, parts=parts)

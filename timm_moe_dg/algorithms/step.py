@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ class StepContext:
 
     model: nn.Module  # as the launcher wrapped it; every forward pass goes through it
     optimizer: Optimizer  # of the network and of `Algorithm.parameter_groups`
+    _: KW_ONLY
     backward: Callable[[Tensor], None] = Tensor.backward  # scaled or synchronized as the run needs
     reduce: Callable[[Tensor], Tensor] = lambda value: value  # mean over processes
     grad_accum_steps: int = 1  # parts of a step's minibatches
@@ -43,7 +44,8 @@ class ForwardPass:
     logits: Tensor  # (N, num_classes), float32 or better
     targets: Tensor  # (N,)
     sizes: Sequence[int]  # number of images of each domain, in the order of the minibatches, N in all
-    model_loss: Tensor  # losses of the model, weighted: the routers' auxiliary loss and MoGE's losses
+    _: KW_ONLY
+    model_loss: Tensor  # weighted sum of the losses that the network reports
     parts: Mapping[str, Tensor]  # the same losses by name, not weighted
 
     def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from ..errors import ArgumentError
 from ..results.in_effect import in_effect
 from ..results.runs import RowKey
-from ..results.table_columns import Cell
 from ..results.tables import Table
 from .style import LETTER_WIDTH, Style, category_color, fitted, model_colors, picture, swatch, text_size
 
@@ -21,27 +21,31 @@ if TYPE_CHECKING:
 MAX_WIDTH = 10.0  # inches
 
 
-def bars_of(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:
-    """Returns means and standard errors in percent: a missing mean is NaN, a missing error is 0."""
-    return [100 * cell.mean for cell in cells], [0.0 if isnan(cell.error) else 100 * cell.error for cell in cells]
+def bars_of(cells: pd.DataFrame) -> tuple[list[float], list[float]]:
+    """Returns means and standard errors in percent of cells of `Table.summary`.
+
+    A missing mean is NaN, a missing error is 0.
+    """
+    return list(100 * cells["mean"]), list(100 * cells["error"].fillna(0.0))
 
 
-def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, Cell]]]:
+def ablation_lines(table: Table, setting: str, column: str) -> dict[str, list[tuple[Any, pd.Series]]]:
     """Name of rows -> (value of a setting, such as "top_k", and the rows' cell of a column), in ascending order.
 
     A run that does not spell the setting out has its default. Rows without a counterpart of another value are left out.
     """
     if column not in table.columns:
         raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
-    lines: dict[str, list[tuple[Any, Cell]]] = {}
-    for row, cells in table.rows.items():
+    cells = table.summary().xs(list(table.columns).index(column), level="column")
+    lines: dict[str, list[tuple[Any, pd.Series]]] = {}
+    for row in table.rows:
         values = in_effect(table.runs[row][0].args) if row in table.runs else {}
         if (value := values.get(setting)) is not None:
             spelled_out = re.escape(f"{setting}={value}")
             others = re.sub(rf"(^|, ){spelled_out}(?=, |$)", "", row.variant).removeprefix(", ")
             name = str(RowKey(row.algorithm, row.model, others))
             value = tuple(value) if isinstance(value, list) else value
-            lines.setdefault(name, []).append((value, cells[list(table.columns).index(column)]))
+            lines.setdefault(name, []).append((value, cells.loc[row]))
     several = {name: points for name, points in lines.items() if len({value for value, _ in points}) > 1}
     if not several:
         reason = "all rows have the same value" if lines else "no run has this setting"
@@ -62,7 +66,7 @@ def plot_ablation(table: Table, setting: str, column: str, path: Path) -> None:
     with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
         axes = figure.subplots()
         for number, (name, points) in enumerate(lines.items()):
-            means, errors = bars_of([cell for _, cell in points])
+            means, errors = bars_of(pd.DataFrame([cell for _, cell in points]))
             positions, color = [values.index(value) for value, _ in points], category_color(number)
             axes.errorbar(positions, means, errors, marker="o", color=color, label=fitted(name, 60))
         axes.set_xticks(range(len(values)), map(str, values))
@@ -107,7 +111,7 @@ def chance(table: Table) -> float:
 
 def _seeds(tables: Sequence[Table], row: RowKey) -> str:
     """Counts the trial seeds behind a row's cells."""
-    numbers = {len(cell.values) for table in tables for cell in table.rows.get(row, ()) if cell.values} or {0}
+    numbers = {n for table in tables if row in table.rows for n in table.summary().loc[row].seeds if n} or {0}
     low, high = min(numbers), max(numbers)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
 
@@ -115,9 +119,9 @@ def _seeds(tables: Sequence[Table], row: RowKey) -> str:
 def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
     guessed = chance(table)
     above = 1.0 if isnan(guessed) else guessed + 1.0  # so that the line of chance does not cross the text
-    width = 0.8 / max(len(table.rows), 1)
+    width, summary = 0.8 / max(len(table.rows), 1), table.summary()
     for number, row in enumerate(sorted(table.rows)):
-        heights, errors = bars_of(table.rows[row])
+        heights, errors = bars_of(summary.loc[row])
         centers = np.arange(len(heights)) + (number - (len(table.rows) - 1) / 2) * width
         axes.bar(centers, heights, width, yerr=errors, color=colors[row])
         for center, height in zip(centers, heights, strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import MissingDependencyError
+from ..storage.atomic import replaced_file
 
 # matplotlib is imported inside functions, so that the package loads without it
 if TYPE_CHECKING:
@@ -129,8 +130,10 @@ def picture(path: Path, width: float, height: float, layout: "Layout" = "constra
     """Yields a styled figure and writes it to `path` when the block ends."""
     with styled(width, height, layout) as figure:
         yield figure
-        # The compressed layout leaves too little room for the labels of square axes
-        figure.savefig(path, dpi=DPI, bbox_inches="tight" if layout == "compressed" else None)
+        with replaced_file(path) as fresh:
+            # The compressed layout leaves too little room for the labels of square axes
+            box = "tight" if layout == "compressed" else None
+            figure.savefig(fresh, format=path.suffix.removeprefix(".") or "png", dpi=DPI, bbox_inches=box)
 
 
 @contextmanager
@@ -170,7 +173,9 @@ def write_figure(figure: "Figure", path: Path) -> None:
     """Writes a picture in 256 colors, which makes its file a third as large."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=GRID_DPI)
-    Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    image = Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    with replaced_file(path) as fresh:
+        image.save(fresh, format="png", optimize=True)
 
 
 def write_numbers(axes: "Axes", image: Any, values: np.ndarray, **style: Any) -> None:

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -37,6 +37,7 @@ class TrainingDraws(Dataset):
     domains: Sequence[Domain]  # all of the benchmark
     splits: Sequence[Split]  # one per domain. Images are drawn from the inside part, with replacement.
     transform: Transform  # applied with torch's CPU generator seeded for the draw
+    _: KW_ONLY
     seed: int
     with_metadata: bool = False  # True needs domains with metadata
     class_balanced: bool = False  # draw a class first, uniformly from those in the inside part, then one of its images
@@ -68,6 +69,7 @@ class StepSampler(Sampler[list[DrawIndex]]):
 
     domains: Sequence[int]  # positions of the training domains
     batch_size: int  # images per domain and step, over all processes
+    _: KW_ONLY
     first_step: int = 0
     process: int = 0  # this process's index
     num_processes: int = 1
@@ -142,6 +144,7 @@ class EvaluationImages(Dataset):
         domains: Sequence[Domain],
         splits: Sequence[Split],
         transform: Transform,
+        *,
         with_metadata: bool = False,
         augmented: AugmentedValidation | None = None,
     ) -> None:

@@ -19,8 +19,9 @@ from ..data import Domain, Split
 from ..data.band_domains import band_statistics
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
+from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
-from ..losses import force_tokens
+from ..losses import force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
@@ -42,7 +43,7 @@ from .plan import RunPlan
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A network and everything that trains it."""
 
@@ -73,12 +74,8 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         network,
         len(plan.training),
         options.num_classes,
-        plan.hparams,
-        aux_coef=options.aux_coef,
-        aux_form=options.aux_form,
-        cka_coef=options.cka_coef,
-        supcon_coef=options.supcon_coef,
-        supcon_temperature=options.supcon_temperature,
+        hparams=plan.hparams,
+        loss_weights=LossWeights.of(options),
         task_loss=build_task_loss(plan, accelerator.device),
         domains_per_step=plan.benchmark.domains_per_step,
     )
@@ -92,7 +89,12 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     return Model(
         network=network,
         training=StepContext(
-            wrapped, optimizer, accelerator.backward, mean, options.grad_accum_steps, accelerator.autocast
+            wrapped,
+            optimizer,
+            backward=accelerator.backward,
+            reduce=mean,
+            grad_accum_steps=options.grad_accum_steps,
+            autocast=accelerator.autocast,
         ),
         algorithm=algorithm,
         schedule=schedule,
@@ -134,6 +136,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         FREEZABLE[options.freeze](network)
     set_expert_mode(network, options)
     force_tokens(network, options.cka_tokens if options.cka_coef else 0)
+    set_auxiliary_form(network, options.aux_form)
     if options.grad_checkpointing:
         checkpoint_activations(network)
     if options.channels_last:

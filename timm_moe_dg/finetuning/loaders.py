@@ -26,8 +26,15 @@ from .plan import RunPlan
 
 def step_sampler(plan: RunPlan, *, first_step: int = 0, process: int = 0, num_processes: int = 1) -> StepSampler:
     """Builds the sampler that decides the images of each step, and this process's share of them."""
-    share = (plan.options.batch_size, first_step, process, num_processes)
-    return StepSampler(plan.training, *share, plan.benchmark.domains_per_step, plan.options.seed)
+    return StepSampler(
+        plan.training,
+        plan.options.batch_size,
+        first_step=first_step,
+        process=process,
+        num_processes=num_processes,
+        domains_per_step=plan.benchmark.domains_per_step,
+        seed=plan.options.seed,
+    )
 
 
 def build_loaders(
@@ -49,10 +56,12 @@ def build_loaders(
     transform = training_transform(plan.benchmark.augmentation, size, mean, std)
     augmented = with_timm_augmentation(transform, options.aa, options.reprob, size, mean)
     domains = stated_domains(plan) if with_domains and with_metadata else plan.domains
-    draws = TrainingDraws(domains, plan.splits, augmented, options.seed, with_metadata, options.class_balanced)
+    drawing = {"with_metadata": with_metadata, "class_balanced": options.class_balanced}
+    draws = TrainingDraws(domains, plan.splits, augmented, seed=options.seed, **drawing)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
     splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
-    images = EvaluationImages(plan.domains, splits, evaluation_transform(size, mean, std), with_metadata, validation)
+    transform = evaluation_transform(size, mean, std)
+    images = EvaluationImages(plan.domains, splits, transform, with_metadata=with_metadata, augmented=validation)
     evaluation = evaluation_loader(
         images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
     )

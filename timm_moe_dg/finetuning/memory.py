@@ -22,7 +22,7 @@ def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str,
     """
     algorithm, context = run.model.algorithm, run.context(step)
     try:
-        return algorithm.update(context, minibatches)
+        return algorithm.take_step(context, minibatches)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise

@@ -24,7 +24,7 @@ from ..errors import ArgumentError
 from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
-from ..protocols.headline import summary
+from ..protocols.headline import selection_remark, summary
 from ..protocols.options import Arguments
 from ..protocols.records import Record, RoleScores
 from ..protocols.run_identity import check_unchanged
@@ -196,6 +196,8 @@ class FineTuning:
         folder = self.plan.folder
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
+        if remark := selection_remark(folder.records):
+            _logger.info(f"selection: {remark}")
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
         _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 

@@ -1,18 +1,21 @@
 """Results and splits of a run's domains from its selected record, in words for its kind of benchmark."""
 
+from dataclasses import fields
 from typing import NamedTuple
 
 from ..data.readers.places import POOLED
 from ..errors import RecordError
+from ..layers import LossWeights
 from ..protocols.records import Record
 from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 
 OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # kinds of splits
+# The names of losses in records: the option of their weight, and words
 _LOSSES = {
-    "aux_loss": ("aux_coef", "the routers' auxiliary loss"),
-    "cka_loss": ("cka_coef", "MoGE's diversity loss (CKA)"),
-    "supcon_loss": ("supcon_coef", "MoGE's invariance loss (SupCon)"),
+    item.metadata["loss"]: (item.name, item.metadata["words"])
+    for item in fields(LossWeights)
+    if "loss" in item.metadata
 }
 
 

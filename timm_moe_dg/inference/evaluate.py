@@ -267,7 +267,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
     config = data_config(network, size)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata)
+    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
     features = bool(options.output or options.save_features)

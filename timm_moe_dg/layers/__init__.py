@@ -4,12 +4,14 @@ from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
 from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
-from .experts import dispatch_info, set_dispatch
+from .experts import expert_implementation_info, set_expert_implementation
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
-from .moe_mlp import MoeMlp, RoutedMlp
+from .moe_mlp import MoeMlp, RoutedMlp, after_step
 from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
-from .router import CosineRouter, LinearRouter, MetadataRouter, Router, RouterOutput, register_router
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.routing import RouterOutput
+from .router import CosineRouter, LinearRouter, MetadataRouter, Router, register_router
 
 __all__ = [
     "ColumnsEncoder",
@@ -20,23 +22,26 @@ __all__ = [
     "LinearRouter",
     "LocationEncoder",
     "LocationIdEmbedding",
+    "LossWeights",
     "MetadataEncoder",
     "MetadataRouter",
     "MixtureOptions",
     "MoeMlp",
     "NoMetadata",
     "OwnParameters",
+    "ReportedLoss",
     "RoutedMlp",
     "Router",
     "RouterOutput",
     "SatClipEncoder",
     "SinCosEncoder",
-    "dispatch_info",
+    "after_step",
+    "expert_implementation_info",
     "layer_parameters",
     "load_satclip",
     "register_router",
     "save_satclip",
-    "set_dispatch",
+    "set_expert_implementation",
     "spherical_harmonics",
     "thin_coordinates",
     "undecayed_parameters",

@@ -1,31 +1,30 @@
-"""Expert feed-forward networks with stacked weights, and the choice of how they are computed.
+"""Expert feed-forward networks with stacked weights, and the choice of their implementation.
 
-Nothing else in the package knows which way is taken. Conditions are checked from top to bottom. "Simple" experts have
-GELU or SiLU, alone or as a gate, and no normalization of the hidden features. Figures: docs/results/speed.md.
+Read grouped_experts.py first: one grouped product for each of the two layers computes all experts. The other
+implementations give the same results. Conditions are checked from top to bottom. "Simple" experts have GELU or SiLU,
+alone or as a gate, and no normalization of the hidden features. Figures: docs/results/speed.md.
 
-| where                      | which experts         | way     | why                                                   |
-|----------------------------|-----------------------|---------|-------------------------------------------------------|
-| TorchScript                | all                   | loop    | plain operators                                       |
-| torch.vmap, meta device    | all                   | masked  | no shape depends on values: all experts compute all   |
-|                            |                       |         | items, and unused outputs are masked                  |
-| torch.compile              | simple                | sorted  | one operator without a graph break: inference takes   |
-|                            |                       |         | 1.03 of the FLOP-equivalent dense model's time        |
-|                            | others, in bfloat16   | grouped | the compiler has the product in this type alone       |
-|                            | others                | loop    |                                                       |
-| export, tracing, torch.func| all                   | loop    | exported programs run without this package            |
-| forward-mode derivatives   | all                   | loop    | the other ways have none                              |
-| quantized weights          | all                   | loop    | their classes have no other products                  |
-| other device or type       | all                   | loop    | works everywhere; one warning says so                 |
-| eager, CUDA from 9.0 on    | all, in bfloat16      | grouped | torch has one kernel for it there, and waits for      |
-|                            |                       |         | nothing; elsewhere its product loops over experts     |
-| eager, CUDA and CPU        | others                | grouped | any module between two products over all experts      |
-| eager, CPU                 | simple, fewer than 32 | grouped | 0.59 to 1.00 of the sorted way's time with 2 to 25    |
-|                            | rows per expert       |         | rows, 0.99 to 1.40 with 49 to 525                     |
-| eager, CUDA and CPU        | simple                | sorted  | autograd over slices of the stacks takes 4% longer;   |
-|                            |                       |         | saves one tensor of hidden features, and no mask      |
+| where                        | which experts        | implementation | why                                           |
+|------------------------------|----------------------|----------------|-----------------------------------------------|
+| TorchScript                  | all                  | loop           | plain operators                               |
+| torch.vmap, meta device      | all                  | masked         | no shape depends on values: unused outputs of |
+|                              |                      |                | all experts for all items are masked          |
+| torch.compile                | simple               | sorted         | one operator without a graph break            |
+|                              | others, in bfloat16  | grouped        | the compiler has the product in this type     |
+|                              | others               | loop           |                                               |
+| export, tracing, torch.func, | all                  | loop           | exported programs run without this package,   |
+| forward-mode derivatives     |                      |                | and the others have no such derivatives       |
+| quantized weights            | all                  | loop           | their classes have no other products          |
+| other device or type         | all                  | loop           | works everywhere; one warning says so         |
+| eager, CUDA from 9.0 on      | all, in bfloat16     | grouped        | torch has one kernel for it there             |
+| eager, CUDA and CPU          | others               | grouped        | any module between the two products           |
+| eager, CPU                   | simple, fewer than   | grouped        | 0.59 to 1.00 of the time of sorted experts    |
+|                              | 32 rows per expert   |                | with 2 to 25 rows                             |
+| eager, CUDA and CPU          | simple               | sorted         | see fast_experts.py                           |
 
-`set_dispatch` sets another way for eager calls and torch.compile. `dispatch_info` returns the way of eager calls, and
-why. Nothing was run on CUDA. Its rows follow from torch's sources, and tests/gpu/ rehearses them on the CPU.
+`set_expert_implementation` sets another implementation for eager calls and torch.compile. `expert_implementation_info`
+returns that of eager calls, and why. Nothing was run on CUDA. Its rows follow from torch's sources, and tests/gpu/
+rehearses them on the CPU.
 
 Axes: T items, D features, H hidden features, E experts, K experts per item.
 """
@@ -35,7 +34,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -44,16 +43,16 @@ from torch import Tensor, nn
 
 from ..compat import in_forward_derivatives, in_transforms, in_vmap
 from ..errors import ArgumentError
+from .fast_experts import compiled_experts, sorted_activation, sorted_experts
 from .feed_forwards import FeedForward, GatedActivation
-from .grouped_experts import grouped_experts, has_grouped_product
+from .grouped_experts import ExpertInputs, grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
 from .precision import values_readable
-from .sorted_experts import ExpertInputs, compiled_experts, sorted_activation, sorted_experts
 
 DEVICES = ("cpu", "cuda")  # the second was rehearsed, not run
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DISPATCHES = ("auto", "sorted", "grouped", "loop")
-_SORTED_FROM = 32  # rows per expert from which the sorted way is the faster one on a CPU
+IMPLEMENTATIONS = ("auto", "sorted", "grouped", "loop")
+_SORTED_FROM = 32  # rows per expert from which the sorted implementation is the faster one on a CPU
 _GROUPED_KERNEL = (9, 0)  # compute capability from which torch has a kernel for the grouped product in bfloat16
 
 
@@ -66,7 +65,7 @@ def _is_known_or_warn(device_type: str, dtype: torch.dtype) -> bool:
     if _is_known(device_type, dtype):
         return True
     message = (
-        f"experts on {device_type} in {dtype}: the sorted dispatch is not tested there; looping over experts instead"
+        f"experts on {device_type} in {dtype}: only the loop over experts is known to work there, and is used instead"
     )
     warnings.warn(message, stacklevel=2)
     return False
@@ -83,31 +82,31 @@ def _values_hidden(x: Tensor) -> bool:
     return x.is_meta or in_vmap()
 
 
-def dispatch_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
-    """Returns how each mixture layer computed its experts in its last eager forward, by the experts' module.
+def expert_implementation_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
+    """Returns the implementation in each mixture layer's last eager forward, by the experts' module.
 
-    The way is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward. With
-    `reasons`, returns why it was taken instead.
+    It is 'sorted', 'grouped' or 'loop', see the table above, or None before the first eager forward. With `reasons`,
+    returns why it was chosen instead.
 
     >>> model = timm.create_model("gmoe_tiny_patch16").eval()
     >>> logits = model(torch.randn(1, 3, 224, 224))
-    >>> timm_moe_dg.layers.dispatch_info(model)
+    >>> timm_moe_dg.layers.expert_implementation_info(model)
     {'blocks.8.mlp.experts': 'sorted', 'blocks.10.mlp.experts': 'sorted'}
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, StackedExperts)]
-    return {name: module.reason if reasons else module.path for name, module in layers}
+    return {name: module.reason if reasons else module.used for name, module in layers}
 
 
-def set_dispatch(model: nn.Module, dispatch: str) -> None:
-    """Sets how all mixture layers compute their experts: 'sorted', 'grouped', 'loop', or 'auto' for the default choice.
+def set_expert_implementation(model: nn.Module, implementation: str) -> None:
+    """Sets the implementation of all mixture layers: 'sorted', 'grouped', 'loop', or 'auto' for the default choice.
 
     Experts that cannot be sorted are grouped instead, or looped over under torch.compile.
     """
-    if dispatch not in DISPATCHES:
-        raise ArgumentError.of("dispatch", dispatch, f"choose one of {', '.join(DISPATCHES)}")
+    if implementation not in IMPLEMENTATIONS:
+        raise ArgumentError.of("implementation", implementation, f"choose one of {', '.join(IMPLEMENTATIONS)}")
     for module in model.modules():
         if isinstance(module, StackedExperts):
-            module.dispatch = dispatch
+            module.implementation = implementation
 
 
 class StackedLinear(OwnParameters):
@@ -125,6 +124,7 @@ class StackedLinear(OwnParameters):
         num_experts: int,
         in_features: int,
         out_features: int,
+        *,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -151,8 +151,8 @@ class StackedLinear(OwnParameters):
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
         """Returns weight and bias in a type."""
-        # The dispatches multiply by themselves. They get the parameters by this call, because adapters, offloading and
-        # sharding wrap a module's forward.
+        # The implementations multiply by themselves. They get the parameters by this call, because adapters, offloading
+        # and sharding wrap a module's forward.
         bias = self.bias
         return self.weight.to(dtype), None if bias is None else bias.to(dtype)
 
@@ -184,6 +184,7 @@ class StackedExperts(nn.Module):
         num_experts: int,
         in_features: int,
         hidden_features: int,
+        *,
         act_layer: type[nn.Module] = nn.GELU,
         norm_layer: type[nn.Module] | None = None,
         bias: bool | tuple[bool, bool] = True,
@@ -195,13 +196,14 @@ class StackedExperts(nn.Module):
         super().__init__()
         bias1, bias2 = to_2tuple(bias)
         self.num_experts = num_experts
-        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias1, device, dtype)
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.fc1 = StackedLinear(num_experts, in_features, hidden_features * (1 + gated), bias=bias1, **dd)
         self.act: nn.Module = GatedActivation(act_layer()) if gated else act_layer()
         self.drop = nn.Dropout(hidden_drop)
-        self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, device=device, dtype=dtype)
-        self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias2, device, dtype)
-        self.dispatch = "auto"
-        self.path: str | None = None
+        self.norm = nn.Identity() if norm_layer is None else norm_layer(hidden_features, **dd)
+        self.fc2 = StackedLinear(num_experts, hidden_features, in_features, bias=bias2, **dd)
+        self.implementation = "auto"
+        self.used: str | None = None  # in the last eager forward
         self.reason: str | None = None
 
     def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
@@ -223,33 +225,33 @@ class StackedExperts(nn.Module):
         gets zeros.
         """
         if not torch.jit.is_scripting():
-            way = self._choose(x, expert_indices)
-            if way == "masked":
+            chosen = self._choose(x, expert_indices)
+            if chosen == "masked":
                 return self.forward_masked(x, expert_indices, combine_weights)
-            if way == "sorted":
+            if chosen == "sorted":
                 return self.forward_sorted(x, expert_indices, combine_weights)
-            if way == "grouped":
+            if chosen == "grouped":
                 return self.forward_grouped(x, expert_indices, combine_weights)
         return self.forward_loop(x, expert_indices, combine_weights)
 
     @torch.jit.unused
     def _choose(self, x: Tensor, expert_indices: Tensor) -> str:
-        """Returns the way to compute, by the table at the top of this file."""
+        """Returns the implementation, by the table at the top of this file."""
         if _values_hidden(x):
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)
         if not values_readable(x) or in_forward_derivatives():  # exported, traced, under torch.func
             return "loop"
-        way, self.reason = self._choose_eager(x, expert_indices)
-        self.path = way
-        return way
+        implementation, self.reason = self._choose_eager(x, expert_indices)
+        self.used = implementation
+        return implementation
 
     @torch.jit.unused
     def _choose_compiled(self, x: Tensor) -> str:
         if not _is_known(x.device.type, x.dtype) or self._must_loop():
             return "loop"
-        if self._can_sort() and self.dispatch != "grouped":
+        if self._can_sort() and self.implementation != "grouped":
             return "sorted"
         # torch's compiler has the grouped product in this type alone
         in_bfloat16 = self._computing_dtype(x) == torch.bfloat16
@@ -258,25 +260,26 @@ class StackedExperts(nn.Module):
     @torch.jit.unused
     def _must_loop(self) -> bool:
         quantized = any(type(layer.weight) not in (Tensor, nn.Parameter) for layer in (self.fc1, self.fc2))
-        return quantized or self.dispatch == "loop"
+        return quantized or self.implementation == "loop"
 
     @torch.jit.unused
     def _choose_eager(self, x: Tensor, expert_indices: Tensor) -> tuple[str, str]:
-        """Returns the way and the reason for it."""
+        """Returns the implementation and the reason for it."""
         if not _is_known_or_warn(x.device.type, x.dtype):
             return "loop", f"{x.device.type} in {x.dtype} was not tried"
         if self._must_loop():
-            return "loop", "set_dispatch" if self.dispatch == "loop" else "the weights are of a class of their own"
+            chosen = self.implementation == "loop"
+            return "loop", "set_expert_implementation" if chosen else "the weights are of a class of their own"
         if not self._can_sort():
             return "grouped", "another activation than GELU and SiLU, or a normalization of the hidden features"
-        if self.dispatch != "auto":
-            return self.dispatch, "set_dispatch"
+        if self.implementation != "auto":
+            return self.implementation, "set_expert_implementation"
         rows = expert_indices.numel() * x.shape[1:-1].numel()
         if x.device.type == "cpu" and rows < self.num_experts * _SORTED_FROM:
             return "grouped", f"fewer than {_SORTED_FROM} rows per expert"
         if self._has_grouped_kernel(x):
             return "grouped", "the GPU has a kernel for all experts in bfloat16"
-        return "sorted", "the fastest way for many rows" if x.device.type == "cpu" else "one wait for each layer"
+        return "sorted", "the fastest for many rows" if x.device.type == "cpu" else "one wait for each layer"
 
     @torch.jit.unused
     def _has_grouped_kernel(self, x: Tensor) -> bool:

@@ -19,6 +19,8 @@ from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
 from .own_parameters import OwnParameters
 from .precision import values_readable
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .router import MetadataRouter
 
 
@@ -69,15 +71,19 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
     ) -> None:
         options = build_options(GeoMixtureOptions, mixture, type(self).__name__)
         hidden_features = hidden_features or in_features
-        size = (options.num_experts, in_features, hidden_features)
-        hidden_drop = combined_rate(drop, options.expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, device=device, dtype=dtype))
-        # The shared expert has no second dropout: the layer's own acts once, behind the sum
-        dense: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias, "drop": (drop, 0.0)}
+        layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        hidden_drop = combined_rate(drop, options.expert_drop)
+        super().__init__(
+            StackedExperts(options.num_experts, in_features, hidden_features, hidden_drop=hidden_drop, **layers, **dd)
+        )
+        # The shared expert has no second dropout: the layer's own acts once, behind the sum
         has_shared = options.shared_expert
-        self.shared: nn.Module | None = Mlp(in_features, hidden_features, **dense, **dd) if has_shared else None
-        self.router = MetadataRouter(context_features, options.num_experts, options.top_k, options.router_noise, **dd)
+        shared = Mlp(in_features, hidden_features, **layers, drop=(drop, 0.0), **dd) if has_shared else None
+        self.shared: nn.Module | None = shared
+        self.router = MetadataRouter(
+            context_features, options.num_experts, options.top_k, noise_std=options.router_noise, **dd
+        )
         self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
@@ -106,7 +112,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             moe.experts.num_experts,
             features,
             hidden,
-            nn.Identity,
+            act_layer=nn.Identity,
             bias=bias,
             hidden_drop=combined_rate(dense.hidden_drop, expert_drop),
             gated=isinstance(dense.act, GatedActivation),
@@ -119,6 +125,19 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
             moe.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
+
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the router's loss, and MoGE's diversity and invariance losses (equations 2 to 4)."""
+        losses = super().training_losses(targets, weights)
+        if self.report is None or self.routing is None:
+            return losses
+        if self.report.forced is not None:
+            losses["cka_loss"] = ReportedLoss(cka_diversity_loss(self.report.forced), weights.cka_coef, "mean")
+        if self.report.shared is not None:
+            domains = discovered_domains(self.routing)
+            supcon = supcon_invariance_loss(self.report.shared, targets, domains, weights.supcon_temperature)
+            losses["supcon_loss"] = ReportedLoss(supcon, weights.supcon_coef, "last")
+        return losses
 
     def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # belongs to a graph, as the recorded routing does
@@ -160,8 +179,8 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         # Index E is no expert: its assignments are skipped
         expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
         output = self.experts(x, expert_indices, combine_weights)
-        if not torch.jit.is_scripting() and (self.training or self.record_routing):
-            self.routing = routing._replace(routed=present)
+        if not torch.jit.is_scripting():
+            self.record(routing._replace(routed=present))
         shared: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
         if self.shared is not None and self.gamma is not None:
             shared = self.shared(x)

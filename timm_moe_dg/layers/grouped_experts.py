@@ -1,4 +1,10 @@
-"""The grouped way to compute experts: each of their two layers is one grouped matrix product over all experts.
+"""The grouped implementation of experts: each of their two layers is one grouped matrix product over all experts.
+
+The path of the items:
+1. Sort the assignments by expert, and gather their tokens as rows.
+2. Multiply each expert's rows by its first layer, all experts in one product.
+3. Apply the activation and all else between the layers, then the second layers.
+4. Put the outputs back in the order of the items, and add each item's K outputs with its combine weights.
 
 Whatever is between the layers is a module, called once on all rows. Nothing waits for the device, since the experts'
 counts stay there. All steps are supported by autograd and torch.compile.
@@ -7,19 +13,29 @@ Axes: T items of N tokens each, A = T * K assignments, D features, H hidden feat
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat import is_batch_of_gradients
-from .dispatch import GroupedAssignments, group_assignments
-from .sorted_experts import ExpertInputs
+from .assignments import GroupedAssignments, group_assignments
 
 # What torch's grouped product requires
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KERNEL_BYTES = 16  # every row of an operand is a multiple of it
+
+
+class ExpertInputs(NamedTuple):
+    """The differentiable inputs of a layer's experts, all of one type and on one device."""
+
+    x: Tensor  # (T, N, D) items
+    combine_weights: Tensor  # (T, K)
+    weight1: Tensor  # (E, G, D)
+    bias1: Tensor | None  # (E, G)
+    weight2: Tensor  # (E, D, H)
+    bias2: Tensor | None  # (E, D)
 
 
 def has_grouped_product(shape: torch.Size, dtype: torch.dtype) -> bool:

@@ -4,18 +4,20 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 """
 
 import copy
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import torch
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import RouterError
-from .dispatch import expert_capacity, over_capacity
+from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import MixtureOptions, build_options
-from .router import RouterOutput, build_router
+from .reports.losses import LossWeights, ReportedLoss
+from .reports.routing import RouterOutput
+from .router import Router, build_router
 
 
 class RoutedMlp(nn.Module):
@@ -43,9 +45,49 @@ class RoutedMlp(nn.Module):
         """Second layer of all experts, under the name that timm's Mlp uses."""
         return self.experts.fc2
 
+    @torch.jit.unused
+    def record(self, routing: RouterOutput) -> None:
+        """Keeps the routing of a forward, in training or on demand."""
+        if self.training or self.record_routing:
+            self.routing = routing
+            cast(Router, self.router).count(routing)
+
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the router's loss, see `layers.reports.losses`."""
+        if self.routing is None:
+            return {}
+        return {"aux_loss": ReportedLoss(cast(Router, self.router).loss(self.routing), weights.aux_coef)}
+
     def __getstate__(self) -> dict[str, object]:
         # A recorded routing belongs to a graph, so it can be neither copied (weight averaging) nor pickled
         return dict(self.__dict__, routing=None)
+
+
+@torch.no_grad()
+def after_step(model: nn.Module) -> None:
+    """Calls `Router.after_step` of every router; call this once after each optimizer step of a training loop.
+
+    The routers' `expert_counts` are added over the processes of torch.distributed before, and start at 0 afterwards.
+    Models without a router that has an `after_step` are left as they are. The model may be wrapped for distributed
+    training.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16")
+    >>> timm_moe_dg.after_step(model)
+    """
+    routers = [
+        module
+        for module in model.modules()
+        if isinstance(module, Router) and type(module).after_step is not Router.after_step
+    ]
+    if routers and torch.distributed.is_available() and torch.distributed.is_initialized():
+        device = next(model.parameters()).device
+        counts = torch.cat([router.expert_counts.to(device) for router in routers])
+        torch.distributed.all_reduce(counts)
+        for router, total in zip(routers, counts.split([router.num_experts for router in routers]), strict=True):
+            router.expert_counts = total
+    for router in routers:
+        router.after_step()
+        router.expert_counts = torch.zeros_like(router.expert_counts)
 
 
 @register_notrace_module
@@ -96,9 +138,19 @@ class MoeMlp(RoutedMlp):
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
         options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
-        size = (options.num_experts, in_features, hidden_features or in_features)
-        hidden_drop = combined_rate(drop, expert_drop)
-        super().__init__(StackedExperts(*size, act_layer, norm_layer, bias, hidden_drop, gated, device, dtype))
+        experts = StackedExperts(
+            options.num_experts,
+            in_features,
+            hidden_features or in_features,
+            act_layer=act_layer,
+            norm_layer=norm_layer,
+            bias=bias,
+            hidden_drop=combined_rate(drop, expert_drop),
+            gated=gated,
+            device=device,
+            dtype=dtype,
+        )
+        super().__init__(experts)
         self.channels_first = channels_first
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
         self.valid: Tensor | None = None
@@ -165,8 +217,8 @@ class MoeMlp(RoutedMlp):
         if dropped is not None:
             expert_indices = expert_indices.masked_fill(dropped, self.experts.num_experts)
         outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
-        if not torch.jit.is_scripting() and (self.training or self.record_routing):
-            self.routing = routing
+        if not torch.jit.is_scripting():
+            self.record(routing)
         return self.drop(outputs_TD.view(x.shape))
 
     @torch.jit.unused

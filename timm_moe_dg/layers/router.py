@@ -8,45 +8,20 @@ Axes: T items (tokens, or images in MoGE), D features, R projected features, E e
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Optional, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from ..compat import in_backward
 from ..errors import RouterError
 from .own_parameters import OwnParameters
 from .precision import UpcastLinear, upcast, without_autocast
+from .reports.routing import BALANCING_LOSSES, RouterOutput, count_assignments
 
 _INIT_LOG_SCALE = math.log(1 / 0.5)  # a temperature of 0.5, as Tutel's cosine gate
-
-
-class RouterOutput(NamedTuple):
-    """The routing of T items.
-
-    Attributes:
-        logits: (T, E) before noise, as they enter the softmax.
-        noisy_logits: (T, E) with noise, from which experts are chosen; equal to `logits` without noise.
-        probabilities: (T, E) routing mass without noise, which the importance loss balances.
-        expert_indices: (T, K) int64, best expert first.
-        combine_weights: (T, K) weights of the experts' outputs; zero where `dropped`.
-        noise_std: Standard deviation of the noise, 0.0 for none.
-        dropped: (T, K) bool, assignments over an expert's capacity; None without a capacity.
-        routed: (T,) bool, False for items without routing (padding, MoGE samples without metadata); None for none.
-
-    >>> timm_moe_dg.layers.LinearRouter(8, num_experts=4, top_k=2)(torch.randn(5, 8)).expert_indices.shape
-    torch.Size([5, 2])
-    """
-
-    logits: Tensor
-    noisy_logits: Tensor
-    probabilities: Tensor
-    expert_indices: Tensor
-    combine_weights: Tensor
-    noise_std: float
-    dropped: Optional[Tensor] = None  # noqa: UP045 (TorchScript reads this annotation)
-    routed: Optional[Tensor] = None  # noqa: UP045
 
 
 def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
@@ -70,7 +45,9 @@ def cosine_logits(features: Tensor, codes: Tensor, logit_scale: Tensor) -> Tenso
 class Router(OwnParameters):
     """Noisy top-k routing. Subclasses implement `compute_logits` and `reset_parameters`, and set `undecayed`.
 
-    Class attribute `expert_rows`: names of the weights that have a row for each expert, for averages of networks.
+    A subclass may bring its own `loss`, and an `after_step` that moves state without gradients, such as a bias of the
+    logits. That state is a buffer. Class attribute `expert_rows`: names of the weights that have a row for each expert,
+    for averages of networks.
 
     Args:
         num_experts: E.
@@ -99,6 +76,9 @@ class Router(OwnParameters):
         self.top_k = top_k
         self.normalize_weights = normalize_weights
         self.noise_std = float(1.0 / num_experts if noise_std is None else noise_std)
+        self.loss_form = "vmoe"
+        # Since the last `after_step`. No buffer: DDP would overwrite it by that of the first process in each forward
+        self.expert_counts = torch.zeros(num_experts, dtype=torch.int64)
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) features in float32 or better -> (T, E) logits."""
@@ -107,6 +87,24 @@ class Router(OwnParameters):
     def importance(self, logits: Tensor) -> Tensor:
         """(T, E) logits without noise -> (T, E) routing mass: the softmax over all experts."""
         return logits.softmax(dim=-1)
+
+    def loss(self, routing: RouterOutput) -> Tensor:
+        """Auxiliary loss of the last training forward, a scalar: by default the `loss_form` 'vmoe' or 'tutel'."""
+        return BALANCING_LOSSES[self.loss_form](routing)
+
+    def after_step(self) -> None:
+        """Updates buffers after a step of the optimizer; by default does nothing. `layers.after_step` calls it.
+
+        `expert_counts` (E,) int64 then has the number of each expert's items in the training forwards of the step, in
+        all parts of an accumulated batch and in all processes.
+        """
+
+    @torch.jit.unused
+    def count(self, routing: RouterOutput) -> None:
+        """Adds a training forward to `expert_counts`, for routers that have an `after_step`."""
+        # Gradient checkpointing repeats forwards in the backward pass
+        if self.training and type(self).after_step is not Router.after_step and not in_backward():
+            self.expert_counts = self.expert_counts.to(routing.logits.device) + count_assignments(routing)
 
     def forward(self, x: Tensor) -> RouterOutput:
         """(T, D) features -> the routing of T items, computed in float32 or better."""
@@ -139,6 +137,7 @@ class LinearRouter(Router):
         in_features: int,
         num_experts: int,
         top_k: int,
+        *,
         normalize_weights: bool = True,
         noise_std: float | None = None,
         device: torch.device | str | None = None,
@@ -171,6 +170,7 @@ class CosineRouter(Router):
         in_features: int,
         num_experts: int,
         top_k: int,
+        *,
         normalize_weights: bool = True,
         noise_std: float | None = None,
         proj_features: int = 256,
@@ -211,6 +211,7 @@ class MetadataRouter(Router):
         context_features: int,
         num_experts: int,
         top_k: int,
+        *,
         noise_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -1,9 +1,10 @@
-"""Losses: functions of tensors that return a scalar."""
+"""Losses: functions of tensors that return a scalar, and the losses that a model reports."""
 
+from ..layers.reports.routing import importance_loss, load_loss, tutel_loss, vmoe_loss
+from ..layers.reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .domain import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,
-    consistency_loss,
     coral_distance,
     feature_divergence,
     fishr_penalty,
@@ -15,15 +16,21 @@ from .domain import (
     spectral_decoupling,
     vrex_penalty,
 )
-from .moge import cka_diversity_loss, discovered_domains, force_tokens, moge_losses, supcon_invariance_loss
-from .router import auxiliary_loss, importance_loss, load_loss, record_routing, router_loss, router_outputs
+from .models import (
+    auxiliary_loss,
+    force_tokens,
+    moge_losses,
+    record_routing,
+    reported_losses,
+    router_outputs,
+    set_auxiliary_form,
+)
 
 __all__ = [
     "auxiliary_loss",
     "cka_diversity_loss",
     "class_balanced_cross_entropy",
     "classifier_gradient_variance",
-    "consistency_loss",
     "coral_distance",
     "discovered_domains",
     "feature_divergence",
@@ -38,9 +45,12 @@ __all__ = [
     "moge_losses",
     "rdm_penalties",
     "record_routing",
-    "router_loss",
+    "reported_losses",
     "router_outputs",
+    "set_auxiliary_form",
     "spectral_decoupling",
     "supcon_invariance_loss",
+    "tutel_loss",
+    "vmoe_loss",
     "vrex_penalty",
 ]

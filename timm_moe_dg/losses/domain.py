@@ -6,14 +6,12 @@ Axes: B samples, D features, C classes, M domains, P parameters.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
-from ..layers.precision import upcast
 
 # Gaussian kernels exp(-gamma * squared distance)
 MMD_GAMMAS = tuple(10.0**power for power in range(-3, 4))
@@ -152,19 +150,6 @@ def feature_divergence(features: Tensor, reference: Tensor, variance: Tensor) ->
     negative log-likelihood without its constant.
     """
     return ((features - reference).square() / variance + variance.log()).mean() / 2
-
-
-def consistency_loss(model: nn.Module, targets: Tensor) -> dict[str, Tensor]:
-    """Cross-entropy of the heads of other domains in the last training forward, unweighted (D3G, equation 3).
-
-    "consistency_loss" is left out for a model without domain heads. The model may be wrapped for distributed training.
-    """
-    module: Any
-    for module in model.modules():
-        if getattr(module, "other_logits", None) is not None:
-            logits, module.other_logits = module.other_logits, None  # the next forward must not find an old graph
-            return {"consistency_loss": F.cross_entropy(upcast(logits), targets)}
-    return {}
 
 
 def _check_samples(method: str, values: Tensor) -> None:

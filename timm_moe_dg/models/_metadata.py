@@ -57,7 +57,7 @@ class MetadataOptions:
         given = self.metadata_encoder if isinstance(self.metadata_encoder, nn.Module) else None
         encoder = given or self._encoder_by_name(str(self.metadata_encoder), device, dtype)
         if self.metadata_columns:
-            return MetadataEncoder(ColumnsEncoder(encoder, self.metadata_columns, device, dtype))
+            return MetadataEncoder(ColumnsEncoder(encoder, self.metadata_columns, device=device, dtype=dtype))
         return MetadataEncoder(encoder, self.metadata_features if given is not None else None)
 
     def _encoder_by_name(self, name: str, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
@@ -69,7 +69,7 @@ class MetadataOptions:
         if name == "sincos":
             return SinCosEncoder(width, device=device, dtype=dtype)
         if name == "location_id":
-            return LocationIdEmbedding(self.num_locations, width, device, dtype)
+            return LocationIdEmbedding(self.num_locations, width, device=device, dtype=dtype)
         remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
         raise MetadataError.of("metadata_encoder", name, remedy)
 

@@ -2,7 +2,7 @@
 
 The form is that of Crasto (2025), whose D3G+WRAP is the other row of the table. A prediction is the mean of the heads'
 logits, weighted by the relations of the image's place to their domains. In training, an image's own head predicts, and
-the mean of the other heads has a loss of its own (`losses.consistency_loss`).
+the mean of the other heads has a loss of its own.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 import torch
+import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
 from ..compat import update_model_args
 from ..errors import ArgumentError
-from ..layers.domain_heads import DomainHeads, DomainRelations
+from ..layers.encoders.domain_heads import DomainHeads, DomainRelations
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import take_options
 from ..layers.own_parameters import undecayed_parameters
+from ..layers.precision import upcast
+from ..layers.reports.losses import LossWeights, ReportedLoss
 from ._build import create_moe_vit, deit_cfg
 from ._load import check_complete, rename_final_norm
 from ._moe_vit import check_vit_options
@@ -67,8 +70,8 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         relations = DomainRelations(
             options.num_domains,
             options.index_points,
-            options.relation_beta,
-            options.relation_query,
+            beta=options.relation_beta,
+            query=options.relation_query,
             device=kwargs.get("device"),
             dtype=kwargs.get("dtype"),
         )
@@ -119,6 +122,14 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             return self._mean(logits, torch.where(known, relations, 1.0))
         self.other_logits = self._mean(logits, torch.where(known, relations * (1 - own), 1.0))
         return self._mean(logits, torch.where(known, own, 1.0))
+
+    @torch.jit.ignore
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the cross-entropy of the heads of other domains (D3G, equation 3)."""
+        logits, self.other_logits = self.other_logits, None  # the next forward must not find an old graph
+        if logits is None:
+            return {}
+        return {"consistency_loss": ReportedLoss(F.cross_entropy(upcast(logits), targets), self.consistency_coef)}
 
     def _mean(self, logits: Tensor, weights: Tensor) -> Tensor:
         """(..., M, C) and (..., M) -> (..., C)."""

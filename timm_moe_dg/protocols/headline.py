@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..data import UNGROUPED
 from ..metrics import wilson_interval
 from .records import Record, RoleScores
-from .selection import reported_accuracy, validation_accuracy
+from .selection import reported_accuracy, tied_with_selected, training_domain_validation, validation_accuracy
 
 FEW = 100  # images; with fewer, an accuracy is given with its interval
 
@@ -56,6 +56,18 @@ def summary(record: Record) -> str:
     validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}{counted(validated)}"
     reported = headlines(record) if record.test_domains else []
     return "; ".join([validation, *(f"{line.meaning} {line.value:.4f}{line.counted}" for line in reported)])
+
+
+def selection_remark(records: Sequence[Record]) -> str | None:
+    """Says in a sentence that training-domain validation had a tie in a run, or selected its first step."""
+    tied = [record.step for record in tied_with_selected(records)]
+    facts = []
+    if len(tied) > 1:
+        equal = f"{len(tied)} evaluations, of steps {min(tied)} to {max(tied)}, have the same validation accuracy"
+        facts.append(f"{equal}, and the earliest is selected, as in DomainBed")
+    if len(records) > 1 and training_domain_validation(records).step == 0:
+        facts.append("the selected network is that of step 0, which has taken one training step")
+    return "; ".join(facts) or None
 
 
 def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:

@@ -34,7 +34,7 @@ from ..cli.values import (
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB
-from ..losses.router import FORMS
+from ..layers.reports.routing import BALANCING_LOSSES
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
@@ -62,7 +62,7 @@ MAIN += ["steps", "batch_size", "lr", "config", "output", "experiment", "dry_run
 
 
 # fmt: off
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The data set, the held-out domains, and the loading of images."""
 
@@ -105,7 +105,7 @@ class DataOptions:
         help="images per batch in evaluation, on each process (default: %(default)s)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The network and its initial weights."""
 
@@ -135,7 +135,7 @@ class ModelOptions:
         help="further model arguments, such as num_experts=4 'moe_layers=(8,10)'")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodOptions:
     """The training method: losses, weight averaging and hyper-parameters."""
 
@@ -145,7 +145,7 @@ class MethodOptions:
         help=f"average of weights over steps: {', '.join(AVERAGING)} (default: off)")
     aux_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="weight of the routers' auxiliary loss (default: 0.01, or drawn by --hparams-seed)")
-    aux_form: str = option("vmoe", choices=tuple(FORMS),
+    aux_form: str = option("vmoe", choices=tuple(BALANCING_LOSSES),
         help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
     cka_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="MoGE: weight of the diversity loss (default: 0.01, or drawn)")
@@ -165,12 +165,12 @@ class MethodOptions:
         help="random draw of hyper-parameters; 0 takes the defaults (default: 0)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The length of training, the optimizer, and the computation."""
 
     steps: int | None = option(None, type=positive_int, help=f"training steps (default: 5001{VARIES})")
-    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # the steps that follow from it are recorded
+    epochs: float | None = option(None, role=NO_EFFECT, type=positive,  # see `run_identity.settings`
         help="length in passes over the smallest training domain, instead of --steps")
     eval_freq: int | None = option(None, "--checkpoint-freq", type=positive_int,
         help=f"steps between evaluations (default: 300{VARIES})")
@@ -214,7 +214,7 @@ class TrainingOptions:
         help="random seed (default: derived from data set, method, domains and --trial-seed)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """The run folder, checkpoints and logs."""
 
@@ -246,7 +246,7 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
     """All options of a run, as parsed."""
 
@@ -279,7 +279,8 @@ _DECLARED = declared(RunOptions)
 DEFAULTS: Arguments = vars(RunOptions())
 # Entries of args.yaml and of DomainBed's records that are not options
 _FURTHER: Mapping[str, Role] = {
-    **dict.fromkeys(("filled_in", "format", "versions", "domain_facts", "domain_digests", "split_sizes"), ONCE),
+    **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
+    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),  # `data` is their digest
     **dict.fromkeys(("data", "weights_sha256"), MEASURED),
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),

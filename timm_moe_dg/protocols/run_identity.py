@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import timm
@@ -29,7 +31,7 @@ from .options import (
 from .search_space import LOSS_COEFFICIENTS
 
 # Options that follow from the data set and the hyper-parameter seed unless they are given
-_OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes", *LOSS_COEFFICIENTS))
+OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes", *LOSS_COEFFICIENTS))
 FORMAT = 3  # of args.yaml, records and checkpoints; raised when their content changes
 VERSIONS = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
 
@@ -80,16 +82,26 @@ def read_repeatable(path: str, argument: str) -> Arguments:
 def settings(args: Arguments) -> dict[str, object]:
     """Returns the arguments that are the same for all seeds and held-out domains, with tables flattened.
 
-    Options that follow from the data set and the seeds are among them if their user gave them.
+    Options that follow from the data set and the seeds are among them if their user gave them. With epochs, steps are
+    not: they follow from the number of images, which differs between held-out domains.
     """
-    given = _OPEN - {*args["filled_in"]} if "filled_in" in args else frozenset()
+    given = OPEN - {*args["filled_in"]} if "filled_in" in args else frozenset()
     left_out = {*NO_EFFECT_ON_RESULTS, *options_with(IDENTITY)} - given
+    left_out = left_out - {"epochs"} | {"steps"} if args.get("epochs") is not None else left_out
     flat: dict[str, object] = {}
     for name, value in canonical_names(args).items():
         if name not in left_out:
+            value = _table(value) if name in ("hparams", "model_kwargs") else value
             flat |= value if isinstance(value, Mapping) else {name: value}
     # These win over --hparams
     return flat | {name: args[name] for name in sorted(given & args.keys())}
+
+
+def _table(value: object) -> object:
+    """Reads the JSON text that DomainBed's records have in place of a table; other values are returned as they are."""
+    with suppress(TypeError, ValueError):
+        return json.loads(value) or {}  # type: ignore[arg-type]
+    return value or {}
 
 
 def with_defaults(args: Arguments) -> dict[str, object]:
@@ -113,14 +125,15 @@ def changed_options(args: Arguments) -> dict[str, object]:
 def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
     """Compares options that a run would be started with to recorded ones, and returns a phrase for each difference."""
     recorded = with_defaults(recorded)
+    has_epochs = planned.get("epochs") is not None  # from which the recorded steps follow
+    ignored = NO_EFFECT_ON_RESULTS - {"epochs"} | {"steps"} if has_epochs else NO_EFFECT_ON_RESULTS
     filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}
     return [
         f"{name}: {recorded[name]!r} there, {value!r} planned"
         for name, value in {**planned, **filled}.items()
-        if name not in NO_EFFECT_ON_RESULTS
+        if name not in ignored
         and not (value is None and name in FILLED_IN)
-        and repr(value) != repr(recorded[name])  # a quick check first: a sweep compares 100,000 values
-        and canonical_json(value) != canonical_json(recorded[name])
+        and not same_setting(name, value, recorded[name])
     ]
 
 
@@ -137,24 +150,56 @@ def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, ob
     return {**defaults, **LOSS_COEFFICIENTS, **rates}
 
 
+def same_setting(name: str, first: object, second: object) -> bool:
+    """Whether two values of an option have the same effect, such as 1 and 1.0, or two spellings of a path."""
+    if repr(first) == repr(second):  # a quick check first: a sweep compares 100,000 values
+        return True
+    return setting_text(name, first) == setting_text(name, second)
+
+
+def setting_text(name: str, value: object) -> str:
+    """Returns `canonical_json` of an option's value, with the path of `initial_checkpoint` resolved."""
+    is_path = name == "initial_checkpoint" and isinstance(value, str)
+    return canonical_json(os.path.realpath(value) if is_path else value)  # type: ignore[call-overload]
+
+
 def canonical_json(value: object) -> str:
-    """Returns text that is equal for 1 and 1.0, tuples and lists, pairs and tables, and empty containers and None."""
-    if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
-        value = dict(value)
-    text = json.dumps(None if value in ({}, []) else value, default=str)
-    # Whole numbers become floats, so that 1 and 1.0 have the same text
-    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+    """Returns text that is equal for values with the same meaning.
+
+    These are 1, 1.0 and True; tuples and lists; pairs and tables; empty containers and None; and the spellings of a
+    path after "local-dir:" or "text:".
+    """
+    return json.dumps(_canonical(value), sort_keys=True)
+
+
+def _canonical(value: object) -> object:
+    if value in ((), [], {}):
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 2**53 else value
+    if isinstance(value, list | tuple):
+        is_table = all(isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str) for item in value)
+        return _canonical(dict(value)) if is_table else [_canonical(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    prefix = next((word for word in (LOCAL, TEXT) if str(value).startswith(word)), None)
+    if prefix:
+        return prefix + os.path.realpath(str(value).removeprefix(prefix))
+    return value if value is None else str(value)
 
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     """Checks that a run is resumed with the arguments that it was started with, as far as they affect results."""
-    # JSON turns tuples into lists, as in a file
-    before, now = (json.loads(json.dumps(canonical_names(arguments), default=str)) for arguments in (recorded, given))
+    before, now = (dict(canonical_names(arguments)) for arguments in (recorded, given))
+    if before.get("weights_sha256") == now.get("weights_sha256") is not None:
+        # The same file under another name
+        for name in ("initial_checkpoint", "head"):
+            now[name] = now.get(name) and before.get(name)
     names = sorted((before.keys() | now.keys()) - NO_EFFECT_ON_RESULTS)
     # Options first: other metadata columns, for instance, make other data
     for name in sorted(names, key=("data", "weights_sha256").__contains__):
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
-        if old != new:
+        if not same_setting(name, old, new):
             source, reason = name, f"the run to resume was started with {old!r}; use that"
             if name == "data":
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())

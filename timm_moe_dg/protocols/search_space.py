@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from types import MappingProxyType
 
 import numpy as np
 
 from ..data import seed_hash
 from ..errors import ArgumentError
+from ..layers import LossWeights
 
 Hparams = dict[str, float | int]
 Distribution = Callable[[np.random.RandomState], float | int]
@@ -33,15 +35,15 @@ SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
 
 # Losses of mixtures. MoGE tunes its hyper-parameters by DomainBed's random search without naming them; what is drawn,
 # and the ranges around the defaults, are ours.
-LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(
-    {"aux_coef": 0.01, "cka_coef": 0.01, "supcon_coef": 0.1, "supcon_temperature": 0.1}
-)
-_LOSS_RANGES: Mapping[str, Distribution] = {
-    "aux_coef": lambda random: 10 ** random.uniform(-3, -1),
-    "cka_coef": lambda random: 10 ** random.uniform(-3, -1),
-    "supcon_coef": lambda random: 10 ** random.uniform(-2, 0),
-    "supcon_temperature": lambda random: 10 ** random.uniform(-1.5, -0.5),
-}
+LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(asdict(LossWeights()))
+
+
+def _around(default: float, decades: float = 1.0, **_: object) -> Distribution:
+    center = math.log10(default)
+    return lambda random: 10 ** random.uniform(center - decades, center + decades)
+
+
+_LOSS_RANGES = {item.name: _around(LOSS_COEFFICIENTS[item.name], **item.metadata) for item in fields(LossWeights)}
 
 
 def loss_coefficients(hparams_seed: int, trial_seed: int) -> Mapping[str, float]:

@@ -39,14 +39,25 @@ def reported_accuracy(record: Record) -> float:
 
 
 def whole_accuracy(record: Record) -> float:
-    """Returns the accuracy on all images of the test domain, for benchmarks that are split by `holdout_fraction`.
+    """Returns the accuracy on all images of the test domain, or the unweighted mean of several test domains.
 
-    The splits are weighted by their shares. The out-split is rounded down to whole images, so the error is at most the
-    difference of the splits' accuracies divided by the number of images.
+    The splits are weighted by their numbers of images. Records without these, such as DomainBed's, are weighted by the
+    shares of `holdout_fraction`. The out-split is rounded down to whole images, so the error is at most the difference
+    of the splits' accuracies divided by the number of images. Without numbers, a split by photograph has no shares, and
+    the result is NaN.
     """
-    share = record.args.get("holdout_fraction", 0.2)  # DomainBed's default
-    pairs = [(record.in_acc[domain], record.out_acc[domain]) for domain in record.test_domains]
-    return _mean([inside if isnan(outside) else (1 - share) * inside + share * outside for inside, outside in pairs])
+    share = nan if record.args.get("split_by_photograph") else record.args.get("holdout_fraction", 0.2)
+    sizes = record.args.get("split_sizes") or [(1 - share, share)] * len(record.in_acc)
+    return _mean([_of_both_splits(record, domain, sizes[domain]) for domain in record.test_domains])
+
+
+def _of_both_splits(record: Record, domain: int, sizes: Sequence[float]) -> float:
+    pairs = zip((record.in_acc[domain], record.out_acc[domain]), sizes, strict=True)
+    present = [(accuracy, size) for accuracy, size in pairs if not isnan(accuracy)]
+    if len(present) == 1:
+        return present[0][0]
+    total = sum(size for _, size in present)
+    return sum(accuracy * size for accuracy, size in present) / total if total else nan
 
 
 def transfer_accuracy(record: Record) -> float:
@@ -63,9 +74,21 @@ def _mean(accuracies: Sequence[float]) -> float:
 def training_domain_validation(records: Sequence[Record]) -> Record:
     """Picks the record with the highest `validation_accuracy`, which ignores test domains."""
     candidates = selectable(records)
+    return _best(candidates, _validation(candidates))
+
+
+def tied_with_selected(records: Sequence[Record]) -> list[Record]:
+    """Returns the records of a run that are as good as the choice of training-domain validation, this one included."""
+    candidates = selectable(records)
+    value = _validation(candidates)
+    best = value(_best(candidates, value))
+    return [record for record in candidates if value(record) == best or isnan(best)]
+
+
+def _validation(records: Sequence[Record]) -> Callable[[Record], float]:
     # Over all records: some camera traps have no out-split in the official split
-    validated = {domain for record in candidates for domain, value in enumerate(record.out_acc) if not isnan(value)}
-    return _best(candidates, lambda record: validation_accuracy(record, validated))
+    validated = {domain for record in records for domain, value in enumerate(record.out_acc) if not isnan(value)}
+    return lambda record: validation_accuracy(record, validated)
 
 
 def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:

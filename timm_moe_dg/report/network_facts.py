@@ -140,7 +140,9 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
         raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")
     most = settings.max_images
     limited = [Split(_subsample(split.inside, most), _subsample(split.outside, most)) for split in splits]
-    images = EvaluationImages(domains, limited, view.transform, takes_metadata(view.model, domains, view.columns))
+    images = EvaluationImages(
+        domains, limited, view.transform, with_metadata=takes_metadata(view.model, domains, view.columns)
+    )
     network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
     with record_routing(view.model):
         outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)

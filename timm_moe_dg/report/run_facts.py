@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import ArgumentError
 from ..hub.origin import training_command, without_local_paths
-from ..protocols.headline import FEW, Headline, headlines
+from ..protocols.headline import FEW, Headline, headlines, selection_remark
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
@@ -124,6 +124,8 @@ def cautions(facts: RunFacts) -> list[str]:
             f"Selection is at chance: {100 * facts.selected.validation:.1f}% on the validation images of the training "
             f"domains, and guessing gives {100 / facts.run.args['num_classes']:.1f}%. The selected step means little."
         )
+    if remark := selection_remark(facts.records):
+        sentences.append(f"Selection: {remark}.")
     if facts.validated is not None and facts.validated < FEW:
         sentences.append(f"Selection rests on {facts.validated} validation images of the training domains.")
     if not (facts.run.folder / BEST["training_domain_validation"] / "model.safetensors").is_file():

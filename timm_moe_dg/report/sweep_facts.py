@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
-from math import isnan
+from itertools import compress, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ from ..protocols.headline import images
 from ..protocols.records import SCORED_ROLES
 from ..results.paired import PairedTest, paired_tests
 from ..results.paper_figures import paper_columns
-from ..results.rendering import cell_text
-from ..results.runs import FinishedRun, domain_names, find_runs
-from ..results.table_columns import Cell
+from ..results.rendering import cell_texts
+from ..results.runs import FinishedRun, RowKey, domain_names, find_runs
 from ..results.tables import SINGLE_SOURCE, Table, make_tables
 from ..sweeping.jobs import Job
 from .pictures import Missing, attempt
@@ -83,6 +81,9 @@ class SweepFacts:
                 f"Selection is at chance in {len(self.at_chance)} of {len(self.runs)} runs, so their selected steps "
                 "mean little. These runs are marked in the list of all runs."
             )
+        early = [run.name for run in self.runs if len(run.records) > 1 and run.selected.record.step == 0]
+        if early:
+            sentences.append(f"The selected network is that of step 0, which has taken one step: {', '.join(early)}.")
         if self.runs and len({run.run.seeds[0] for run in self.runs}) == 1:
             sentences.append("All runs have the same trial seed, so no difference can be told from chance.")
         return sentences
@@ -121,17 +122,26 @@ def _tables(runs: Sequence[FinishedRun]) -> list[ComparedTable]:
 
 
 def _with_dots(table: Table) -> ComparedTable:
-    values = [value for cells in table.rows.values() for cell in cells for value in cell.values.values()]
+    percents, texts = 100 * table.scores, cell_texts(table)
     # One scale for all cells of a table, so that dots in different cells can be compared.
-    low, high = _scale([100 * value for value in values if not isnan(value)])
-    filled = [any(cell.values for cell in column) for column in zip(*table.rows.values(), strict=True)]
-    rows = {str(row): [_dots(cell, low, high) for cell in compress(cells, filled)] for row, cells in table.rows.items()}
+    low, high = _scale(list(percents.dropna()))
+    filled = [position in percents.index.unique("column") for position in range(len(table.columns))]
+    dots: dict[tuple[RowKey, int], list[tuple[float, str]]] = {}
+    for (row, position, seed), value in percents.dropna().items():
+        dot = ((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}")
+        dots.setdefault((row, position), []).append(dot)
+    rows = {
+        str(row): [
+            DotCell(texts[row, position], dots.get((row, position), ())) for position in compress(count(), filled)
+        ]
+        for row in table.rows
+    }
     columns, empty = list(compress(table.columns, filled)), compress(table.columns, [not value for value in filled])
-    for column, texts in paper_columns(table).items():
+    for column, figures in paper_columns(table).items():
         if column in columns:
             after = columns.index(column) + 1
             columns.insert(after, f"{column} (papers)")
-            for row, text in texts.items():
+            for row, text in figures.items():
                 rows[str(row)].insert(after, DotCell(text, ()))
     return ComparedTable(table, columns, list(empty), rows, (low, high), paired_tests(table), _images(table))
 
@@ -156,9 +166,3 @@ def _scale(percents: Sequence[float]) -> tuple[float, float]:
     if not percents:
         return 0.0, 100.0
     return max(0.0, (min(percents) - 1) // 5 * 5), min(100.0, -(-(max(percents) + 1) // 5) * 5)
-
-
-def _dots(cell: Cell, low: float, high: float) -> DotCell:
-    percents = {seed: 100 * value for seed, value in cell.values.items() if not isnan(value)}
-    dots = [((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}") for seed, value in percents.items()]
-    return DotCell(cell_text(cell), dots)

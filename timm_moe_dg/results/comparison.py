@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
-from statistics import fmean
+
+import pandas as pd
 
 from ..cli.escape import markdown, one_line
 from ..errors import ArgumentError
 from .paired import sign_flip_p
 from .paper_figures import paper_columns
-from .rendering import RENDERERS, cell_text
+from .rendering import RENDERERS, cell_texts
 from .runs import RowKey
-from .table_columns import AVERAGE, AVERAGE_OOD, Cell, paired_differences
+from .table_columns import AVERAGE, AVERAGE_OOD, at, average
 from .tables import Table
 
 _KINDS = {"id": "IID", "ood": "OOD"}  # role -> title
@@ -54,33 +55,26 @@ def rows_named(table: Table, name: str) -> list[RowKey]:
 
 
 def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
-    names = [str(first), str(second)]
-    papers = paper_columns(table)
+    pair, papers, differences = [first, second], paper_columns(table), table.differences(first, second)
+    texts = cell_texts(table)
+    between = cell_texts(replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"])))
     # Most settings have no figure in a paper, so an empty column is left out.
-    with_figures = [row for row in (first, second) if any(texts[row] for texts in papers.values())]
-    grid = [["domain", *names, "difference", *(f"paper's figure for {row}" for row in with_figures)]]
+    with_figures = [row for row in pair if any(figures[row] for figures in papers.values())]
+    header = ["domain", *map(str, pair), "difference", *(f"paper's figure for {row}" for row in with_figures)]
+    lines, tests, escape = [], [], markdown if format_ == "markdown" else one_line
     for position, domain in enumerate(table.columns):
-        cells = [table.rows[row][position] for row in (first, second)]
-        if any(cell.values for cell in cells):
-            measured = [*map(cell_text, cells), difference_text(*cells)]
-            grid.append([domain, *measured, *(papers.get(domain, {}).get(row, "") for row in with_figures)])
+        values = at(differences, "column", position)
+        p = sign_flip_p(list(values))
+        tests.append(f"{escape(domain)}: n = {len(values)}, p = {'-' if isnan(p) else f'{p:.2g}'}")
+        cells = [texts[row, position] for row in pair]
+        if any(text != "missing" for text in cells):
+            figures = [papers.get(domain, {}).get(row, "") for row in with_figures]
+            lines.append([domain, *cells, _signed(between[first, position]), *figures])
     comment = "% " if format_ == "latex" else ""
-    escape = markdown if format_ == "markdown" else one_line
-    titles = enumerate(map(escape, table.columns))
-    tests = "; ".join(_test(name, table, position, first, second) for position, name in titles)
-    return f"{RENDERERS[format_](table.title, grid, ())}\n\n{comment}{_TEST}: {tests}"
+    return f"{RENDERERS[format_](table.title, header, lines, ())}\n\n{comment}{_TEST}: {'; '.join(tests)}"
 
 
-def _test(domain: str, table: Table, position: int, first: RowKey, second: RowKey) -> str:
-    differences = paired_differences(table.rows[first][position], table.rows[second][position])
-    p = sign_flip_p(list(differences.values()))
-    return f"{domain}: n = {len(differences)}, p = {'-' if isnan(p) else f'{p:.2g}'}"
-
-
-def difference_text(first: Cell, second: Cell) -> str:
-    """Formats the mean difference over the trial seeds of both cells, with its standard error."""
-    cell = Cell(paired_differences(first, second), max(first.expected, second.expected))
-    text = cell_text(cell)  # has a sign only if negative
+def _signed(text: str) -> str:
     return text if text.startswith(("-", "missing")) else f"+{text}"
 
 
@@ -98,13 +92,22 @@ def with_improvements(table: Table, reference: str) -> Table:
         rows = "; ".join(map(str, table.rows))
         remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
         raise ArgumentError.of("relative_to", reference, remedy)
-    base = table.rows[named[0]]
-    missing = [Cell({}, cell.expected) for cell in base]  # accuracies on other data are no reference
-    improved = {}
-    for row, cells in table.rows.items():
-        pairs = list(zip(cells, missing if table.on_other_data(row, named[0]) else base, strict=True))
-        improved[row] = [*cells, *(_improvement([pairs[i] for i in positions]) for positions in kinds.values())]
-    return replace(table, columns=[*table.columns, *(f"{kind} improvement" for kind in kinds)], rows=improved)
+    base = table.shares(named[0])
+    ratios = {}
+    for row in table.rows:
+        if not table.on_other_data(row, named[0]):  # accuracies on other data are no reference
+            shares, references = table.shares(row).align(base, join="inner")
+            ratios[row] = shares / references.where(references != 0) - 1
+    joined = pd.concat(ratios, names=["row"])
+    parts, expected = [table.scores], [*table.expected]
+    for positions in kinds.values():
+        # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
+        counted = joined[joined.index.get_level_values("column").isin(positions)]
+        added = pd.concat({len(expected): average(counted, len(positions))}, names=["column"])
+        parts.append(added.swaplevel("column", "row"))
+        expected.append(max(table.expected[position] for position in positions))
+    columns = [*table.columns, *(f"{kind} improvement" for kind in kinds)]
+    return replace(table, columns=columns, scores=pd.concat(parts).sort_index(), expected=expected)
 
 
 def _positions(table: Table) -> dict[str, list[int]]:
@@ -122,14 +125,3 @@ def _role_columns(table: Table, role: str) -> list[int]:
     titles = list(enumerate(table.columns))
     groups = [position for position, title in titles if title in table.groups and title.startswith(f"{role} ")]
     return groups or [position for position, title in titles if title == f"{role} accuracy"]
-
-
-def _improvement(pairs: Sequence[tuple[Cell, Cell]]) -> Cell:
-    seeds = [seed for seed in pairs[0][0].values if all(seed in cell.values for pair in pairs for cell in pair)]
-    # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
-    values = {seed: fmean(_relative(cell.values[seed], base.values[seed]) for cell, base in pairs) for seed in seeds}
-    return Cell(values, max(cell.expected for pair in pairs for cell in pair))
-
-
-def _relative(value: float, base: float) -> float:
-    return value / base - 1 if base else nan

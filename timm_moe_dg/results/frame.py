@@ -54,7 +54,7 @@ def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
 def _rows(run: FinishedRun) -> Iterator[dict[str, object]]:
     """Yields a row for each evaluation of a run."""
     args = canonical_names(run.args)
-    effective = (name for name in args if name not in NO_EFFECT_ON_RESULTS or name == "average_method")
+    effective = (name for name in args if name not in NO_EFFECT_ON_RESULTS or name in ("average_method", "domains"))
     settings = {name: args[name] for name in effective if name not in ("hparams", "model_kwargs")}
     settings |= {**dict(args.get("model_kwargs") or {}), "model": run.model}
     selected = training_domain_validation(run.records)

@@ -13,16 +13,23 @@ from ..errors import MoeLayersError
 from ..models._moe_vit import resolve_moe_layers
 from ..networks.build import default_drop_path
 from ..protocols.options import DEFAULTS, Arguments
-from ..protocols.run_identity import canonical_json, settings
+from ..protocols.run_identity import OPEN, setting_text, settings
 from ..protocols.search_space import LOSS_COEFFICIENTS
 
 
-def in_effect(args: Arguments) -> dict[str, object]:
+def in_effect(args: Arguments, *, drawn: bool = False) -> dict[str, object]:
     """Returns the settings of a run by name: options, hyper-parameters and model arguments.
 
-    Hyper-parameters that were drawn have their defaults here.
+    Hyper-parameters that were drawn have their defaults here, or no value with `drawn`.
     """
-    return {**default_settings(args), **spelled_out(args)}
+    given = spelled_out(args)
+    recorded = ("num_classes",) if drawn or args["hparams_seed"] else OPEN
+    followed = {name: args[name] for name in recorded if args.get(name) is not None}
+    values = {**default_settings(args), **followed, **given}
+    if "epochs" in given:
+        values.pop("steps")  # which follow from them
+    left_out = default_hparams(args).keys() - given.keys() if drawn else ()
+    return {name: value for name, value in values.items() if name not in left_out}
 
 
 def spelled_out(args: Arguments) -> dict[str, object]:
@@ -32,15 +39,18 @@ def spelled_out(args: Arguments) -> dict[str, object]:
 
 def default_settings(args: Arguments) -> dict[str, object]:
     """Returns the settings that a run has by its data set, method and model, unless it spells out others."""
-    model, benchmark = str(args.get("model")), BENCHMARKS.get(args["dataset"])
-    methods = (ALGORITHMS.get(args["algorithm"]), AVERAGING.get(str(args.get("averaging"))))
-    hparams = [benchmark.hparams if benchmark else {}, *(method.HPARAMS for method in methods if method)]
+    benchmark = BENCHMARKS.get(args["dataset"])
     of_data = {"steps": benchmark.steps, "img_size": benchmark.image_size} if benchmark else {}
     of_data = {name: value for name, value in of_data.items() if value is not None}
-    defaults = {**settings(DEFAULTS), **LOSS_COEFFICIENTS, **model_defaults(model), **of_data}
-    for table in hparams:
-        defaults |= table
-    return defaults
+    return {**settings(DEFAULTS), **model_defaults(str(args.get("model"))), **of_data, **default_hparams(args)}
+
+
+def default_hparams(args: Arguments) -> dict[str, object]:
+    """Returns the hyper-parameters that a run has by its data set and method."""
+    benchmark = BENCHMARKS.get(args["dataset"])
+    methods = (ALGORITHMS.get(args["algorithm"]), AVERAGING.get(str(args.get("averaging"))))
+    tables = [LOSS_COEFFICIENTS, benchmark.hparams if benchmark else {}, *(m.HPARAMS for m in methods if m)]
+    return {name: value for table in tables for name, value in table.items()}
 
 
 @cache
@@ -61,4 +71,6 @@ def comparable(name: str, values: dict[str, object]) -> str:
     if name == "moe_layers" and isinstance(depth, int):
         with suppress(MoeLayersError):  # of a network that is read from a file
             value = resolve_moe_layers(value, depth)  # type: ignore[arg-type]
-    return canonical_json(value)
+    if name == "initial_checkpoint" and values.get("weights_sha256"):
+        value = None  # the same file may have several names
+    return setting_text(name, value)

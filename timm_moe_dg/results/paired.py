@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from math import isnan
 from statistics import fmean
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from scipy.stats import permutation_test
 
 from .runs import RowKey
-from .table_columns import AVERAGE, paired_differences
+from .table_columns import AVERAGE
 from .tables import AVERAGES, OFFICIAL_RULES, SINGLE_SOURCE, Table
 
 _RESAMPLES, _SEED = 99_999, 0
@@ -83,19 +82,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_tests(table: Table) -> list[PairedTest]:
     """Tests every pair of rows of a table with the same data, over the seeds and domains that both rows have."""
     # Pairs, not the means of two rows: a hard domain lowers both values of a pair, but not their difference
-    tests = []
+    shares, tests = table.scores.unstack("row"), []
+    pairs = [pair for pair in combinations(table.rows, 2) if {*pair} <= {*shares} and not table.on_other_data(*pair)]
     for title, columns in _tested_columns(table).items():
-        compared = []
-        for first, second in combinations(table.rows, 2):
-            if table.on_other_data(first, second):
-                continue
-            pairs = [(table.rows[first][column], table.rows[second][column]) for column in columns]
-            values = [value for pair in pairs for value in paired_differences(*pair).values()]
-            differences = tuple(value for value in values if not isnan(value))  # NaN: a domain without images
-            if differences:
-                compared.append((first, second, title, differences, sign_flip_p(differences)))
-        adjusted = holm([p for *_, p in compared])
-        tests += [PairedTest(*test, value) for test, value in zip(compared, adjusted, strict=True)]
+        tested = shares[shares.index.get_level_values("column").isin(columns)]
+        differences = {pair: tuple((tested[pair[0]] - tested[pair[1]]).dropna()) for pair in pairs}
+        p_values = {pair: sign_flip_p(values) for pair, values in differences.items() if values}
+        adjusted = holm(list(p_values.values()))
+        tests += [
+            PairedTest(*pair, title, differences[pair], p, value)
+            for (pair, p), value in zip(p_values.items(), adjusted, strict=True)
+        ]
     return tests
 
 

@@ -18,26 +18,34 @@ Known problems of the papers' tables:
 - MoGE does not say which deviation its ± is. GMoE and SF-MoE state the standard error of three runs.
 """
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from io import StringIO
 
+import pandas as pd
 import timm
 
 from ..protocols.planner import OFFICIAL
 from ..protocols.selection import OOD_RULES
-from .in_effect import comparable, default_settings, spelled_out
+from .in_effect import comparable, default_settings, in_effect, spelled_out
 from .runs import FinishedRun, RowKey
 from .tables import Table
 
-_TEXTS = ("source", "dataset", "rule", "algorithm", "model", "column", "recipe")
 # Settings that the papers do not state: how numbers are computed, how often, and digests
 _NOT_STATED = {
     *("amp_dtype", "channels_last", "compile", "grad_accum_steps", "grad_checkpointing", "skip_unreadable"),
-    *("data", "eval_freq", "initial_checkpoint", "pretrained", "validation_batch_size", "weights_sha256"),
+    *(
+        "data",
+        "eval_freq",
+        "initial_checkpoint",
+        "num_classes",
+        "pretrained",
+        "validation_batch_size",
+        "weights_sha256",
+    ),
 }
 
 
@@ -66,15 +74,16 @@ class PaperFigure:
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
     """Reads figures from CSV text with a header of `PaperFigure`'s fields. Settings are JSON."""
+    kinds = {
+        "value": float,
+        "error": lambda cell: float(cell) if cell else None,
+        "trained_on": lambda cell: cell or None,
+    }
+    readers = {**kinds, "settings": lambda cell: json.loads(cell or "{}")}
+    frame = pd.read_csv(StringIO(text), dtype=str, keep_default_na=False)
     return tuple(
-        PaperFigure(
-            **{name: row[name] for name in _TEXTS},
-            value=float(row["value"]),
-            error=float(row["error"]) if row["error"] else None,
-            trained_on=row["trained_on"] or None,
-            settings=json.loads(row["settings"] or "{}"),
-        )
-        for row in csv.DictReader(text.splitlines())
+        PaperFigure(**{name: readers.get(name, str)(cell) for name, cell in row.items()})
+        for row in frame.to_dict(orient="records")
     )
 
 
@@ -93,16 +102,18 @@ def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None
 
 def differences(figure: PaperFigure, run: FinishedRun) -> dict[str, tuple[object, object]]:
     """Compares a run with the recipe of a figure. Returns name -> (the run's value, the recipe's) where they differ."""
-    if (run.algorithm, with_tag(run.model)) != (figure.algorithm, with_tag(figure.model)):
-        pairs: dict[str, tuple[object, object]] = {"algorithm": (run.algorithm, figure.algorithm)}
-        pairs["model"] = (with_tag(run.model), with_tag(figure.model))
-    else:
-        pairs = {}
-    # The papers fine-tune pretrained networks
-    pairs["pretrained"] = (bool(run.args.get("pretrained") or run.args.get("initial_checkpoint")), True)
-    defaults, given = default_settings(run.args), spelled_out(run.args)
-    ours, theirs = {**defaults, **given}, {**defaults, **figure.settings}
+    pairs: dict[str, tuple[object, object]] = {
+        "algorithm": (run.algorithm, figure.algorithm),
+        "model": (with_tag(run.model), with_tag(figure.model)),
+        # The papers fine-tune pretrained networks
+        "pretrained": (bool(run.args.get("pretrained") or run.args.get("initial_checkpoint")), True),
+        "hparams_seed": (run.seeds[1], 0),  # a recipe draws no hyper-parameters
+    }
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    defaults, given, ours = default_settings(run.args), spelled_out(run.args), in_effect(run.args)
+    theirs = {**defaults, **figure.settings}
+    if given.pop("epochs", None) is not None:
+        given["steps"] = ours["steps"] = run.args["steps"]
     for name in sorted((given.keys() | figure.settings.keys()) - _NOT_STATED):
         stated = theirs.get(name) is not None or name not in figure.settings
         if stated and comparable(name, ours) != comparable(name, theirs):
@@ -114,12 +125,17 @@ def paper_columns(table: Table) -> dict[str, dict[RowKey, str]]:
     """Returns the papers' figures for a table: column -> row -> text, for the columns with any figure."""
     columns = {
         column: {
-            row: "; ".join(map(str, figures_for(runs[0], table.rule, column.removesuffix(" (IID)"), table.trained_on)))
+            row: "; ".join(map(str, figures_for(_furthest(runs), table.rule, name, table.trained_on)))
             for row, runs in table.runs.items()
         }
-        for column in table.columns
+        for column, name in ((column, column.removesuffix(" (IID)")) for column in table.columns)
     }
     return {column: texts for column, texts in columns.items() if any(texts.values())}
+
+
+def _furthest(runs: Sequence[FinishedRun]) -> FinishedRun:
+    """Returns a run of a row that stands for all: one with drawn hyper-parameters, if any has them."""
+    return max(runs, key=lambda run: run.seeds[1] != 0)
 
 
 def why_no_figures(tables: Sequence[Table]) -> list[str]:
@@ -129,7 +145,7 @@ def why_no_figures(tables: Sequence[Table]) -> list[str]:
     lines: dict[tuple[str, RowKey], str] = {}
     for table in tables:
         for row, runs in table.runs.items():
-            if (table.dataset, row) not in with_figures and (reason := _nearest(runs[0], table.rule)):
+            if (table.dataset, row) not in with_figures and (reason := _nearest(_furthest(runs), table.rule)):
                 lines.setdefault((table.dataset, row), f"papers: {table.dataset}, {row}: {reason}")
     return list(lines.values())
 

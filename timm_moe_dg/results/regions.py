@@ -6,8 +6,8 @@ FMoW_regions. Each run is selected on the validation images of its region.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan, nan
-from typing import Literal
+
+import pandas as pd
 
 from ..errors import RecordError
 from ..protocols.planner import TRAINING_PREFIX
@@ -50,16 +50,22 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
 
 
 def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
-    accuracy = {region: _region_score(record, role, region, "group_accuracy") for region, record in selected.items()}
-    number = {region: int(_region_score(record, role, region, "num_samples")) for region, record in selected.items()}
-    # Regions have different numbers of images, and the overall accuracy is over images.
-    worst = min(accuracy, key=lambda region: accuracy[region])
+    scores = {region: record.roles.get(role, RoleScores()) for region, record in selected.items()}
+    columns = {
+        name: {region: of_role.get(name, {}).get(region) for region, of_role in scores.items()}
+        for name in ("group_accuracy", "num_samples")
+    }
+    frame = pd.DataFrame(columns, index=list(selected), dtype=float)
+    for region in frame.index[frame.isna().any(axis="columns")]:
+        raise RecordError(f"records: the model of region {region!r} was scored on no {role} test image of that region")
+    accuracy, number = frame.group_accuracy, frame.num_samples
     return {
-        "accuracy": sum(accuracy[region] * number[region] for region in accuracy) / sum(number.values()),
-        "worst_accuracy": accuracy[worst],
-        "worst_group": worst,
-        "group_accuracy": accuracy,
-        "num_samples": number,
+        # Regions have different numbers of images, and the overall accuracy is over images.
+        "accuracy": float((accuracy * number).sum() / number.sum()),
+        "worst_accuracy": float(accuracy.min()),
+        "worst_group": str(accuracy.idxmin()),
+        "group_accuracy": accuracy.to_dict(),
+        "num_samples": number.astype(int).to_dict(),
     }
 
 
@@ -67,10 +73,3 @@ def _regions(record: Record) -> dict[int, str]:
     """Names of the regions by the position of their training domain."""
     names = enumerate(record.args.get("domains") or ())
     return {i: name.removeprefix(TRAINING_PREFIX) for i, name in names if name.startswith(TRAINING_PREFIX)}
-
-
-def _region_score(record: Record, role: str, region: str, score: Literal["group_accuracy", "num_samples"]) -> float:
-    value = record.roles.get(role, RoleScores()).get(score, {}).get(region, nan)
-    if isnan(value):
-        raise RecordError(f"records: the model of region {region!r} was scored on no {role} test image of that region")
-    return value

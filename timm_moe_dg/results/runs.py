@@ -5,13 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from ..data import BENCHMARKS
 from ..errors import RecordError
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
-from ..protocols.run_identity import canonical_json, settings
+from ..protocols.run_identity import canonical_json, setting_text, settings
+from .in_effect import comparable, in_effect
 
 RESULTS = "results.jsonl"
+NOTHING = canonical_json(None)
 NO_MODEL = "(not recorded)"  # DomainBed's rows do not name their network
 
 
@@ -70,6 +74,11 @@ class RowKey:
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
 
+    @property
+    def described_model(self) -> str:
+        """The model, with the variant in brackets."""
+        return f"{self.model} ({self.variant})" if self.variant else self.model
+
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
     """Finds the finished runs below folders, and the folders of unfinished runs that have a results.jsonl."""
@@ -111,31 +120,52 @@ def domain_names(records: Sequence[Record]) -> list[str]:
 
 
 def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
-    """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ."""
-    alike: dict[tuple[str, str], list[FinishedRun]] = {}
-    for run in runs:
-        alike.setdefault((run.algorithm, run.model), []).append(run)
-    rows: dict[RowKey, list[FinishedRun]] = {}
+    """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
+
+    Settings are compared by their effect: a run that spells out a default is like one that does not. Numbers of images
+    and files are seen through, see `run_identity.settings`.
+    """
     # Data that differ name the rows of all methods and networks. DomainBed's runs did not record theirs.
-    common = {"data"} if len({run.args.get("data") for run in runs} - {None}) > 1 else set()
-    for (algorithm, model), group in sorted(alike.items()):
-        tables = [settings(run.args) for run in group]
-        # Only settings that differ between these runs name a row. Others would repeat in every row.
-        differing = {name for name in set().union(*tables) if _differs([table.get(name) for table in tables])}
-        varying = sorted(differing | common)
-        for run, table in zip(group, tables, strict=True):
-            variant = ", ".join(f"{name}={table[name]}" for name in varying if table.get(name) is not None)
-            rows.setdefault(RowKey(algorithm, model, variant), []).append(run)
-    for row, members in rows.items():
-        _check_unique(row, members)
+    further = ["data"] if len({run.args.get("data") for run in runs} - {None}) > 1 else []
+    frame = pd.DataFrame({"run": runs, "method": [run.algorithm for run in runs]})
+    frame["model"] = [setting_text("model", run.model) for run in runs]
+    rows: dict[RowKey, list[FinishedRun]] = {}
+    for _, group in frame.groupby(["method", "model"]):
+        members = list(group.run)
+        effects = _differing_settings(members)
+        for _, part in effects.groupby(list(effects), sort=False) if len(effects.columns) else [((), effects)]:
+            alike = [members[number] for number in part.index]
+            named = [(name, _spelled_out(name, alike)) for name in sorted({*effects, *further})]
+            variant = ", ".join(f"{name}={value}" for name, value in named if value is not None)
+            rows.setdefault(RowKey(alike[0].algorithm, alike[0].model, variant), []).extend(alike)
+    for row, alike in rows.items():
+        _check_unique(row, alike)
     return rows
 
 
-def _differs(values: Iterable[object]) -> bool:
-    """Whether values differ by more than their spelling, such as 1 and 1.0."""
-    # `comparable` is slow, so each distinct spelling among thousands of runs is compared once.
-    spellings = {repr(value): value for value in values}
-    return len(set(map(canonical_json, spellings.values()))) > 1
+def _differing_settings(runs: Sequence[FinishedRun]) -> pd.DataFrame:
+    """Returns a line for each run, and a column with the effects of each setting that differs between them."""
+    # Defaults are slow to find, so settings that are spelled alike in all runs are left out first
+    spelled = _differing(pd.DataFrame([{n: setting_text(n, v) for n, v in settings(run.args).items()} for run in runs]))
+    drawn = any(run.seeds[1] for run in runs)
+    values = [in_effect(run.args, drawn=drawn) for run in runs] if len(spelled.columns) else []
+    effects = _differing(pd.DataFrame([{name: comparable(name, table) for name in spelled} for table in values]))
+    if "weights_sha256" in effects:
+        # Runs of several trial seeds may each start from a network of their own
+        present = effects.assign(weights_sha256=effects.weights_sha256 != NOTHING)
+        if not present.assign(run=[(run.test_domains, run.seeds) for run in runs]).duplicated().any():
+            effects = _differing(present)
+    return effects if len(effects) else pd.DataFrame(index=range(len(runs)))
+
+
+def _differing(texts: pd.DataFrame) -> pd.DataFrame:
+    """Keeps the columns with several values."""
+    texts = texts.fillna(NOTHING)
+    return texts.loc[:, texts.nunique() > 1]
+
+
+def _spelled_out(name: str, runs: Sequence[FinishedRun]) -> object:
+    return next((value for run in runs if (value := settings(run.args).get(name)) is not None), None)
 
 
 def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:

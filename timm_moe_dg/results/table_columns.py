@@ -4,11 +4,12 @@ To add a column, add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from math import nan, sqrt
-from statistics import fmean
+from math import nan
 from types import MappingProxyType
+
+import pandas as pd
 
 from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import transfer_accuracy, validation_accuracy
@@ -19,26 +20,6 @@ OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
     {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
 )
 Value = Callable[[Record], float]
-Selected = Mapping[int, Mapping[int, Record]]  # held-out domain -> trial seed -> selected record
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: a share for each trial seed. Missing seeds are left out."""
-
-    values: Mapping[int, float]
-    expected: int  # number of trial seeds of the whole table
-
-    @property
-    def mean(self) -> float:
-        """Mean over the trial seeds, NaN without any."""
-        return fmean(self.values.values()) if self.values else nan
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean, std(ddof=0) / sqrt(n), NaN for fewer than two seeds."""
-        number = len(self.values)
-        return sqrt(fmean((value - self.mean) ** 2 for value in self.values.values()) / number) if number > 1 else nan
 
 
 @dataclass(frozen=True)
@@ -49,24 +30,24 @@ class Column:
     value: Value  # computes a share, which tables print in percent
     domain: int | None = None  # position of the held-out domain, None for the mean over all of them
 
-    def cell(self, selected: Selected, expected: int) -> Cell:
-        """Computes the cell of a row from its selected records."""
-        domains = selected if self.domain is None else [self.domain]
-        values = [{seed: self.value(record) for seed, record in selected[domain].items()} for domain in domains]
-        return average([Cell(by_seed, expected) for by_seed in values])
+    def scores(self, selected: pd.Series, num_domains: int) -> pd.Series:
+        """Computes shares by row and trial seed, from records by row, held-out domain and trial seed."""
+        values = selected.map(self.value).astype(float)
+        if self.domain is None:
+            return average(values, num_domains)
+        return at(values, "domain", self.domain)
 
 
-def paired_differences(first: Cell, second: Cell) -> dict[int, float]:
-    """Returns first - second by trial seed, for the seeds of both cells."""
-    return {seed: value - second.values[seed] for seed, value in first.values.items() if seed in second.values}
+def at(scores: pd.Series, level: str, key: object) -> pd.Series:
+    """Returns the scores with a key on a level of the index, which may be none."""
+    return scores[scores.index.get_level_values(level) == key].droplevel(level)
 
 
-def average(cells: Sequence[Cell]) -> Cell:
-    """Averages the cells of a row within each trial seed, for the seeds of all cells."""
-    # Domains of a seed vary together, so the error of an average is that of the averages by seed.
-    seeds = [seed for seed in cells[0].values if all(seed in cell.values for cell in cells)]
-    values = {seed: fmean(cell.values[seed] for cell in cells) for seed in seeds}
-    return Cell(values, max(cell.expected for cell in cells))
+def average(scores: pd.Series, number: int) -> pd.Series:
+    """Averages scores by row and trial seed, where all `number` of them are there. With a NaN, the result is NaN."""
+    # Domains of a seed vary together, so the error of an average is that of the averages by seed
+    groups = scores.groupby(level=["row", "seed"])
+    return groups.mean().where(groups.count() == number)[groups.size() == number]
 
 
 def held_out_columns(names: Sequence[str], report: Value) -> list[Column]:
@@ -76,18 +57,15 @@ def held_out_columns(names: Sequence[str], report: Value) -> list[Column]:
 
 def single_source_columns(names: Sequence[str], source: int) -> list[Column]:
     """Columns of a single-source table: out-split accuracy of the training domain, of the others, and their mean."""
-    others = [domain for domain in range(len(names)) if domain != source]
-    return [
-        Column(f"{names[source]} (IID)", _out_accuracy(source)),
-        *(Column(names[domain], _out_accuracy(domain)) for domain in others),
-        Column(AVERAGE_OOD, transfer_accuracy),
-    ]
+    columns = [Column(name, lambda record, domain=domain: record.out_acc[domain]) for domain, name in enumerate(names)]
+    trained_on = replace(columns.pop(source), title=f"{names[source]} (IID)")
+    return [trained_on, *columns, Column(AVERAGE_OOD, transfer_accuracy)]
 
 
 def official_columns(records: Sequence[Record]) -> list[Column]:
     """Columns with the scores of a data set's own "id" and "ood" test domains, see `role_scores`."""
     return [
-        Column(f"{role} {title}", _role_score(role, score))
+        Column(f"{role} {title}", lambda record, role=role, score=score: record.roles[role][score])
         for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items())
         if any(score in record.roles.get(role, {}) for record in records)
     ]
@@ -95,25 +73,15 @@ def official_columns(records: Sequence[Record]) -> list[Column]:
 
 def group_columns(records: Sequence[Record]) -> list[Column]:
     """Columns with the accuracy of each group of the "id" and "ood" test domains, by role and then by name."""
-    groups = {
-        (role, group)
-        for record in records
-        for role in SCORED_ROLES
-        for group in record.roles.get(role, RoleScores()).get("group_accuracy", ())
-    }
-    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(groups)]
+    groups = {(role, group) for role in SCORED_ROLES for record in records for group in _by_group(record, role)}
+    return [
+        Column(f"{role} {group}", lambda record, role=role, group=group: _by_group(record, role).get(group, nan))
+        for role, group in sorted(groups)
+    ]
 
 
-def _out_accuracy(domain: int) -> Value:
-    return lambda record: record.out_acc[domain]
-
-
-def _role_score(role: str, score: Score) -> Value:
-    return lambda record: record.roles[role][score]
-
-
-def _group_accuracy(role: str, group: str) -> Value:
-    return lambda record: record.roles.get(role, RoleScores()).get("group_accuracy", {}).get(group, nan)
+def _by_group(record: Record, role: str) -> Mapping[str, float]:
+    return record.roles.get(role, RoleScores()).get("group_accuracy", {})
 
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(

@@ -3,11 +3,14 @@
 A cell is the mean over trial seeds with its standard error. Missing runs are listed below the table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
 
 from ..errors import RecordError
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
@@ -23,10 +26,9 @@ from .regions import joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 from .table_columns import (
     AVERAGE,
-    Cell,
     Column,
-    Selected,
     Value,
+    at,
     average,
     group_columns,
     held_out_columns,
@@ -34,42 +36,36 @@ from .table_columns import (
     single_source_columns,
 )
 
-SINGLE_SOURCE = "single_source"
-VALIDATION = "training_domain_validation"
+SINGLE_SOURCE, VALIDATION = "single_source", "training_domain_validation"
+CROSS_VALIDATION = "leave_one_domain_out_cv"
 # rule -> held-out domains of the runs that the rule needs
 NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
     {
-        "training_domain_validation": leave_one_domain_out,
-        "leave_one_domain_out_cv": leave_one_or_two_domains_out,
+        VALIDATION: leave_one_domain_out,
+        CROSS_VALIDATION: leave_one_or_two_domains_out,
         "oracle": leave_one_domain_out,
         SINGLE_SOURCE: single_source,
-        OFFICIAL: lambda num_domains: [],
-        **dict.fromkeys((*OOD_RULES, PER_REGION), lambda num_domains: []),
+        **dict.fromkeys((OFFICIAL, *OOD_RULES, PER_REGION), lambda num_domains: []),
     }
 )
 TITLES: Mapping[str, str] = MappingProxyType(
     {
-        "training_domain_validation": "training-domain validation",
-        "leave_one_domain_out_cv": "leave-one-domain-out cross-validation",
+        VALIDATION: "training-domain validation",
+        CROSS_VALIDATION: "leave-one-domain-out cross-validation",
         "oracle": "test-domain validation (oracle)",
-        SINGLE_SOURCE: "single source",
-        OFFICIAL: "the data's own test domains",
         "ood_worst_group": "the worst group of the ood validation split",
         "ood_f1_macro": "F1-macro on the ood validation split",
         PER_REGION: "a model per region, each on its own",
     }
 )
-_ALSO_MISSING = {
-    PER_REGION: ", or a region's model",
-    **dict.fromkeys(OOD_RULES, ", or their scores on the ood validation split"),
-}
 _ORACLE = " (oracle: the split has held-out groups of the test)"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
+Selected = dict[tuple[RowKey, int, int], Record]  # by row, held-out domain and trial seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """One table."""
 
@@ -77,11 +73,35 @@ class Table:
     rule: str  # a name in `NEEDED`
     title: str  # data set and rule in words
     columns: Sequence[str]  # titles
-    rows: Mapping[RowKey, Sequence[Cell]]  # cells in the order of the columns
+    rows: Sequence[RowKey]
+    scores: pd.Series  # shares by "row", "column" (position) and trial "seed"; missing runs are left out
+    expected: Sequence[int]  # number of trial seeds of each column
     runs: Rows = field(default_factory=dict)  # of each row
     missing: Sequence[str] = ()  # a phrase for each group of missing runs
     trained_on: str | None = None  # the only training domain, in single-source tables
     groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
+
+    def summary(self) -> pd.DataFrame:
+        """Returns mean, standard error, seeds and expected seeds of each cell, by row and column (position).
+
+        The error is std(ddof=0) / sqrt(seeds), NaN for fewer than two seeds. A cell with a NaN has a mean of NaN.
+        """
+        groups = self.scores.groupby(level=["row", "column"])
+        seeds = groups.size()
+        error = (groups.std(ddof=0) / seeds**0.5).where(seeds > 1)
+        frame = pd.DataFrame({"mean": groups.mean(), "error": error}).where(groups.count() == seeds).assign(seeds=seeds)
+        cells = pd.MultiIndex.from_product([self.rows, range(len(self.columns))], names=["row", "column"])
+        frame = frame.reindex(cells).fillna({"seeds": 0}).astype({"seeds": int})
+        return frame.assign(expected=[*self.expected] * len(self.rows))
+
+    def shares(self, row: RowKey) -> pd.Series:
+        """Returns the shares of a row, by column (position) and trial seed."""
+        return at(self.scores, "row", row)
+
+    def differences(self, first: RowKey, second: RowKey) -> pd.Series:
+        """Returns first - second by column (position) and trial seed, where both rows have a share."""
+        pair = self.shares(first).align(self.shares(second), join="inner")
+        return pair[0] - pair[1]
 
     def on_other_data(self, first: RowKey, second: RowKey) -> bool:
         """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
@@ -106,17 +126,15 @@ def make_tables(
         further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
-    # A final model, which was trained on all domains, has no test accuracy.
-    runs = [run for run in runs if run.test_domains]
-    rows_by_dataset = {
-        dataset: by_row([run for run in runs if run.dataset == dataset])
-        for dataset in sorted({run.dataset for run in runs})
-    }
-    tables = []
+    by_dataset: dict[str, list[FinishedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.dataset):
+        if run.test_domains:  # a final model, which was trained on all domains, has no test accuracy
+            by_dataset.setdefault(run.dataset, []).append(run)
+    rows_by_dataset, tables = {dataset: by_row(members) for dataset, members in by_dataset.items()}, []
     for rule in rules:
         made = []
         for dataset, rows in rows_by_dataset.items():
-            if not _applies(rule, rows):
+            if not _applies(rule, by_dataset[dataset]):
                 continue
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(dataset, rows, further)
@@ -147,10 +165,8 @@ def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
     return "no run holds out the domains that this rule needs"
 
 
-def _applies(rule: str, rows: Rows) -> bool:
+def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     """Whether any run has results for a rule."""
-    runs = _runs(rows)
-    held_out = {len(run.test_domains) for run in runs}
     if rule == PER_REGION:
         return any(map(trained_region, runs))
     if rule in OOD_RULES:
@@ -160,116 +176,110 @@ def _applies(rule: str, rows: Rows) -> bool:
         return rule == OFFICIAL and any(run.records[0].roles and not trained_region(run) for run in runs)
     if rule == SINGLE_SOURCE:
         return any(run.num_domains - len(run.test_domains) == 1 for run in runs)
-    return held_out >= ({1, 2} if rule == "leave_one_domain_out_cv" else {1})
+    return {len(run.test_domains) for run in runs} >= ({1, 2} if rule == CROSS_VALIDATION else {1})
 
 
 def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
-    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
+    names = _names(rows)
     # Cross-validation also needs the runs that hold out another domain beside the test domain.
-    sizes = (1, 2) if rule == "leave_one_domain_out_cv" else (1,)
-    selected = {
-        row: {
-            domain: _selected(
-                rule, [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes], seeds
-            )
-            for domain in range(len(names))
+    sizes = (1, 2) if rule == CROSS_VALIDATION else (1,)
+    selected: Selected = {}
+    for domain in range(len(names)):
+        of_domain = {
+            row: [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes]
+            for row, runs in rows.items()
         }
-        for row, runs in rows.items()
-    }
-    columns = [*held_out_columns(names, report), *further]
-    title = f"{dataset}, selection by {TITLES[rule]}"
+        selected |= _selected(rule, of_domain, domain)
+    columns, title = [*held_out_columns(names, report), *further], f"{dataset}, selection by {TITLES[rule]}"
     missing = _missing(NEEDED[rule](len(names)), rows)
-    return Table(dataset, rule, title, _titles(columns), _cells(columns, selected, seeds), rows, missing)
+    return _table(dataset, rule, title, columns, selected, rows, num_domains=len(names), missing=missing)
 
 
-def _selected(rule: str, runs: Sequence[FinishedRun], seeds: Sequence[int]) -> dict[int, Record]:
-    """Applies a rule to the runs of each trial seed."""
-    select = joined_regions if rule == PER_REGION else lambda chosen: SELECTION_RULES[rule](_records(chosen))
+def _selected(rule: str, rows: Rows, domain: int = 0) -> Selected:
+    """Applies a rule to the runs of each row and trial seed."""
+    select = joined_regions if rule == PER_REGION else lambda runs: SELECTION_RULES[rule](_records(runs))
     selected = {}
-    for seed in seeds:
-        # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
-        with suppress(RecordError):
-            selected[seed] = select([run for run in runs if run.seeds[0] == seed])
+    for row, runs in rows.items():
+        for seed in {run.seeds[0] for run in runs}:
+            # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
+            with suppress(RecordError):
+                selected[row, domain, seed] = select([run for run in runs if run.seeds[0] == seed])
     return selected
 
 
 def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -> list[Table]:
     """One table per training domain."""
-    names, seeds = domain_names(_first_records(rows)), _trial_seeds(rows)
-    tables = []
+    names, tables = _names(rows), []
     for source, held_out in enumerate(single_source(len(names))):
-        if all(run.test_domains != held_out for run in _runs(rows)):
-            continue
         of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        selected = {row: {source: _selected(VALIDATION, runs, seeds)} for row, runs in of_source.items()}
-        columns = [*single_source_columns(names, source), *further]
-        title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
-        cells, missing = _cells(columns, selected, seeds), _missing([held_out], rows)
-        tables.append(
-            Table(dataset, SINGLE_SOURCE, title, _titles(columns), cells, rows, missing, trained_on=names[source])
-        )
+        if any(of_source.values()):
+            selected, columns = _selected(VALIDATION, of_source), [*single_source_columns(names, source), *further]
+            title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
+            more: dict[str, Any] = {"missing": _missing([held_out], rows), "trained_on": names[source]}
+            tables.append(_table(dataset, SINGLE_SOURCE, title, columns, selected, rows, **more))
     return tables
 
 
-def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column], by_group: bool = False) -> Table:
+def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column], by_group: bool) -> Table:
     """Scores on the data's own test domains. Every run holds out all of them."""
-    seeds = _trial_seeds(rows)
+    regional, seeds = rule == PER_REGION, _trial_seeds(rows)
     # Runs of one region and runs of all regions never share a table.
-    of_rule = {
-        row: [run for run in runs if bool(trained_region(run)) == (rule == PER_REGION)] for row, runs in rows.items()
-    }
+    of_rule = {row: [run for run in runs if bool(trained_region(run)) == regional] for row, runs in rows.items()}
     rows = {row: runs for row, runs in of_rule.items() if runs}
-    selected = {row: _selected(VALIDATION if rule == OFFICIAL else rule, runs, seeds) for row, runs in rows.items()}
-    records = [record for by_seed in selected.values() for record in by_seed.values()]
+    selected = _selected(VALIDATION if rule == OFFICIAL else rule, rows)
+    records = list(selected.values())
     groups = group_columns(records) if by_group else []
-    columns = [*official_columns(records), *groups, *further]
-    cells = _cells(columns, {row: {0: by_seed} for row, by_seed in selected.items()}, seeds)
-    missing_seeds = {row: sorted(set(seeds) - set(by_seed)) for row, by_seed in selected.items()}
-    also = _ALSO_MISSING.get(rule, "")
+    missing_seeds = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in rows}
+    also = (
+        ", or a region's model" if regional else ", or their scores on the ood validation split" * (rule in OOD_RULES)
+    )
     missing = [f"{row}: trial seeds {absent}{also}" for row, absent in missing_seeds.items() if absent]
-    selection = rule_title(rule if rule in OOD_RULES else VALIDATION, _first_records(rows))
-    how = TITLES[rule] if rule == PER_REGION else f"selection by {selection}"
-    title = f"{dataset}, its own test domains, {how}"
-    return Table(dataset, rule, title, _titles(columns), cells, rows, missing, groups=_titles(groups))
+    selection = rule_title(rule if rule in OOD_RULES else VALIDATION, _records(chain(*rows.values())))
+    title = f"{dataset}, its own test domains, {TITLES[rule] if regional else f'selection by {selection}'}"
+    more: dict[str, Any] = {"missing": missing, "groups": [column.title for column in groups]}
+    columns = [*official_columns(records), *groups, *further]
+    return _table(dataset, rule, title, columns, selected, rows, seeds=len(seeds), **more)
+
+
+def _table(
+    dataset: str, rule: str, title: str, columns: Sequence[Column], selected: Selected, rows: Rows,
+    *, num_domains: int = 1, seeds: int | None = None, **more: Any,
+) -> Table:  # fmt: skip
+    """Makes a table of selected records."""
+    index = pd.MultiIndex.from_tuples(list(selected), names=["row", "domain", "seed"])
+    records = pd.Series(list(selected.values()), index=index, dtype=object)
+    scores = _side_by_side([column.scores(records, num_domains) for column in columns])
+    expected = [seeds or len(_trial_seeds(rows))] * len(columns)
+    return Table(dataset, rule, title, [column.title for column in columns], list(rows), scores, expected, rows, **more)
+
+
+def _side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
+    """Joins columns, each a share by row and trial seed, to the scores of a table."""
+    return pd.concat(dict(enumerate(columns)), names=["column"]).swaplevel("column", "row").sort_index()
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
     """The average columns of the tables of several data sets side by side."""
-    cells = {}
-    for row in sorted({row for table in tables for row in table.rows}):
-        averages = [
-            table.rows[row][table.columns.index(AVERAGE)] if row in table.rows else Cell({}, 0) for table in tables
-        ]
-        cells[row] = [*averages, average(averages)]
-    columns = [*(table.dataset for table in tables), AVERAGE]
-    return Table(AVERAGES, rule, f"averages of the domains, selection by {TITLES[rule]}", columns, cells)
+    pairs = [(table, table.columns.index(AVERAGE)) for table in tables]
+    averages = [at(table.scores, "column", position) for table, position in pairs]
+    scores = _side_by_side([*averages, average(pd.concat(averages), len(tables))])
+    expected = [table.expected[position] for table, position in pairs]
+    title, columns = f"averages of the domains, selection by {TITLES[rule]}", [*(t.dataset for t in tables), AVERAGE]
+    rows = sorted({row for table in tables for row in table.rows})
+    return Table(AVERAGES, rule, title, columns, rows, scores, [*expected, max(expected)])
 
 
-def _titles(columns: Sequence[Column]) -> list[str]:
-    return [column.title for column in columns]
-
-
-def _cells(
-    columns: Sequence[Column], selected: Mapping[RowKey, Selected], seeds: Sequence[int]
-) -> dict[RowKey, list[Cell]]:
-    return {row: [column.cell(records, len(seeds)) for column in columns] for row, records in selected.items()}
-
-
-def _runs(rows: Rows) -> list[FinishedRun]:
-    return [run for members in rows.values() for run in members]
-
-
-def _records(runs: Sequence[FinishedRun]) -> list[Record]:
+def _records(runs: Iterable[FinishedRun]) -> list[Record]:
     return [record for run in runs for record in run.records]
 
 
-def _first_records(rows: Rows) -> list[Record]:
-    return [run.records[0] for run in _runs(rows)]
+def _names(rows: Rows) -> list[str]:
+    return domain_names([run.records[0] for runs in rows.values() for run in runs])
 
 
 def _trial_seeds(rows: Rows) -> list[int]:
-    return sorted({run.seeds[0] for run in _runs(rows)})
+    return sorted({run.seeds[0] for runs in rows.values() for run in runs})
 
 
 def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
@@ -277,15 +287,10 @@ def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
 
     Domains that no run of the table holds out were not planned.
     """
-    trial_seeds, begun = _trial_seeds(rows), {run.test_domains for run in _runs(rows)}
-    phrases = []
+    begun, phrases = {run.test_domains for runs in rows.values() for run in runs}, []
     for row, runs in rows.items():
         finished = {(run.test_domains, run.seeds) for run in runs}
-        for held_out, hparams_seed in product(
-            filter(begun.__contains__, needed), sorted({run.seeds[1] for run in runs})
-        ):
-            if absent := [seed for seed in trial_seeds if (held_out, (seed, hparams_seed)) not in finished]:
-                phrases.append(
-                    f"{row}: test domains {list(held_out)}, trial seeds {absent}, hparams seed {hparams_seed}"
-                )
+        for held_out, draw in product(filter(begun.__contains__, needed), sorted({run.seeds[1] for run in runs})):
+            if absent := [seed for seed in _trial_seeds(rows) if (held_out, (seed, draw)) not in finished]:
+                phrases.append(f"{row}: test domains {list(held_out)}, trial seeds {absent}, hparams seed {draw}")
     return phrases

@@ -59,16 +59,22 @@ def recovered(target: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Creates or replaces a file. After an error, an existing file is unchanged."""
+    with explained(path), replaced_file(path) as fresh:
+        fresh.write_text(text)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yields the path of a hidden file beside `path`, which replaces `path` if nothing is raised."""
     fresh, _ = _beside(path)
-    with explained(path):
-        try:
-            fresh.write_text(text)
-            synchronize(fresh)
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-        synchronize(path.parent)
+    try:
+        yield fresh
+        synchronize(fresh)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    synchronize(path.parent)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...layers import GeoMoeMlp, RoutedMlp
-from ...layers.router import RouterOutput
+from ...layers import GeoMoeMlp, RoutedMlp, RouterOutput
 from ...losses import record_routing
 from ...networks.build import Network
 from ..run_view import evaluation_mode

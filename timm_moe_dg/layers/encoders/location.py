@@ -97,6 +97,7 @@ class LocationEncoder(CoordinateEncoder):
         self,
         out_features: int = 256,
         hidden_features: int = 256,
+        *,
         degrees: int = 10,
         norm: str = "orthonormal",
         drop: float = 0.5,
@@ -141,6 +142,7 @@ class SinCosEncoder(CoordinateEncoder):
         self,
         out_features: int = 256,
         hidden_features: int = 256,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -175,6 +177,7 @@ class LocationIdEmbedding(OwnParameters):
         self,
         num_locations: int,
         out_features: int = 256,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -127,6 +127,7 @@ class NumberEncoder(OwnParameters):
         self,
         mean: float,
         std: float,
+        *,
         out_features: int = COLUMN_FEATURES,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -162,6 +163,7 @@ class ColumnsEncoder(nn.Module):
         self,
         location: nn.Module,
         columns: Mapping[str, Sequence[float]],
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

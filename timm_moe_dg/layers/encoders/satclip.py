@@ -39,7 +39,7 @@ class SatClipEncoder(LocationEncoder):
     """A frozen `LocationEncoder` with SatCLIP's harmonics, always in evaluation mode, that is without dropout."""
 
     def __init__(self, degrees: int, hidden_features: int, out_features: int) -> None:
-        super().__init__(out_features, hidden_features, degrees, norm="satclip")
+        super().__init__(out_features, hidden_features, degrees=degrees, norm="satclip")
         self.requires_grad_(False)
         self.eval()
 

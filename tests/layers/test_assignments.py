@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.references.naive_moe import naive_drops
-from timm_moe_dg.layers.dispatch import expert_capacity, group_assignments, over_capacity, sort_assignments
+from timm_moe_dg.layers.assignments import expert_capacity, group_assignments, over_capacity, sort_assignments
 
 TABLES = st.integers(1, 6).flatmap(
     lambda experts: st.tuples(

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import MetadataError
-from .encoders.coverage import Coverage, thin_coordinates
-from .encoders.location import CoordinateEncoder
-from .own_parameters import OwnParameters
-from .precision import UpcastLinear
+from ...errors import MetadataError
+from ..own_parameters import OwnParameters
+from ..precision import UpcastLinear
+from .coverage import Coverage, thin_coordinates
+from .location import CoordinateEncoder
 
 RELATION_QUERIES = ("domain", "wrap")
 
@@ -30,6 +30,7 @@ class DomainHeads(OwnParameters):
         in_features: int,
         num_domains: int,
         num_classes: int,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class DomainRelations(CoordinateEncoder):
         self,
         num_domains: int,
         num_points: int = 0,
+        *,
         beta: float = 0.8,
         query: str = "domain",
         features: int = 256,

@@ -16,11 +16,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from timm_moe_dg.layers import dispatch
-from timm_moe_dg.layers import sorted_experts as module
-from timm_moe_dg.layers.experts import StackedExperts, set_dispatch
-from timm_moe_dg.layers.feed_forwards import GatedActivation
-from timm_moe_dg.layers.sorted_experts import (
+from timm_moe_dg.layers import assignments
+from timm_moe_dg.layers import fast_experts as module
+from timm_moe_dg.layers.experts import StackedExperts, set_expert_implementation
+from timm_moe_dg.layers.fast_experts import (
     DROPPED,
     ExpertInputs,
     HiddenDropout,
@@ -31,6 +30,7 @@ from timm_moe_dg.layers.sorted_experts import (
     sorted_activation,
     sorted_experts,
 )
+from timm_moe_dg.layers.feed_forwards import GatedActivation
 
 ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere
@@ -315,7 +315,7 @@ def test_second_derivatives_are_right_too(drop):
 
 def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_strides():
     experts = StackedExperts(EXPERTS, 8, 16)
-    set_dispatch(experts, "sorted")
+    set_expert_implementation(experts, "sorted")
     x, weights = torch.randn(ITEMS, 8), torch.rand(TOP_K, ITEMS).t().requires_grad_()
     experts(x, INDICES, weights).mul_(3).sum().backward()
     expected = torch.autograd.grad(experts.forward_loop(x, INDICES, weights).sum() * 3, weights)[0]
@@ -328,7 +328,7 @@ def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_str
 @pytest.mark.parametrize("drop", [0.0, 0.1])
 def test_one_tensor_of_hidden_features_and_no_mask_is_saved_for_the_backward_pass(drop):
     experts = StackedExperts(3, 8, 32, hidden_drop=drop).train()
-    set_dispatch(experts, "sorted")
+    set_expert_implementation(experts, "sorted")
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         experts(torch.randn(10, 8), torch.arange(20).view(10, 2) % 3, torch.rand(10, 2, requires_grad=True))
@@ -357,7 +357,7 @@ class Calls(TorchDispatchMode):
 
 def test_inference_and_the_backward_pass_hold_the_hidden_features_of_one_expert():
     experts = StackedExperts(8, 8, 512)
-    set_dispatch(experts, "sorted")
+    set_expert_implementation(experts, "sorted")
     items, indices, weights = torch.randn(64, 8), torch.arange(64).view(64, 1) % 8, torch.rand(64, 1)
     with torch.no_grad(), Calls() as calls:
         experts(items, indices, weights)
@@ -546,8 +546,8 @@ def test_compiled_programs_of_quantized_experts_hold_the_loop():
 def test_the_backward_pass_of_compiled_programs_does_not_wait_again(experts, monkeypatch):
     if not wants_the_operator():
         pytest.skip("this torch takes the loop")
-    waits, counts = [], dispatch._counts
-    monkeypatch.setattr(dispatch, "_counts", lambda ends: waits.append(1) or counts(ends))
+    waits, counts = [], assignments._counts
+    monkeypatch.setattr(assignments, "_counts", lambda ends: waits.append(1) or counts(ends))
     compile_with_autograd(experts)(*make_call()).sum().backward()
     assert len(waits) == 1
 

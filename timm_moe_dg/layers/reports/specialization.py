@@ -1,17 +1,15 @@
-"""MoGE's losses: diversity of the routed experts, invariance of the shared expert, and both for a whole model.
+"""Losses that make MoGE's experts specialize: diversity of the routed experts, invariance of the shared expert.
 
 Axes: B samples, D features, E routed experts, T forced tokens.
 """
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import ArgumentError
-from ..layers import GeoMoeMlp, RouterOutput
-from ..layers.precision import without_autocast
+from ...errors import ArgumentError
+from ..precision import without_autocast
+from .routing import RouterOutput
 
 
 def cka_diversity_loss(outputs: Tensor) -> Tensor:
@@ -67,58 +65,7 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     return (compared - attracted).masked_fill(~anchors, 0.0).sum() / anchors.sum().clamp(min=1)
 
 
-def _layers(model: nn.Module) -> list[GeoMoeMlp]:
-    # By attribute, since scripted layers have another class
-    return [cast(GeoMoeMlp, module) for module in model.modules() if hasattr(module, "forced_tokens")]
-
-
-def force_tokens(model: nn.Module, num_tokens: int) -> None:
-    """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
-
-    Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. One token is refused, since its
-    centered output is zero. The model may be wrapped for distributed training.
-
-    >>> timm_moe_dg.losses.force_tokens(timm.create_model("moge_tiny"), 256)
-    """
-    if num_tokens < 0 or num_tokens == 1:
-        raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
-    for layer in _layers(model):
-        layer.forced_tokens = num_tokens
-
-
 def discovered_domains(routing: RouterOutput) -> Tensor:
     """Recorded routing of a MoGE layer -> (B,) int64, best expert without noise; -1 for samples without metadata."""
     domains = routing.probabilities.detach().argmax(dim=-1)
     return domains if routing.routed is None else domains.masked_fill(~routing.routed, -1)
-
-
-def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
-    """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
-
-    Call this between forward and backward, once per forward, with that forward's class indices (B,). In training, each
-    forward of a MoGE layer replaces its report: the class token after its shared expert, and the outputs of all routed
-    experts for the forced tokens. The model may be wrapped for distributed training.
-
-    "cka_loss" is the mean over the layers with forced tokens, and "supcon_loss" is of the last layer's shared expert.
-    Each is left out of a model without such layers.
-
-    >>> model = timm.create_model("moge_tiny", num_classes=3)
-    >>> timm_moe_dg.losses.force_tokens(model, 64)
-    >>> logits = model(torch.randn(4, 3, 224, 224), torch.tensor([[13.4, 52.5]]).expand(4, 2))
-    >>> sorted(timm_moe_dg.losses.moge_losses(model, torch.tensor([0, 1, 2, 0])))
-    ['cka_loss', 'supcon_loss']
-    """
-    layers = _layers(model)
-    if not layers:
-        return {}
-    last = layers[-1]
-    if last.report is None or last.routing is None:
-        remedy = "its MoGE layers have no report; run a forward in training mode"
-        raise ArgumentError.of("model", type(model).__name__, remedy)
-    reports = [layer.report for layer in layers if layer.report is not None]
-    forced = [report.forced for report in reports if report.forced is not None]
-    losses = {"cka_loss": torch.stack([cka_diversity_loss(outputs) for outputs in forced]).mean()} if forced else {}
-    if last.report.shared is not None:
-        domains = discovered_domains(last.routing)
-        losses["supcon_loss"] = supcon_invariance_loss(last.report.shared, targets, domains, temperature)
-    return losses

@@ -1,0 +1,52 @@
+"""Tables as tests read and make them: a cell for each row and column, with its shares by trial seed."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from timm_moe_dg.results.runs import FinishedRun, RowKey
+from timm_moe_dg.results.tables import Table
+
+
+class Cell(NamedTuple):
+    """One number of a table."""
+
+    values: dict[int, float]  # shares by trial seed
+    mean: float
+    error: float
+    expected: int
+
+
+def cells_of(table: Table) -> dict[RowKey, list[Cell]]:
+    """The cells of each row, in the order of the columns."""
+    values: dict[tuple[RowKey, int], dict[int, float]] = {}
+    for (row, column, seed), share in table.scores.items():
+        values.setdefault((row, column), {})[seed] = share
+    cells: dict[RowKey, list[Cell]] = {row: [] for row in table.rows}
+    for (row, column), cell in table.summary().iterrows():
+        found = values.get((row, column), {})
+        assert len(found) == cell.seeds
+        cells[row].append(Cell(found, cell["mean"], cell.error, cell.expected))
+    return cells
+
+
+def table_of(
+    rows: Mapping[RowKey, Sequence[Mapping[int, float]]],
+    columns: Sequence[str],
+    *,
+    dataset: str = "toy",
+    rule: str = "oracle",
+    expected: int = 2,
+    runs: Mapping[RowKey, Sequence[FinishedRun]] | None = None,
+) -> Table:
+    """A table of shares by trial seed, one mapping for each row and column."""
+    shares = {
+        (row, column, seed): share
+        for row, cells in rows.items()
+        for column, cell in enumerate(cells)
+        for seed, share in cell.items()
+    }
+    index = pd.MultiIndex.from_tuples(list(shares), names=["row", "column", "seed"])
+    scores = pd.Series(list(shares.values()), index=index).sort_index()
+    return Table(dataset, rule, "a table", columns, list(rows), scores, [expected] * len(columns), runs or {})

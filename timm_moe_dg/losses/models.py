@@ -1,0 +1,171 @@
+"""Losses of whole models: those that their layers report, and access to the recorded routing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, Router, RouterOutput
+from ..layers.reports.losses import ReportsLosses
+from ..layers.reports.routing import BALANCING_LOSSES
+
+
+def _routed_modules(model: nn.Module) -> Iterator[tuple[str, MoeMlp | GeoMoeMlp]]:
+    # By attribute, since scripted layers have another class
+    for name, module in model.named_modules():
+        if hasattr(module, "record_routing"):
+            yield name, cast(MoeMlp, module)
+
+
+def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
+    """Returns the last recorded routing of each mixture layer, by module name.
+
+    Each forward in training replaces the record. In evaluation, only forwards inside `record_routing` do. Layers
+    without a record are left out.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16")
+        >>> logits = model(torch.randn(2, 3, 224, 224))
+        >>> timm_moe_dg.router_outputs(model)["blocks.8.mlp"].expert_indices.shape  # 2 x 197 tokens, 2 experts each
+        torch.Size([394, 2])
+    """
+    return {name: module.routing for name, module in _routed_modules(model) if module.routing is not None}
+
+
+def auxiliary_loss(model: nn.Module, form: str | None = None) -> Tensor:
+    """Sum of `Router.loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
+
+    `form` replaces the routers' own loss by 'vmoe' or 'tutel'. The sum is 0 for a model without mixture layers. Call
+    this between forward and backward, once per forward, and add it with a small coefficient (GMoE's code: 0.01). The
+    model may be wrapped for distributed training.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=7)
+        >>> logits = model(torch.randn(2, 3, 224, 224))
+        >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
+    """
+    layers = list(_routed_modules(model))
+    outputs = router_outputs(model)
+    if layers and not outputs:
+        remedy = "its mixture layers have recorded no routing; run a forward in training mode"
+        raise ArgumentError.of("model", type(model).__name__, remedy)
+    loss = None if form is None else _form(form)
+    losses = [(loss or module.router.loss)(outputs[name]) for name, module in layers if name in outputs]
+    return torch.stack(losses).sum() if losses else _zero(model)
+
+
+def set_auxiliary_form(model: nn.Module, form: str) -> None:
+    """Sets the loss of all routers that have none of their own: 'vmoe', or 'tutel' as in GMoE's released code."""
+    _form(form)
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.loss_form = form
+
+
+def _form(form: str) -> Callable[[RouterOutput], Tensor]:
+    if form not in BALANCING_LOSSES:
+        raise ArgumentError.of("form", form, f"choose one of {', '.join(BALANCING_LOSSES)}")
+    return BALANCING_LOSSES[form]
+
+
+def _zero(model: nn.Module) -> Tensor:
+    return torch.zeros((), device=next((parameter.device for parameter in model.parameters()), None))
+
+
+def reported_losses(
+    model: nn.Module,
+    targets: Tensor,
+    weights: LossWeights = LossWeights(),  # noqa: B008 (immutable)
+) -> dict[str, ReportedLoss]:
+    """Returns the losses that a model's modules report of the last training forward, by name.
+
+    Each module with a method `training_losses` is asked, see `layers.reports.losses`. "aux_loss" is 0 without routers.
+    Call this between forward and backward, once per forward, with that forward's class indices (B,). The model may be
+    wrapped for distributed training.
+
+    >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=3)
+    >>> logits = model(torch.randn(4, 3, 224, 224))
+    >>> list(timm_moe_dg.losses.reported_losses(model, torch.tensor([0, 1, 2, 0])))
+    ['aux_loss']
+    """
+    found: dict[str, list[ReportedLoss]] = {"aux_loss": []}
+    for module in model.modules():
+        if hasattr(module, "training_losses"):
+            for name, loss in cast(ReportsLosses, module).training_losses(targets, weights).items():
+                found.setdefault(name, []).append(loss)
+    return {name: _over_modules(losses) if losses else ReportedLoss(_zero(model)) for name, losses in found.items()}
+
+
+def _over_modules(losses: Sequence[ReportedLoss]) -> ReportedLoss:
+    last = losses[-1]
+    if last.over_modules == "last":
+        return last
+    values = torch.stack([loss.value for loss in losses])
+    return last._replace(value=values.mean() if last.over_modules == "mean" else values.sum())
+
+
+def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
+    """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
+
+    Call this as `reported_losses`. In training, each forward of a MoGE layer replaces its report: the class token after
+    its shared expert, and the outputs of all routed experts for the forced tokens.
+
+    "cka_loss" is the mean over the layers with forced tokens, and "supcon_loss" is of the last layer's shared expert.
+    Each is left out of a model without such layers.
+
+    >>> model = timm.create_model("moge_tiny", num_classes=3)
+    >>> timm_moe_dg.losses.force_tokens(model, 64)
+    >>> logits = model(torch.randn(4, 3, 224, 224), torch.tensor([[13.4, 52.5]]).expand(4, 2))
+    >>> sorted(timm_moe_dg.losses.moge_losses(model, torch.tensor([0, 1, 2, 0])))
+    ['cka_loss', 'supcon_loss']
+    """
+    layers = _moge_layers(model)
+    if layers and layers[-1].report is None:
+        remedy = "its MoGE layers have no report; run a forward in training mode"
+        raise ArgumentError.of("model", type(model).__name__, remedy)
+    losses = reported_losses(model, targets, LossWeights(supcon_temperature=temperature))
+    return {name: loss.value for name, loss in losses.items() if name in ("cka_loss", "supcon_loss")}
+
+
+def force_tokens(model: nn.Module, num_tokens: int) -> None:
+    """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
+
+    Each layer chooses `num_tokens` tokens anew in each forward, or none with 0. One token is refused, since its
+    centered output is zero. The model may be wrapped for distributed training.
+
+    >>> timm_moe_dg.losses.force_tokens(timm.create_model("moge_tiny"), 256)
+    """
+    if num_tokens < 0 or num_tokens == 1:
+        raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
+    for layer in _moge_layers(model):
+        layer.forced_tokens = num_tokens
+
+
+def _moge_layers(model: nn.Module) -> list[GeoMoeMlp]:
+    # By attribute, since scripted layers have another class
+    return [cast(GeoMoeMlp, module) for module in model.modules() if hasattr(module, "forced_tokens")]
+
+
+@contextmanager
+def record_routing(model: nn.Module) -> Iterator[nn.Module]:
+    """Context in which forwards record the routing of each mixture layer in evaluation too.
+
+    Example:
+        >>> model = timm.create_model("gmoe_tiny_patch16").eval()
+        >>> with torch.inference_mode(), timm_moe_dg.record_routing(model):
+        ...     logits = model(torch.randn(2, 3, 224, 224))
+        >>> list(timm_moe_dg.router_outputs(model))
+        ['blocks.8.mlp', 'blocks.10.mlp']
+    """
+    modules = [module for _, module in _routed_modules(model)]
+    before = [module.record_routing for module in modules]
+    try:
+        for module in modules:
+            module.record_routing = True
+        yield model
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.record_routing = value
