@@ -15,6 +15,7 @@ LEVELS = {
     **dict.fromkeys(("sweeping", "hub", "analysis", "export"), 6),
     "finetuning": 7,  # draws the learning curves of a run
     **dict.fromkeys(("report", "measure", "inference"), 8),
+    "api": 9,
 }
 
 
@@ -51,7 +52,7 @@ def test_every_package_imports_from_lower_levels_only() -> None:
 
 def test_every_package_has_a_level() -> None:
     packages = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages | {"errors", "metrics", "compat"} == LEVELS.keys()
+    assert packages | {"errors", "metrics", "compat", "api"} == LEVELS.keys()
 
 
 def test_the_package_does_not_import_tools() -> None:

@@ -7,8 +7,11 @@ published weights:
     >>> logits = model(torch.randn(2, 3, 224, 224))
     >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
 
-The command `timm-moe-dg` lists the tools that train, evaluate and export models.
+The command `timm-moe-dg` lists the tools that train, evaluate and export models. `finetune`, `evaluate` and `predict`
+are three of them as functions.
 """
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -17,20 +20,41 @@ from .layers import after_step
 from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
+if TYPE_CHECKING:
+    from .api import Run, evaluate, finetune, predict, read_runs
+
 __all__ = [
+    "Run",
     "after_step",
     "algorithms",
     "auxiliary_loss",
     "data",
     "errors",
+    "evaluate",
+    "finetune",
     "layers",
     "losses",
     "metrics",
     "models",
+    "predict",
+    "read_runs",
     "record_routing",
     "router_outputs",
     "upcycle",
 ]
+
+
+_FROM_API = ("Run", "evaluate", "finetune", "predict", "read_runs")
+
+
+def __getattr__(name: str) -> Any:
+    # When first needed, because the options of runs take time to import
+    if name in _FROM_API:
+        from . import api
+
+        globals().update({public: getattr(api, public) for public in _FROM_API})
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -25,10 +25,6 @@ COMMANDS = {
     "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),
 }
 RARER = ("benchmark", "convert")
-# Modules that tools import at their start, and that come with an extra
-EXTRAS = dict.fromkeys(
-    ("accelerate", "psutil", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib"), "train"
-)
 
 
 def listing() -> str:
@@ -59,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runpy.run_path(path, run_name="__main__")
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        if module not in program.EXTRAS:
             raise
-        remedy = f"pip install 'timm_moe_dg[{EXTRAS[module]}]'"
+        remedy = f"pip install 'timm_moe_dg[{program.EXTRAS[module]}]'"
         raise SystemExit(f"{PROGRAM} {command} needs {module}, which is not installed: {remedy}") from error
 
 

@@ -26,7 +26,7 @@ class ArgumentError(MoeDgError, ValueError):
 
 
 class OptionError(ArgumentError, TypeError):
-    """An option that a timm model does not take; also a TypeError, as timm raises in this case.
+    """An option that a model or function does not take; also a TypeError, as timm and Python raise in this case.
 
     >>> timm.create_model("gmoe_tiny_patch16", num_expert=4)
     Traceback (most recent call last):
@@ -64,7 +64,17 @@ class StorageError(MoeDgError, OSError):
 
 
 class FolderInUseError(ArgumentError):
-    """A run folder that is locked by another process."""
+    """A run folder that is locked by another process or call."""
+
+
+class RunInterruptedError(MoeDgError, KeyboardInterrupt):
+    """A run that was asked to end by Ctrl-C, an interrupted kernel or SIGTERM, after its checkpoint was written.
+
+    Attributes:
+        exit_code: Exit status, as shells report it for a process that the signal ended.
+    """
+
+    exit_code = 128 + 2
 
 
 class DivergenceError(MoeDgError, ArithmeticError):
@@ -113,6 +123,16 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
     # Opening a named pipe would wait for a writer forever
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file")
+
+
+def choices(names: Iterable[str]) -> str:
+    """Returns the remedy for a name that is not registered: the names that are, and how to register one's own.
+
+    >>> timm_moe_dg.errors.choices(["cosine", "linear"])
+    'choose from cosine, linear, or import the module that registers yours: --import MODULE, in Python imports=[...]'
+    """
+    own = "import the module that registers yours: --import MODULE, in Python imports=[...]"
+    return f"choose from {', '.join(names)}, or {own}"
 
 
 def did_you_mean(word: str, names: Iterable[str], count: int = 1) -> str:

@@ -4,19 +4,23 @@ r"""Averages the weights or the predictions of finished runs.
     timm-moe-dg average output/seed* --method diwa --output output/diwa
     timm-moe-dg average output/RUN --method wise_ft --output output/wise
 
-The runs share data, splits, held-out domains, model and starting weights. The
-result is a run folder: evaluate, report, tables and push take it. wise_ft
-averages a run with its start, and writes a run for each --alpha.
+The runs share data, splits, held-out domains, model and starting weights.
+wise_ft averages a run with its start, and writes a run for each --alpha. Each
+result is a run folder: evaluate, predict, tables, report, visualize, export
+and push take it. An ensemble has several networks: evaluate, predict and
+tables take it, and the other tools take one of its networks, DIR/best/0.
+
+The same command completes an average that was interrupted.
 """
 
 import argparse
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate.utils import set_seed
 from torch import Tensor, nn
@@ -26,6 +30,7 @@ from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share
+from timm_moe_dg.data import EvaluationImages
 from timm_moe_dg.data.fingerprint import difference
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import prepare_network
@@ -34,26 +39,31 @@ from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.soups import Ensemble, match_experts, mean_weights, restricted_selection
-from timm_moe_dg.networks.trained import load_trained, takes_metadata
+from timm_moe_dg.networks.ensemble import Ensemble
+from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
+from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
 from timm_moe_dg.protocols.headline import summary
-from timm_moe_dg.protocols.options import ONCE, RunOptions, options_with
+from timm_moe_dg.protocols.options import Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record
-from timm_moe_dg.protocols.run_identity import with_defaults
+from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, sha256, with_defaults
 from timm_moe_dg.protocols.selection import validation_accuracy
 from timm_moe_dg.results.runs import FinishedRun, find_runs
-from timm_moe_dg.storage.run_folder import RunFolder, run_arguments
+from timm_moe_dg.storage.run_folder import ARGUMENTS, DONE, RunFolder, run_arguments
 
 METHODS = {
     "uniform": "the mean of all runs' weights",
     "diwa": "the same without runs that lower the validation accuracy",
-    "ensemble": "the mean of all runs' logits",
+    "ensemble": "the mean of all runs' probabilities",
     "wise_ft": "the mean of a run's weights and its starting weights",
 }
 # Options that averaged runs share
 SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "model"]
 SHARED += ["model_kwargs", "num_classes", "img_size", "in_chans", "metadata_columns", "expert_mode"]
 SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging"]
+# Options that decide about data and starting weights. Others may need code or packages that are not here
+PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)} | {"seed", "eval_train"}
+# Entries of args.yaml by which an interrupted average is recognized
+SAME = ("average_method", "average_sha256", "data")
 logger = logging.getLogger("timm_moe_dg.average")
 
 
@@ -101,22 +111,30 @@ def check_starts(runs: Sequence[FinishedRun]) -> None:
     logger.warning(f"new classifiers and routers were random in each run; for better averages, {remedy}")
 
 
-def plan_result(run: FinishedRun, args: argparse.Namespace, folder: Path) -> RunPlan:
-    """Reads and checks the data, and plans the result as a run with the options of another one."""
+def plan_data(run: FinishedRun, args: argparse.Namespace) -> RunPlan:
+    """Reads and checks the data of a run, and plans a run that starts from the same weights."""
     recorded = run_arguments(f"local-dir:{run.folder / 'best'}")
-    defaults = vars(RunOptions())
-    # The training method is not needed, and a run folder may name code for it
-    follows = "epochs" if recorded.get("epochs") is None else "steps"  # from the epochs
-    reset = ("algorithm", "averaging", follows, *options_with(ONCE))
-    options = defaults | {name: value for name, value in recorded.items() if name in defaults and name not in reset}
-    options |= {"output": str(folder.parent), "experiment": folder.name, "workers": args.workers}
+    options = vars(RunOptions()) | {name: value for name, value in recorded.items() if name in PLANNED}
+    options |= {"output": str(args.output), "workers": args.workers}
     options |= {"data_dir": args.data_dir} if args.data_dir else {}
     plan = make_plan(RunOptions(**options))
     if change := difference(recorded["domain_digests"], plan.folder.args["domain_digests"]):
         raise ArgumentError.of(
             "data_dir", plan.options.data_dir, f"other data than the runs': {change}; give --data-dir"
         )
+    if args.method == "wise_ft":
+        check_weights_files(recorded, plan.folder.args)
     return plan
+
+
+def open_folder(path: Path, args: Arguments) -> RunFolder | None:
+    """Opens the folder of an average, a new one or one that an interrupted call left; None if that is finished."""
+    if not (path / ARGUMENTS).is_file():
+        return RunFolder(path, args)
+    recorded = read_arguments(path / ARGUMENTS, "output")
+    if any(recorded.get(name) != args[name] for name in SAME):
+        return RunFolder(path, args)  # raises
+    return None if (path / DONE).exists() else RunFolder(path, args, resume=True)
 
 
 def common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -129,13 +147,32 @@ class Averages:
 
     def __init__(self, runs: Sequence[FinishedRun], plan: RunPlan, args: argparse.Namespace) -> None:
         self.runs, self.plan, self.device = runs, plan, args.device
-        self.networks = [load_trained(f"local-dir:{run.folder / 'best'}") for run in runs]
+        sources = [f"local-dir:{run.folder / 'best'}" for run in runs]
+        self.networks = [load_trained(source) for source in sources]
         self.weights = [network.state_dict() for network in self.networks]
         if args.match_experts:
             self.weights = [match_experts(self.networks[0], self.weights[0], weights) for weights in self.weights]
-        self.config = data_config(self.networks[0])
+        self.configs = [data_config(network) for network in self.networks]
+        self.ensemble = Ensemble(self.networks) if args.method == "ensemble" else None
+        if self.ensemble is None:
+            self._check_equal()
         with_metadata = takes_metadata(self.networks[0], plan.domains, plan.options.metadata_columns)
-        self.images = build_loaders(plan, self.config, step_sampler(plan), with_metadata=with_metadata)[1]
+        self.images = build_loaders(plan, self.configs[0], step_sampler(plan), with_metadata=with_metadata)[1]
+        if self.ensemble and any(config != self.configs[0] for config in self.configs):
+            if plan.options.val_augment:
+                remedy = "is defined for networks of one preprocessing; average runs without it"
+                raise ArgumentError.of("val_augment", True, remedy)
+            cast(EvaluationImages, self.images.dataset).transform = self.ensemble.view
+        self.sha256 = [sha256(run.folder / "best" / "model.safetensors") for run in runs]
+
+    def _check_equal(self) -> None:
+        """Refuses to average weights that were trained on other inputs, or for classes in another order."""
+        facts = [{**config, "classes": label_names(n)} for config, n in zip(self.configs, self.networks, strict=True)]
+        for run, table in zip(self.runs, facts, strict=True):
+            for name, value in table.items():
+                if value != facts[0][name]:
+                    remedy = f"has {name}={value!r:.80}, and {self.runs[0].folder} has {facts[0][name]!r:.80}"
+                    raise ArgumentError.of("runs", str(run.folder), f"{remedy}; --method ensemble averages such runs")
 
     def filled(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Returns a network with these weights."""
@@ -147,45 +184,55 @@ class Averages:
         """Returns a network with the mean of some runs' weights."""
         return self.filled(mean_weights([self.weights[member] for member in members]))
 
-    def measure(self, network: nn.Module, members: Sequence[int], method: str) -> Record:
+    def arguments(self, members: Sequence[int], method: str, path: Path) -> dict[str, Any]:
+        """Returns the arguments of an average of some runs, as its args.yaml holds them."""
+        args = common([self.runs[member].args for member in members])
+        args |= {"average_method": method, "average_of": [self.runs[member].folder.name for member in members]}
+        names = (*self.plan.folder.args, "average_method", "average_of")
+        args = {name: args[name] for name in names if name in args}
+        # All candidates, so that another selection of the same ones is not taken for another average
+        measured = {"average_sha256": self.sha256, "domain_digests": self.plan.folder.args["domain_digests"]}
+        return {**args, **measured, "output": str(path.parent), "experiment": path.name}
+
+    def measure(self, network: nn.Module, members: Sequence[int]) -> Record:
         """Evaluates a network on the runs' splits."""
         batches = ([column.to(self.device) for column in batch] for batch in self.images)
         scores = score(network.to(self.device), batches, self.plan.domains)
-        runs = [self.runs[member] for member in members]
-        last = runs[0].records[-1]
-        args = {**common([run.args for run in runs]), "hparams_seed": last.args["hparams_seed"]}
-        args |= {"average_method": method, "average_of": [run.folder.name for run in runs]}
-        hparams = common([run.records[-1].hparams for run in runs])
+        last = self.runs[members[0]].records[-1]
+        args = {**common([self.runs[member].args for member in members]), "hparams_seed": last.args["hparams_seed"]}
+        hparams = common([self.runs[member].records[-1].hparams for member in members])
         empty: dict[str, Any] = {"losses": {}, "step_time": 0.0, "mem_gb": 0.0}
         return replace(last, **empty, args=args, hparams=hparams, averaged=True, **scores)
 
-    def write(self, network: nn.Module, record: Record, name: str) -> None:
+    def write(self, network: nn.Module, record: Record, folder: RunFolder) -> None:
         """Writes a run folder and prints its scores."""
-        plan = self.plan.named(name)
-        place = {"output": plan.options.output, "experiment": name}
-        record = replace(record, args={**record.args, **place})
-        names = (*plan.folder.args, "average_method", "average_of")
-        args = {key: record.args[key] for key in names if key in record.args}
-        folder = RunFolder(plan.folder.path, {**args, "domain_digests": plan.folder.args["domain_digests"]})
-        folder.add(record, partial(self.save, network))
+        added = {name: folder.args[name] for name in ("average_method", "average_of", "output", "experiment")}
+        folder.add(replace(record, args={**record.args, **added}), partial(self.save, network))
         folder.finish()
         print(f"{folder.path}: {summary(record)}")
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Saves a network, or the members of an ensemble in numbered folders."""
-        for number, member in enumerate(network.networks if isinstance(network, Ensemble) else [network]):
-            place = folder / str(number) if isinstance(network, Ensemble) else folder
-            save_network(member, place, self.plan.classes, self.config)
+        if not isinstance(network, Ensemble):
+            save_network(network, folder, self.plan.classes, self.configs[0])
+            return
+        for number, (member, config) in enumerate(zip(network.networks, self.configs, strict=True)):
+            save_network(member, folder / str(number), label_names(member) or self.plan.classes, config)
 
 
 def select(averages: Averages) -> list[int]:
     """Selects the runs of a DiWA average."""
+    plan, everything = averages.plan, range(len(averages.runs))
+    sizes = {domain: len(plan.splits[domain].outside) for domain in plan.training}
+    if not any(sizes.values()):
+        raise ArgumentError.of("method", "diwa", "no training domain has validation images; take uniform")
 
-    def validation(members: Sequence[int]) -> float:
-        return validation_accuracy(averages.measure(averages.mean(members), members, "diwa"))
+    def correct(members: Sequence[int]) -> int:
+        accuracy = averages.measure(averages.mean(members), members).out_acc
+        return sum(round(accuracy[domain] * size) for domain, size in sizes.items() if size)
 
-    ranked = sorted(range(len(averages.runs)), key=lambda member: -validation([member]))
-    return restricted_selection(ranked, validation)
+    alone = [validation_accuracy(averages.measure(averages.mean([member]), [member])) for member in everything]
+    return restricted_selection(alone, correct)
 
 
 def start_of(plan: RunPlan) -> Mapping[str, Tensor]:
@@ -196,31 +243,51 @@ def start_of(plan: RunPlan) -> Mapping[str, Tensor]:
     return network.state_dict()
 
 
+def write_average(averages: Averages, path: Path, method: str) -> None:
+    """Writes the average of all runs, or of those that DiWA selects."""
+    members = list(range(len(averages.runs)))
+    folder = open_folder(path, averages.arguments(members, method, path))
+    if folder is None:
+        print(f"{path}: finished before")
+        return
+    if method.startswith("diwa"):
+        members = select(averages)
+        folder.args = averages.arguments(members, method, path)
+    network = averages.ensemble or averages.mean(members)
+    averages.write(network, averages.measure(network, members), folder)
+
+
+def write_between(averages: Averages, output: Path, method: str, alphas: Sequence[float]) -> None:
+    """Writes the averages of a run and its start."""
+    paths = {alpha: output / f"alpha_{alpha:g}" for alpha in alphas}
+    methods = {alpha: f"{method} --alpha {alpha:g}" for alpha in alphas}
+    # All are checked before the first is written
+    folders = {alpha: open_folder(path, averages.arguments([0], methods[alpha], path)) for alpha, path in paths.items()}
+    start = start_of(averages.plan)
+    for alpha, folder in folders.items():
+        if folder is None:
+            print(f"{paths[alpha]}: finished before")
+            continue
+        network = averages.filled(mean_weights([start, averages.weights[0]], [1 - alpha, alpha]))
+        averages.write(network, averages.measure(network, [0]), folder)
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="%(message)s")
     runs = read_runs(args.runs)
-    everything = list(range(len(runs)))
-    wise = args.method == "wise_ft"
-    if wise and len(runs) > 1:
+    if args.method == "wise_ft" and len(runs) > 1:
         raise ArgumentError.of("runs", [str(run.folder) for run in runs], "wise_ft averages one run with its start")
     if args.method in ("uniform", "diwa"):
         check_starts(runs)
-    output, name = (args.output, f"alpha_{args.alpha[0]:g}") if wise else (args.output.parent, args.output.name)
-    averages = Averages(runs, plan_result(runs[0], args, output / name), args)
+    averages = Averages(runs, plan_data(runs[0], args), args)
     method = f"{args.method} --match-experts" if args.match_experts else args.method
-    if wise:
-        start = start_of(averages.plan)
-        for alpha in args.alpha:
-            network = averages.filled(mean_weights([start, averages.weights[0]], [1 - alpha, alpha]))
-            record = averages.measure(network, everything, f"{method} --alpha {alpha:g}")
-            averages.write(network, record, f"alpha_{alpha:g}")
-        return
-    members = select(averages) if args.method == "diwa" else everything
-    network = Ensemble(averages.networks) if args.method == "ensemble" else averages.mean(members)
-    averages.write(network, averages.measure(network, members, method), name)
+    if args.method == "wise_ft":
+        write_between(averages, args.output, method, args.alpha)
+    else:
+        write_average(averages, args.output, method)
 
 
 if __name__ == "__main__":

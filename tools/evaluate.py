@@ -12,12 +12,11 @@ written to a folder.
 import logging
 from collections.abc import Sequence
 
-from accelerate import PartialState
-
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser
+from timm_moe_dg.finetuning.log import is_main_rank
 from timm_moe_dg.inference.evaluate import EvaluateOptions, evaluate, evaluate_parser
 
 
@@ -31,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     """Scores the model, on all processes."""
     options = from_parsed(EvaluateOptions, vars(parse_arguments(build_parser(), argv)))
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if PartialState().is_main_process else logging.WARNING)
+    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if is_main_rank() else logging.WARNING)
     evaluation = evaluate(options)
     if evaluation.is_main_process:
         print(evaluation.text())

@@ -29,7 +29,7 @@ from timm_moe_dg.cli.arguments import add_device_option, parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
-from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive_int, run_folder
+from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -94,6 +94,12 @@ def add_statistics_options(add: Add) -> None:
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
 
 
+def add_photograph_option(add: Add) -> None:
+    """Adds the option of commands that compare a picture over domains."""
+    same = "files with the same CLASS/IMAGE show the same photograph in all domains (default: as the run or data say)"
+    add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
+
+
 def add_expert_options(add: Add) -> None:
     """Adds the option of `experts` alone."""
     add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
@@ -114,7 +120,8 @@ def add_invariance_options(add: Add) -> None:
 def add_geography_options(add: Add) -> None:
     """Adds the options of `domains` and `forced`."""
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
-    add("--map-step", type=float, default=2.0, help="degrees per cell of the map (default: %(default)s)")
+    step = "largest width of the map's cells, in degrees (default: by the extent of the data and the coverage radius)"
+    add("--map-step", type=positive, metavar="DEGREES", help=step)
 
 
 def add_data_options(add: Add) -> None:
@@ -207,7 +214,8 @@ def everything(options: argparse.Namespace) -> None:
 
 def open_view(options: argparse.Namespace) -> RunView:
     """Opens the run."""
-    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable)
+    same_pictures = vars(options).get("split_by_photograph")
+    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable, same_pictures)
     if vars(options).get("untrained_router"):
         redraw_routers(view.model)
     return view
@@ -231,12 +239,15 @@ GEOGRAPHY = (add_network_options, add_geography_options)
 # Groups of options, and the function of a command
 COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Namespace], None]]] = {
     "experts": (
-        (add_network_options, add_picture_options, add_block_option, add_expert_options, add_cub_option),
+        (
+            *(add_network_options, add_picture_options, add_photograph_option),
+            *(add_block_option, add_expert_options, add_cub_option),
+        ),
         experts,
     ),
     "attention": ((add_network_options, add_picture_options, add_attention_options), attention),
     "attributes": ((*STATISTICS, add_cub_option), attributes),
-    "invariance": ((*STATISTICS, add_invariance_options), invariance),
+    "invariance": ((*STATISTICS, add_photograph_option, add_invariance_options), invariance),
     "domains": (GEOGRAPHY, domains),
     "forced": (GEOGRAPHY, forced),
     "curves": ((), curves),

@@ -1,13 +1,16 @@
 """SWAD by the paper and by the released code, on weights that are 1 after the first step, 2 after the second, ..."""
 
+import math
 from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.algorithms.test_averaging import Counter, run, value, weights
 from timm_moe_dg.algorithms import AVERAGING
+from timm_moe_dg.errors import DivergenceError
 
 # Evaluations after steps 0, 2, 4, ...; three evaluations make a start, two above the threshold an end
 SWAD = {"swad_n_converge": 3, "swad_n_tolerance": 2, "swad_tolerance_ratio": 0.5}
@@ -41,6 +44,14 @@ def test_swad_averages_every_step_of_the_valley_once(losses, rest, first, last):
     assert value(average.final()) == pytest.approx(fmean(weights(first, last)))  # looking changes nothing
     assert average.during() is None
     assert average._average.count <= last - first + 1
+
+
+@pytest.mark.parametrize("method", [AVERAGING["swad"], AVERAGING["swad_released"]])
+def test_a_loss_that_is_no_number_ends_the_run_instead_of_the_search(method):
+    average = method(torch.nn.Linear(1, 1), SWAD)
+    average.evaluated(0, 1.0)
+    with pytest.raises(DivergenceError, match="validation_loss=nan: no number at step 3"):
+        average.evaluated(3, math.nan)
 
 
 def test_swad_without_an_evaluation_is_nothing_and_without_a_valley_warns(caplog):

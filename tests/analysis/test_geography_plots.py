@@ -1,12 +1,15 @@
 """The map of discovered domains, its colors, outlines and names; expert usage."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 
 from timm_moe_dg.analysis import DomainMap, ExpertUsage, geography_plots
+from timm_moe_dg.analysis.geography import WORLD, cell_width, map_extent
 from timm_moe_dg.analysis.geography_plots import FAR, coastlines, plot_domain_map, plot_expert_usage
-from timm_moe_dg.analysis.style import SHARED_COLOR, expert_color
+from timm_moe_dg.analysis.style import LEGIBLE, NARROW, SHARED_COLOR, expert_color
 
 
 @pytest.fixture
@@ -81,7 +84,41 @@ def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_withou
     assert names["north"].get_va() == "bottom"
     assert names["south"].xy == pytest.approx((5.0, -19.8))
     assert names["south"].get_va() == "top"
-    assert names["date line"].xy[0] == -145.0  # at 181 degrees, moved inside for its letters
+    axes.figure.draw_without_rendering()
+    box, inside = names["date line"].get_window_extent(), axes.get_window_extent()
+    assert inside.x0 - 1 <= box.x0 < inside.x0 + 1  # at 181 degrees, moved inside for its letters
+
+
+@pytest.mark.parametrize("number", [1, 10, 16])
+@pytest.mark.parametrize("span", [0.2, 8.0, 150.0])
+def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(drawn, number, span):
+    centers = torch.tensor([[10.0 + span * (i % 4) / 4, 10.0 + span * (i // 4) / 10] for i in range(number)])
+    places = {f"hospital of city {i}": center + torch.zeros(3, 2) for i, center in enumerate(centers)}
+    extent = map_extent([*places.values()])
+    sides = [torch.linspace(*side, 41)[1::2] for side in (extent[:2], extent[2:])]
+    figure = drawn(DomainMap(*sides, torch.arange(400).view(20, 20) % number, number), places)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == number
+    assert not any(box.overlaps(other) for box, other in combinations(boxes, 2))
+    inside = figure.axes[0].get_window_extent().padded(1.0)
+    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in boxes)
+    assert all(inside.y0 <= box.y0 and box.y1 <= inside.y1 for box in boxes)
+    shown = NARROW / figure.bbox.width  # pixels of a narrow screen for one of the figure
+    assert all(text.get_size() / 72 * figure.dpi * shown >= LEGIBLE - 1e-6 for text in figure.axes[0].texts)
+
+
+def test_the_extent_shows_all_places_and_cells_follow_the_radius():
+    places = torch.tensor([[10.0, 50.0], [30.0, 55.0], [float("nan"), 0.0]])
+    extent = map_extent([places])
+    assert extent == pytest.approx((8.0, 32.0, 46.5, 58.5))
+    assert map_extent([places], radius=556.0).west == pytest.approx(4.5)  # 5.5 degrees of margin
+    assert map_extent([places[2:]]) == WORLD == map_extent([torch.tensor([[-179.0, 0.0], [179.0, 0.0]])])
+    assert map_extent([torch.tensor([[179.9, 89.9]])]) == pytest.approx((179.0, 180.0, 89.5, 90.0))
+    assert cell_width(extent, None) == pytest.approx(24 / 180)
+    for most in (None, 20.0):
+        assert cell_width(WORLD, 181.0, most) * 111.2 < 181.0  # 20 degrees would draw an all-white map
+    assert cell_width(WORLD, 1.0) == 0.5  # not a million cells
 
 
 @pytest.mark.parametrize("num_experts", [1, 10, 16])

@@ -1,9 +1,11 @@
 """A program's answers are the model's; anything that is not the model's program is refused with one line."""
 
+import copy
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
+import onnx
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from tests.models.cases import BY_NAME, randomize
 from timm_moe_dg.errors import ArgumentError, ExportError, MetadataError, MissingDependencyError
 from timm_moe_dg.export import engine, programs
 from timm_moe_dg.export.engine import make_engine
-from timm_moe_dg.export.programs import CUDA_PROVIDER, export_model, open_session
+from timm_moe_dg.export.programs import CUDA_PROVIDER, DIGEST, export_model, network_digest, open_session
 from timm_moe_dg.networks.trained import WithFeatures
 
 TOKYO = torch.tensor([[139.7, 35.7]])
@@ -79,12 +81,13 @@ def test_a_program_gives_the_logits_and_features_of_pytorch_for_batches_of_any_s
 def program(tmp_path, monkeypatch):
     """Returns a function that makes an engine whose program is a Python function."""
 
-    def make(network, function, shapes=None, features=False, **options):
+    def make(network, function, shapes=None, features=False, exported=None, **options):
         shapes = {"images": (3, 32, 32), "logits": (10,), **(shapes or {})}
         nodes = [SimpleNamespace(name=name, shape=["batch", *shape]) for name, shape in shapes.items()]
         session = SimpleNamespace(
             get_inputs=lambda: [node for node in nodes if node.name not in ("logits", "features")],
             get_outputs=lambda: [node for node in nodes if node.name in ("logits", "features")],
+            get_modelmeta=lambda: SimpleNamespace(custom_metadata_map={DIGEST: network_digest(exported or network)}),
         )
         monkeypatch.setattr(engine, "open_session", lambda path, device: session)
         monkeypatch.setattr(engine, "run_session", lambda session, inputs: function(*inputs))
@@ -109,6 +112,44 @@ def program(tmp_path, monkeypatch):
 def test_a_program_of_another_shape_or_number_of_classes_is_refused(program, shapes, message):
     with pytest.raises(ArgumentError, match=r"engine='.*model.onnx': is not a program of this model: .*" + message):
         program(small("gmoe_tiny_patch16"), None, shapes)
+
+
+def changed(network, change):
+    """The same network with one change."""
+    changed_network = copy.deepcopy(network)
+    change(changed_network)
+    return changed_network
+
+
+NEARBY = {
+    "radius": lambda network: network.set_coverage_radius(500.001),
+    "no radius": lambda network: network.set_coverage_radius(None),
+    "mode": lambda network: network.set_expert_mode("shared"),
+    "expert": lambda network: network.set_expert_mode(1),
+    "top_k": lambda network: setattr(network.blocks[0].mlp.router, "top_k", 1),
+    "one weight": lambda network: network.head.bias.data[0].add_(1e-6),
+    "coordinates": lambda network: network.metadata_encoder.coverage.points[0, 0].add_(1),
+}
+
+
+@pytest.mark.parametrize("change", NEARBY)
+def test_a_program_of_a_network_nearby_is_refused(program, change):
+    network = near_tokyo()
+    with pytest.raises(ExportError, match=r"model.onnx': was exported from another network, .*; export it again: "):
+        program(changed(network, NEARBY[change]), None, {"metadata": (2,)}, exported=network)
+    program(copy.deepcopy(network), None, {"metadata": (2,)}, exported=WithFeatures(network))
+
+
+@pytest.mark.slow
+def test_an_exported_file_carries_the_digest_and_a_file_without_one_is_refused(tmp_path):
+    network = small("gmoe_tiny_patch16")
+    path = export_model(network, (images(),), tmp_path, "onnx").path
+    make_engine(Namespace(engine=str(path)), network, (3, 32, 32))
+    program = onnx.load(path)
+    del program.metadata_props[:]
+    onnx.save(program, path)
+    with pytest.raises(ExportError, match=r"carries no digest of its network; export it again: timm-moe-dg export "):
+        make_engine(Namespace(engine=str(path)), network, (3, 32, 32))
 
 
 @torch.no_grad()
@@ -157,8 +198,13 @@ def test_metadata_are_checked_as_by_the_model_and_unknown_if_left_out(program):
 
 @pytest.mark.parametrize("option", ["coverage_radius", "expert_mode"])
 def test_an_option_that_a_program_cannot_follow_is_refused(program, option):
+    network, given = near_tokyo(), {option: "shared" if option == "expert_mode" else 400.0}
+    loaded = changed(
+        network, lambda n: n.set_expert_mode("shared") if "mode" in option else n.set_coverage_radius(400.0)
+    )
+    program(loaded, None, {"metadata": (2,)}, **given)  # exported with the same option
     with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change a program; export it with this option"):
-        program(small("moge_tiny"), None, **{option: "shared" if option == "expert_mode" else 500.0})
+        program(loaded, None, {"metadata": (2,)}, exported=network, **given)
 
 
 def test_an_error_of_onnxruntime_is_one_line(program):

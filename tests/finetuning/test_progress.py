@@ -1,7 +1,9 @@
 """What a run shows: means since the last evaluation, the table, and what trackers get."""
 
+import errno
 import math
 import sys
+import threading
 from dataclasses import replace
 from importlib import util
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.finetuning import progress
 from timm_moe_dg.finetuning.assembly import Model
-from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers
+from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
 from timm_moe_dg.finetuning.run import FineTuning
 
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
@@ -144,3 +146,21 @@ def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
     FineTuning._record_evaluation(run, make_record(), None)
     assert len(added) == 1
     assert "the trackers cannot write ([Errno 5] Input/output error); the run goes on" in caplog.text
+
+
+def test_a_full_disk_is_a_warning_without_the_traceback_of_tensorboard_s_thread(tmp_path, monkeypatch, capfd, caplog):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+    start_trackers(accelerator, tmp_path, ARGS, 0)
+    (tracker,) = accelerator.trackers
+    writer = tracker.writer.file_writer.event_writer._async_writer
+    monkeypatch.setattr(writer._worker._record_writer, "write", fail)
+    for step in range(2):
+        with tracker_errors_logged():
+            accelerator.log({"loss": 1.0}, step=step)
+            tracker.writer.flush()
+    assert "the trackers cannot write ([Errno 28] No space left" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err

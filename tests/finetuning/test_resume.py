@@ -17,7 +17,8 @@ from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable, run_to_resume
 from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.protocols.options import run_parser
-from timm_moe_dg.storage.ownership import owned
+from timm_moe_dg.storage.ownership import lock_file, owned
+from timm_moe_dg.sweeping.jobs import Job
 
 
 def begun(output, name, age, done=False):
@@ -47,6 +48,24 @@ def test_test_domains_of_a_finished_run_are_compared_by_position(tmp_path):
 
     assert line("art") == line("0") == f"{run} is finished: nothing to do"
     assert line("photo").endswith("nothing to do; ignored: test_domains=[1]")
+
+
+def test_the_lock_of_a_run_killed_at_its_last_file_is_removed_by_the_next_command(tmp_path):
+    def resume(run):
+        return nothing_to_do(parse_resumable(run_parser(), ["--resume", str(run)]))
+
+    def state(run):
+        return Job("a", (), run, run.with_suffix(".log")).state()
+
+    for look in (resume, state):
+        run = begun(tmp_path, look.__name__, 10, done=True)
+        for path in (run, run.with_suffix(".log")):
+            lock_file(path).touch()
+            lock_file(path).with_suffix(".owner").write_text("process 1")
+        assert "finished" in look(run)
+        assert not lock_file(run).exists()
+        assert not lock_file(run).with_suffix(".owner").exists()
+    assert {path.name for path in tmp_path.iterdir() if "state" in path.name} == {"state"}
 
 
 def test_auto_without_a_name_does_not_start_a_run(tmp_path):

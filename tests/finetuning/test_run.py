@@ -12,16 +12,18 @@ import torch
 from PIL import Image
 
 from tests.load_tool import load_tool
-from timm_moe_dg.algorithms import ERM, Averaging, StepContext
+from timm_moe_dg.algorithms import ERM, Averaging, StepContext, get_averaging
 from timm_moe_dg.algorithms.averaging import frozen_copy
-from timm_moe_dg.data import EvaluationImages, StepSampler, evaluation_loader, evaluation_transform, seed_hash
+from timm_moe_dg.data import EvaluationImages, Split, StepSampler, evaluation_loader, evaluation_transform, seed_hash
 from timm_moe_dg.finetuning import loop
+from timm_moe_dg.finetuning import plan as plan_module
 from timm_moe_dg.finetuning.plan import describe
 from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
 from timm_moe_dg.protocols.records import read_records
+from timm_moe_dg.protocols.selection import training_domain_validation
 from timm_moe_dg.storage.checkpoint import Checkpoints
 from timm_moe_dg.storage.run_folder import RunFolder
 
@@ -246,6 +248,41 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(finetune, whole, tmp_pa
     assert saved == checkpoints
     finetune(tmp_path, *SWAD, "--resume", "auto")
     assert outcome(tmp_path / "a") == whole
+
+
+def without_validation(monkeypatch, emptied):
+    """Takes the validation images from some domains, as an official split may do."""
+    make_splits = plan_module.make_splits
+
+    def make(*args, **options):
+        splits = make_splits(*args, **options)
+        return [Split(s.inside, s.outside[:0] if index in emptied else s.outside) for index, s in enumerate(splits)]
+
+    monkeypatch.setattr(plan_module, "make_splits", make)
+
+
+@pytest.mark.parametrize("averaging", ["swad", "swad_released"])
+def test_a_training_domain_without_validation_images_does_not_count(finetune, tmp_path, monkeypatch, averaging):
+    without_validation(monkeypatch, [0])
+    losses = []
+    monkeypatch.setattr(get_averaging(averaging), "search", lambda self, step, loss: losses.append(loss))
+    finetune(tmp_path, "--averaging", averaging, "--early-stop", "9")
+    records = read_records(tmp_path / "a" / "results.jsonl")
+    assert math.isnan(records[0].out_loss[0])
+    assert losses == [record.out_loss[2] for record in records]
+
+
+def test_without_any_validation_image_the_last_network_is_kept_and_options_that_compare_are_refused(
+    finetune, tmp_path, monkeypatch
+):
+    without_validation(monkeypatch, [0, 2])
+    for words in (["--averaging", "swad"], ["--averaging", "swad_released"], ["--early-stop", "1"]):
+        with pytest.raises(SystemExit, match=f"{words[0][2:].replace('-', '_')}=.*no training domain has any"):
+            finetune(tmp_path, *words)
+    assert not (tmp_path / "a").exists()
+    finetune(tmp_path)
+    records = read_records(tmp_path / "a" / "results.jsonl")
+    assert training_domain_validation(records).step == records[-1].step == 4
 
 
 def test_a_run_that_gets_no_better_ends_early_and_does_not_go_on(finetune, tmp_path, monkeypatch):

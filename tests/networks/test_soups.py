@@ -1,15 +1,17 @@
 """Averages of networks: exact cases, a selection by hand, and experts in another order."""
 
+from statistics import fmean
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.models.cases import randomize
 from tests.saved_run import SMALL
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import LinearRouter, register_router
 from timm_moe_dg.networks.build import build_network
-from timm_moe_dg.networks.soups import Ensemble, match_experts, mean_weights, restricted_selection
+from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -35,17 +37,37 @@ def test_weights_of_other_networks_are_refused(other):
         mean_weights([{"a": torch.zeros(2)}, other])
 
 
-def test_restricted_selection_follows_an_example_by_hand():
-    # 0 starts; 2 does not lower the mean and joins; 1 lowers it and is left out; 3 joins again
-    accuracies = {(0,): 0.8, (0, 2): 0.8, (0, 2, 1): 0.79, (0, 2, 3): 0.81}
-    assert restricted_selection([0, 2, 1, 3], lambda members: accuracies[tuple(members)]) == [0, 2, 3]
+def released_selection(outcomes, average):
+    """DiWA's released rule, as it reads: `outcomes[candidate][domain]` and `average(members)` are lists of 0 and 1."""
+    mean_over_domains = [np.mean([np.mean(domain) for domain in domains]) for domains in outcomes]
+    selected, best = [], -np.inf
+    for candidate in np.argsort(-np.array(mean_over_domains), kind="stable"):
+        pooled = np.concatenate(average([*selected, candidate])).mean()
+        if pooled >= best:
+            selected, best = [*selected, candidate], pooled
+    return selected
 
 
-def test_an_ensemble_averages_logits():
-    networks = [nn.Linear(3, 2) for _ in range(3)]
-    images = torch.randn(4, 3)
-    expected = (networks[0](images) + networks[1](images) + networks[2](images)) / 3
-    assert torch.allclose(Ensemble(networks)(images), expected)
+def test_restricted_selection_pools_the_images_of_all_domains_as_the_release_does():
+    random = np.random.default_rng(0)
+    sizes, selections = (10, 100), []
+    for _ in range(50):
+        outcomes = [[random.integers(2, size=size) for size in sizes] for _ in range(4)]
+
+        def majority(members, outcomes=outcomes):
+            return [np.mean([outcomes[member][domain] for member in members], 0) > 0.4 for domain in range(2)]
+
+        scores = [fmean(float(domain.mean()) for domain in domains) for domains in outcomes]
+        selected = restricted_selection(scores, lambda m, of=majority: sum(int(d.sum()) for d in of(m)))
+        assert selected == released_selection(outcomes, majority)
+        selections.append(len(selected))
+    assert 1 < fmean(selections) < 4  # some are accepted and some refused
+
+
+def test_a_tie_is_accepted_where_means_of_domains_differ_in_the_last_bit():
+    assert fmean([20 / 60, 24 / 60]) > fmean([22 / 60, 22 / 60])  # both are 44 of 120
+    assert restricted_selection([fmean([20 / 60, 24 / 60]), fmean([22 / 60, 22 / 60])], lambda _: 44) == [0, 1]
+    assert restricted_selection([fmean([22 / 60, 22 / 60]), fmean([20 / 60, 24 / 60])], lambda _: 44) == [0, 1]
 
 
 def mixture(name, **options):

@@ -118,6 +118,10 @@ def test_changed_options_are_those_that_a_user_gave():
     }
 
 
+def test_the_epochs_of_a_run_are_among_its_changed_options():
+    assert changed_options({"epochs": 2.0, "steps": 37, "filled_in": ["steps"]}) == {"epochs": 2.0}
+
+
 def test_values_that_mean_the_same_have_the_same_canonical_json(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     alike = [1, 1.0, True], [(1, 2), [1, 2.0]], [[("a", 1)], [["a", 1.0]], {"a": True}], [None, {}, []]

@@ -13,7 +13,14 @@ from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.layers import SatClipEncoder
 from timm_moe_dg.models import _metadata
-from timm_moe_dg.results.paper_figures import FIGURES, figures_for, read_figures, why_no_figures, with_tag
+from timm_moe_dg.results.paper_figures import (
+    FIGURES,
+    figures_for,
+    paper_columns,
+    read_figures,
+    why_no_figures,
+    with_tag,
+)
 from timm_moe_dg.results.runs import FinishedRun
 from timm_moe_dg.results.table_columns import AVERAGE, OFFICIAL_SCORES
 from timm_moe_dg.results.tables import NEEDED, make_tables
@@ -79,6 +86,12 @@ def test_a_row_of_no_recipe_is_told_what_differs_from_which():
     assert line.startswith(f"papers: DomainNet, ERM, {GMOE}: differs from gmoe_small")
     assert line.endswith("in num_experts=4 (there 6), steps=300 (there 15001)")
     assert lines(steps=15_001, pretrained=False)[0].endswith("in pretrained=False (there True)")
+    # Of a row, every run has to be the recipe's
+    runs = [run_of(steps=15_001, hparams_seed=draw) for draw in (0, 1)]
+    assert paper_columns(make_tables(runs[:1])[0])
+    (table,) = make_tables(runs, ["training_domain_validation"])
+    assert not paper_columns(table)
+    assert why_no_figures([table])[0].endswith("in hparams_seed=1 (there 0)")
     assert lines(dataset="sprites")[0].endswith(
         "sprites, ERM, gmoe_small_patch16: no paper has figures on this data set"
     )

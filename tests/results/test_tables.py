@@ -322,6 +322,22 @@ def test_settings_of_one_effect_are_one_row(first, second):
     assert len(cell.values) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "option"),
+    [
+        ("mixup_alpha", (1, 1.0, 0.5), "hparams"),
+        ("num_experts", (4, 4.0, 3), "model_kwargs"),
+        ("moe_layers", ([2, 3], (2, 3), [8, 10]), "model_kwargs"),
+        ("shared_expert", (True, 1, False), "model_kwargs"),
+    ],
+)
+def test_spellings_of_a_value_are_one_row_beside_another_value(name, values, option):
+    runs = [run_of((0,), trial_seed=seed, **{option: {name: value}}) for seed, value in enumerate(values)]
+    (table,) = make_tables(runs, ["oracle"])
+    assert [row.variant for row in table.rows] == [f"{name}={values[0]}", f"{name}={values[2]}"]
+    assert [len(cells[0].values) for cells in cells_of(table).values()] == [2, 1]
+
+
 def test_a_sweep_of_epochs_has_an_average():
     """The smallest training domain differs between held-out domains, and so do the steps of an epoch."""
     runs = [run_of((domain,), epochs=2.0, steps=30 + domain) for domain in range(3)]

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ def differences(folder: Path, every: int, *, can_go_on: bool = False, resume: bo
     """
     run(folder / "whole" / "a", can_go_on=can_go_on)
     expected = _lasting(folder / "whole" / "a", can_go_on)
-    events = _in_a_child(_started(folder / "counted" / "a", resume), None, resume=resume, can_go_on=can_go_on)
+    path = _started(folder / "counted" / "a", resume)
+    events = killed_at(None, path.parent, partial(run, path, resume=resume, can_go_on=can_go_on))
     points = range(1, events + 1, every)
     differing = []
     for number in points:
         path = _started(folder / str(number) / "a", resume)
-        _in_a_child(path, number, resume=resume, can_go_on=can_go_on)
+        killed_at(number, path.parent, partial(run, path, resume=resume, can_go_on=can_go_on))
         if not (path / "done").exists():
             run(path, resume=True, can_go_on=can_go_on)
         if _lasting(path, can_go_on) != expected:
@@ -60,11 +62,15 @@ def _lasting(path: Path, can_go_on: bool) -> dict[str, bytes]:
     return {name: text for name, text in content(path).items() if can_go_on or not name.startswith("checkpoints/")}
 
 
-def _in_a_child(path: Path, number: int | None, **options: Any) -> int:
-    """Runs in another process, which is killed before an event; None counts them. Returns how many there were."""
+def killed_at(number: int | None, folder: Path, action: Callable[[], object]) -> int:
+    """Does something in another process, which is killed before an event in a folder; None counts the events.
+
+    Returns:
+        How many events there were.
+    """
     context = get_context("fork")
     count = context.Value("i", 0, lock=False)
-    child = context.Process(target=_run_until, args=(path, number, count, options))
+    child = context.Process(target=_act_until, args=(folder, number, count, action))
     child.start()
     child.join()
     if child.exitcode != (0 if number is None else -signal.SIGKILL):
@@ -72,15 +78,15 @@ def _in_a_child(path: Path, number: int | None, **options: Any) -> int:
     return int(count.value)
 
 
-def _run_until(path: Path, number: int | None, count: Any, options: Any) -> None:
+def _act_until(folder: Path, number: int | None, count: Any, action: Callable[[], object]) -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in EVENTS and arguments and str(arguments[0]).startswith(str(path.parent)):
+        if event in EVENTS and arguments and str(arguments[0]).startswith(str(folder)):
             count.value += 1
             if count.value == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    run(path, **options)
+    action()
 
 
 def main(argv: Iterable[str] | None = None) -> None:

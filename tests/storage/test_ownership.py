@@ -65,6 +65,7 @@ def test_the_lock_ends_with_its_process_though_a_worker_lives_on(tmp_path):
         first.join()
         assert lock_file(tmp_path / "a").exists()
         assert not is_owned(tmp_path / "a")
+        assert not list(tmp_path.iterdir())  # whoever looks removes the files of a killed owner
         with owned(tmp_path / "a"):
             pass
 

@@ -1,7 +1,9 @@
 """Averages of finished runs, as a user makes them."""
 
 import json
+import os
 import shutil
+from functools import partial
 
 import pytest
 import timm
@@ -11,6 +13,8 @@ from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import load_tool
+from tests.storage.crash_points import killed_at
+from tests.storage.toy_runs import content
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import validation_accuracy
 
@@ -116,6 +120,75 @@ def test_wise_ft_ends_at_the_start_and_at_the_run(runs, average):
             assert all(torch.equal(found[key], expected[key]) for key in expected)
         (record,) = read_records(wise / "alpha_0" / "results.jsonl")
         assert record.args["average_method"] == "wise_ft --alpha 0"
+
+
+@pytest.mark.parametrize("method", ["uniform", "diwa", "ensemble", "wise_ft"])
+def test_runs_with_hyper_parameters_of_a_method_and_of_an_averaging_are_averaged(method, runs, average):
+    start = ["--initial-checkpoint", str(runs / "start" / "best" / "model.safetensors")]
+    method_words = ["--algorithm", "Mixup", "--averaging", "moving", "--sched", "cosine", "--opt", "lion"]
+    hparams = ["--hparams", '{"mixup_alpha": 0.3, "sma_start_iter": 2}']
+    for seed in ("1", "2") if method != "wise_ft" else ("1",):
+        name = ["--experiment", f"mixup_{seed}", "--seed", seed, "--output", str(runs)]
+        if not (runs / f"mixup_{seed}").exists():
+            load_tool("finetune").main([*RUN, *name, *start, *method_words, *hparams])
+    names = ["mixup_1"] if method == "wise_ft" else ["mixup_1", "mixup_2"]
+    result = average(*names, words=["--method", method])
+    (record,) = read_records((result / "alpha_0.5" if method == "wise_ft" else result) / "results.jsonl")
+    assert (record.args["algorithm"], record.hparams["mixup_alpha"]) == ("Mixup", 0.3)
+
+
+def test_wise_ft_refuses_a_start_that_changed_since(runs, average, tmp_path):
+    start = shutil.copy(runs / "start" / "best" / "model.safetensors", tmp_path / "start.safetensors")
+    name = ["--experiment", "moved", "--output", str(tmp_path), "--initial-checkpoint", str(start)]
+    load_tool("finetune").main([*RUN, *name])
+    shutil.copy(runs / "still" / "best" / "model.safetensors", start)
+    with pytest.raises(SystemExit, match=r"initial_checkpoint='.*start.safetensors': .*other weights under this name"):
+        average(str(tmp_path / "moved"), words=["--method", "wise_ft"])
+    assert not (tmp_path / "average").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a"], ["--method", "wise_ft", "--alpha", "0", "0.5"]),
+        (["a", "b"], ["--method", "diwa"]),
+        (["start", "apart"], ["--method", "ensemble"]),
+    ],
+)
+def test_the_same_command_completes_an_average_that_was_killed(names, words, average, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    expected = content(average(*names, output="try_000/r", words=words))
+    events = killed_at(None, tmp_path / "counted", partial(average, *names, output="counted/r", words=words))
+    for number in range(3, events + 1, 17):
+        folder = f"try_{number:03}"
+        action = partial(average, *names, output=f"{folder}/r", words=words)
+        killed_at(number, tmp_path / folder, action)
+        completed = content(action())
+        assert [path.name for path in (tmp_path / folder).iterdir()] == ["r"]
+        # Only the place is another
+        assert {name: text.replace(folder.encode(), b"try_000") for name, text in completed.items()} == expected
+    capfd.readouterr()
+    assert content(average(*names, output="try_000/r", words=words)) == expected
+    assert "finished before" in capfd.readouterr().out
+
+
+def test_an_ensemble_of_other_preprocessing_is_scored_as_its_members_see_images(runs, average, tmp_path, capfd):
+    tool, words = load_tool("finetune").main, ["--output", str(tmp_path), "--experiment"]
+    tool([*RUN, *words, "dark", "--mean", "0", "0", "0", "--std", "0.1", "0.1", "0.1"])
+    tool([*RUN, *words, "plain"])
+    results = [
+        average(*(str(tmp_path / name) for name in order), output="_".join(order), words=["--method", "ensemble"])
+        for order in (("dark", "plain"), ("plain", "dark"))
+    ]
+    first, second = (read_records(result / "results.jsonl")[0] for result in results)
+    assert (first.in_acc, first.out_acc) == (second.in_acc, second.out_acc)
+    for result in results:
+        capfd.readouterr()
+        load_tool("evaluate").main(["--model", str(result), "--workers", "0", "--split", "out", "--domains", "all"])
+        line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("rot_15"))
+        assert f"{first.out_acc[1]:.4f}" in line
+    with pytest.raises(SystemExit, match=r"has mean=.*--method ensemble averages such runs"):
+        average(str(tmp_path / "dark"), str(tmp_path / "plain"), words=["--method", "uniform"])
 
 
 def test_an_ensemble_of_runs_that_started_apart_keeps_its_members(runs, average):

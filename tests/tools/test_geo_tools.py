@@ -72,6 +72,29 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     assert sum(findings["forced_experts"]["num_samples"]) == 1500
 
 
+def test_another_role_or_another_network_makes_pictures_and_numbers_again(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("figures"))
+
+    def files(*words: str) -> tuple[dict, set[str]]:
+        load_tool("visualize").main([*words, str(copy), "-b", "500"])
+        names = {path.name for path in (copy / "figures").iterdir()}
+        return json.loads((copy / "figures" / "analysis.json").read_text()), names
+
+    files("domains", "--map-step", "15")
+    both, names = files("forced")
+    assert {"nmi", "forced_experts"} <= both.keys()
+    assert names == {"analysis.json", "map.png", "routing.png", "forced_experts.png"}
+    of_ood, names = files("forced", "--role", "ood")
+    assert of_ood["role"] == "ood"
+    assert sum(of_ood["forced_experts"]["num_samples"]) == 300
+    assert "nmi" not in of_ood
+    assert names == {"analysis.json", "forced_experts.png"}
+    shutil.copytree(copy / "best_oracle", copy / "best", dirs_exist_ok=True)
+    renewed, names = files("domains", "--role", "ood", "--map-step", "15")
+    assert "forced_experts" not in renewed
+    assert names == {"analysis.json", "map.png", "routing.png"}
+
+
 def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run: Path, tmp_path: Path) -> None:
     words = [*MOGE, *QUICK, "--output", str(tmp_path), "--experiment", "covered", "--cka-tokens", "8"]
     load_tool("finetune").main([*words, "--coverage-radius", "auto"])

@@ -89,11 +89,14 @@ def test_invariance_of_sprites_and_of_untrained_routers(run, monkeypatch):
     assert trained == numbers(run, "invariance")
     rings = []
     monkeypatch.setattr(statistics_report, "plot_nulls", lambda *values: rings.append(values[-1]))
+    visualize("invariance", run, *QUICK)
     visualize("invariance", run, *QUICK, "--angles", "turned=0")
-    (untrained,) = rings
+    visualize("invariance", run, "--max-images", "3", *QUICK[2:])
+    untrained, *others = rings
+    assert others == [{}, {}]  # of other options
     assert len(untrained) == 11  # ten pairs and their mean
     assert "paper / night" in untrained
-    assert numbers(run, "invariance")["angles"]["turned"] == 0
+    assert numbers(run, "invariance")["angles"]["turned"] == 30
 
 
 def test_new_routers_change_nothing_else(run):
@@ -121,7 +124,10 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
             path.parent.mkdir(parents=True)
             domain.image(index).save(path)
     other = make_run(tmp_path.with_name("folder_run"), "gmoe_tiny_patch16", dataset="folder", data_dir=str(tmp_path))
-    visualize("invariance", other, "--permutations", "9")
+    with pytest.raises(SystemExit, match=r"no two domains are known to hold the same pictures; .*--split-by-photogr"):
+        visualize("invariance", other, "--permutations", "9")
+    same = "--split-by-photograph"
+    visualize("invariance", other, "--permutations", "9", same)
     (pair,) = numbers(other, "invariance")["pairs"]
     assert (pair["domains"], pair["pictures"]) == (["night", "paper"], 8)
     with pytest.raises(SystemExit, match=r"cub=None: folder has no part maps; give --cub"):
@@ -134,7 +140,7 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
     assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
     drawn = []
     monkeypatch.setattr(map_report, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
-    visualize("experts", other, "--parts", "back", "--cub", tmp_path.with_name("cub"), "--columns", "1")
+    visualize("experts", other, "--parts", "back", "--cub", tmp_path.with_name("cub"), "--columns", "1", same)
     # All four patches count for a point, which is then marked in the middle
     assert [name for name, _ in drawn] == pair["domains"]
     assert [photo.parts for _, (photo,) in drawn] == [{"back": (0.5, 0.5)}] * 2

@@ -14,6 +14,8 @@ from .base import SHARE, Tunable
 class Averaging(Tunable, ABC):
     """Averages the weights of an unwrapped network, routers included, during training. Its `state_dict` resumes it."""
 
+    NEEDS_VALIDATION = False  # whether `evaluated` decides which weights are averaged
+
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(hparams)
 
@@ -22,7 +24,10 @@ class Averaging(Tunable, ABC):
         """Takes in the network's weights after training step `step`, counted from 0."""
 
     def evaluated(self, step: int, validation_loss: float) -> None:
-        """Takes in the mean cross-entropy on the training domains' out-splits at an evaluation, after `update`."""
+        """Takes in the mean cross-entropy on the training domains' out-splits at an evaluation, after `update`.
+
+        Domains without an out-split do not count. NaN stands for no validation image at all.
+        """
 
     def during(self) -> nn.Module | None:
         """Returns the network to evaluate during training; None for the trained network."""

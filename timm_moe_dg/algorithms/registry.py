@@ -5,7 +5,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TypeVar
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, choices
 from .adversarial import CDANN, DANN
 from .averaging import Averaging, ExponentialAverage, MovingAverage
 from .base import Algorithm
@@ -56,8 +56,7 @@ def get_algorithm(name: str) -> type[Algorithm]:
                 raise  # the module exists, and an import inside it fails
             raise ArgumentError.of("algorithm", name, f"no module {module!r}; install it or set PYTHONPATH") from None
     if class_name not in ALGORITHMS:
-        choices = f"choose from {', '.join(ALGORITHMS)}, or give MODULE:CLASS of one registered elsewhere"
-        raise ArgumentError.of("algorithm", name, choices)
+        raise ArgumentError.of("algorithm", name, f"{choices(ALGORITHMS)}, or give MODULE:CLASS")
     return ALGORITHMS[class_name]
 
 

@@ -1,13 +1,16 @@
 """SWAD: dense weight averaging over a valley of the validation loss (Cha et al., NeurIPS 2021)."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
+from math import isnan
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import DivergenceError
 from .averaging import Averaging, copy_buffers, frozen_copy, move
 
 _logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ def weights_of(network: nn.Module) -> Segment:
 class ValleyAverage(Averaging):
     """Base of both forms of SWAD, which average segments between evaluations."""
 
+    NEEDS_VALIDATION = True
     HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
@@ -59,6 +63,18 @@ class ValleyAverage(Averaging):
         """Collects the weights."""
         if not self._ended:
             self._since.add(weights_of(network))
+
+    def evaluated(self, step: int, validation_loss: float) -> None:
+        """Takes in a validation loss. No comparison with NaN is true, so the search would stay where it is."""
+        if isnan(validation_loss):
+            remedy = f"no number at step {step}, so that SWAD cannot compare; lower --lr, or check the images"
+            raise DivergenceError(f"validation_loss=nan: {remedy}")
+        if not self._ended:
+            self.search(step, validation_loss)
+
+    @abstractmethod
+    def search(self, step: int, validation_loss: float) -> None:
+        """Searches for the valley's start and end, until it has ended."""
 
     def filled(self, segment: Segment) -> nn.Module:
         """Fills the copy of the network with a segment's weights and the network's buffers."""
@@ -105,10 +121,8 @@ class SWAD(ValleyAverage):
         self._threshold: float | None = None
         self._start = 0
 
-    def evaluated(self, step: int, validation_loss: float) -> None:
+    def search(self, step: int, validation_loss: float) -> None:
         """Searches for the start of the valley, then for its end."""
-        if self._ended:
-            return
         segment, self._since = self._since, Segment()
         if self._threshold is not None:
             self._go_on(validation_loss, segment)

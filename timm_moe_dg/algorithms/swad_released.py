@@ -35,10 +35,8 @@ class ReleasedSWAD(ValleyAverage):
         self._converged: int | None = None
         self._threshold = 0.0
 
-    def evaluated(self, step: int, validation_loss: float) -> None:
+    def search(self, step: int, validation_loss: float) -> None:
         """Searches for convergence, then adds the oldest segment of the queue or ends the valley."""
-        if self._ended:
-            return
         self._recent.append((step, validation_loss, self._since))
         self._recent = self._recent[-max(self._patience, self._tolerance) :]
         self._since = Segment()

@@ -21,7 +21,7 @@ FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "pr
 def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:
     """Writes `FILES` for an evaluation with features. Pictures that cannot be drawn are skipped with a warning."""
     (folder / "metrics.json").write_text(json_text(metrics(evaluated, settings), indent=2))
-    write_csv(folder / "per_domain.csv", _domain_rows(evaluated))
+    write_csv(folder / "per_domain.csv", domain_rows(evaluated))
     matrix, names = evaluated.confusion, evaluated.classes
     counts = zip(names, matrix.tolist(), strict=True)
     write_csv(folder / "confusion.csv", [["class", *names], *([name, *row] for name, row in counts)])
@@ -71,7 +71,7 @@ def save_features(evaluated: Evaluated, path: Path) -> None:
     )
 
 
-def _domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
+def domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
     """Rows in the data's order; "test" is 1 for domains that were not trained on."""
     yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role"]
     inside, outside = evaluated.split_accuracies

@@ -4,6 +4,7 @@ The discovered domain of a place is the routed expert with the largest weight th
 Axes: L mixture layers, E routed experts, B images or places.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -78,12 +79,62 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
         return discovered_domains(layers[-1].router(context)._replace(routed=is_routed)).cpu()
 
 
-def domain_map(model: Network, step: float = 2.0) -> DomainMap:
-    """The globe in cells of `step` degrees: 0 to 90, a divisor of 180. Further metadata are at their training means."""
+class Extent(NamedTuple):
+    """A part of the globe, in degrees."""
+
+    west: float
+    east: float
+    south: float
+    north: float
+
+
+WORLD = Extent(-180.0, 180.0, -90.0, 90.0)
+_KM_PER_DEGREE = 111.2
+_COLUMNS, _MOST_COLUMNS = 180, 720  # cells across a map, by default and at most
+
+
+def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
+    """Returns the part of the globe that shows all places, (N, 2) degrees each, and a margin: a tenth, or `radius` km.
+
+    It is a degree wide or more, and as high as a half to the whole of its width. Places on both sides of the date line
+    have the whole globe.
+    """
+    rows = torch.cat([part.double() for part in places])
+    rows = rows[~rows.isnan().any(dim=1)]
+    if not len(rows):
+        return WORLD
+    low, high = rows.amin(0), rows.amax(0)
+    span = high - low
+    span = torch.maximum(span * 1.2, span + min(2.2 * (radius or 0.0) / _KM_PER_DEGREE, 20.0))
+    width = max(float(span[0]), float(span[1]), 1.0)
+    height = min(max(float(span[1]), width / 2), 180.0)
+    if width > 180.0:
+        return WORLD
+    west, south = (low + high)[0].item() / 2 - width / 2, (low + high)[1].item() / 2 - height / 2
+    west, south = (
+        min(max(value, -half), half - side) for value, half, side in ((west, 180, width), (south, 90, height))
+    )
+    return Extent(west, west + width, south, south + height)
+
+
+def cell_width(extent: Extent, radius: float | None, most: float | None = None) -> float:
+    """Returns the width of a map's cells in degrees: at most `most`, and two thirds of a coverage radius in km.
+
+    Wider cells would miss the places that the model routes. There are 180 cells across the map by default, and never
+    more than 720.
+    """
+    across = extent.east - extent.west
+    step = across / _COLUMNS if most is None else most
+    if radius is not None:
+        step = min(step, max(radius, 1e-3) / _KM_PER_DEGREE / 1.5)
+    return max(step, across / _MOST_COLUMNS)
+
+
+def domain_map(model: Network, step: float = 2.0, extent: Extent = WORLD) -> DomainMap:
+    """A part of the globe in cells of at most `step` degrees, 0 to 90. Further metadata are at their training means."""
     if not 0 < step <= 90:
         raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
-    longitude = torch.arange(-180 + step / 2, 180, step)
-    latitude = torch.arange(-90 + step / 2, 90, step)
+    longitude, latitude = _centers(extent.west, extent.east, step), _centers(extent.south, extent.north, step)
     rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
     means = [number.mean for number in getattr(model.metadata_encoder.encoder, "numbers", ())]
     places = torch.stack([columns.flatten(), rows.flatten()], dim=1)
@@ -95,6 +146,12 @@ def domain_map(model: Network, step: float = 2.0) -> DomainMap:
         return domains
     distance = distances(coverage, places.to(coverage.points.device)).cpu().view(rows.shape)
     return domains._replace(distance=distance, radius=coverage.radius)
+
+
+def _centers(low: float, high: float, step: float) -> Tensor:
+    """Centers of equal cells, of at most `step` degrees, from `low` to `high`."""
+    number = math.ceil((high - low) / step - 1e-9)
+    return low + (torch.arange(number) + 0.5) * ((high - low) / number)
 
 
 def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:

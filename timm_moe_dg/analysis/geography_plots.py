@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -11,19 +11,21 @@ from torch import Tensor
 
 from ..layers import Coverage, thin_coordinates
 from ..layers.encoders.coverage import distances
-from .geography import DomainMap, ExpertMatrix, ExpertUsage
-from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, picture, swatch, write_numbers
+from .geography import WORLD, DomainMap, ExpertMatrix, ExpertUsage
+from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, fitted, picture, swatch, write_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
 FAR = 1000.0  # km to the nearest training coordinate; routed cells beyond are pale
 VEIL = 0.7  # opacity of the white over pale cells
-WORLD = (-180.0, 180.0, -90.0, 90.0)
 WIDTH = 6.4  # inches, of the map
 _COAST, _INK = "#404040", "#000000"
 _KM_PER_DEGREE = 111.2
 _LEGEND_COLUMNS = 6
+_OUTLINED = 1000  # places that are outlined each for itself
 _NAME_GAP = 4.0  # points between a group and its name
 _EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
 _SELECTED = 0.4  # opacity of the bars of selected experts
@@ -42,21 +44,28 @@ def plot_domain_map(
     outline, and each of the regions `outlined`, (N, 2) too, has a solid one.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
-    with picture(path, WIDTH, 3.9 + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
+    edges = [_edges(values) for values in (domains.longitude, domains.latitude)]
+    (west, east), (south, north) = ((float(side[0]), float(side[-1])) for side in edges)
+    height = 1.1 + 0.86 * WIDTH * (north - south) / (east - west)
+    with picture(path, WIDTH, height + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
         axes = figure.subplots()
         note = _draw_cells(axes, domains)
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
         _draw_outlines(axes, domains, [lonlat.numpy() for lonlat in outlined], "solid")
         _draw_groups(axes, domains, _without_unknown(places or {}), _without_unknown(held_out or {}))
-        axes.set(xlim=WORLD[:2], ylim=WORLD[2:], aspect="equal")
-        axes.set_xticks(range(-180, 181, 60))
-        axes.set_yticks(range(-90, 91, 30))
+        axes.set(xlim=(west, east), ylim=(south, north), aspect="equal")
+        if (west, east) == WORLD[:2]:
+            axes.set_xticks(range(-180, 181, 60))
+            axes.set_yticks(range(-90, 91, 30))
+        else:
+            axes.locator_params(nbins=5)
         axes.set(xlabel="longitude (degrees)", ylabel="latitude (degrees)")
         axes.set_title(f"Discovered domains: routed expert with the largest weight{note}")
         handles = [swatch(expert_color(index), f"expert {index}") for index in experts]
         columns = max(1, min(len(experts), _LEGEND_COLUMNS))
         figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": columns}, handlelength=1.2)
+        _separate(figure, axes)
 
 
 def coastlines() -> list[np.ndarray]:
@@ -77,7 +86,8 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
     axes.pcolormesh(*edges, experts, cmap=colors, vmin=-1.5, vmax=domains.num_experts - 0.5)
     veil = np.stack([*np.ones((3, *pale.shape)), np.where(pale, VEIL, 0.0)], axis=-1)
     # zorder: above the cells (1), below the coastlines (2)
-    axes.imshow(veil, extent=WORLD, origin="lower", interpolation="nearest", zorder=1.5)
+    sides = cast("tuple[float, float, float, float]", tuple(side for pair in edges for side in (pair[0], pair[-1])))
+    axes.imshow(veil, extent=sides, origin="lower", interpolation="nearest", zorder=1.5)
     notes = [f"pale: more than {FAR:,.0f} km from all training images"] if pale.any() else []
     if domains.radius is not None:
         notes.append(f"white: the shared expert alone, more than {domains.radius:,.0f} km from all training images")
@@ -103,8 +113,9 @@ def _draw_groups(
 
 
 def _margin(domains: DomainMap) -> float:
-    """Degrees of one and a half cells, which a map can resolve."""
-    return 1.5 * 180.0 / len(domains.latitude)
+    """Degrees of one and a half cells, which a map can resolve, or of a part of the map that readers can."""
+    edges = _edges(domains.longitude)
+    return float(edges[-1] - edges[0]) * max(1.5 / len(domains.longitude), 1 / 120)
 
 
 def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray], dashes: str) -> None:
@@ -112,12 +123,40 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
     across, up = np.meshgrid(domains.longitude.numpy(), domains.latitude.numpy())
     cells = torch.from_numpy(np.stack([across.ravel(), up.ravel()], axis=1))
     for lonlat in regions:
-        points = thin_coordinates(torch.from_numpy(lonlat)).points
+        # Thinned points are the centers of cells, which a map of a city would show
+        places = torch.from_numpy(lonlat).double()
+        points = places if len(places) <= _OUTLINED else thin_coordinates(places).points
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
         # A black line on a white one is visible on every color
         for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, dashes)):
             level = [_margin(domains) * _KM_PER_DEGREE]
             axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)
+
+
+def _separate(figure: "Figure", axes: "Axes") -> None:
+    """Moves names into the map and apart from each other, up, down or aside, by as little as is needed."""
+    figure.draw_without_rendering()
+    inside, placed = axes.get_window_extent(), list[Any]()
+    names = cast("list[Annotation]", axes.texts)
+    for text in sorted(names, key=lambda text: -text.xy[1]):
+        box = text.get_window_extent()
+        first = box.translated(max(inside.x0 - box.x0, 0) + min(inside.x1 - box.x1, 0), 0.0)
+        steps = [
+            (box.width * 1.05 * column, box.height * 1.1 * row) for column in range(-4, 5) for row in range(-20, 21)
+        ]
+        moved = [first.translated(*step) for step in sorted(steps, key=lambda step: math.hypot(*step))]
+        fitting = [new for new in moved if _contains(inside, new)]
+        free = [new for new in fitting if not any(new.overlaps(other) for other in placed)]
+        placed.append((free or fitting or moved)[0])
+        across, up = text.xyann
+        points = 72 / figure.dpi  # of a pixel
+        text.xyann = (across + points * (placed[-1].x0 - box.x0), up + points * (placed[-1].y0 - box.y0))
+        text.set_in_layout(False)  # or the layout would move the map
+
+
+def _contains(outer: Any, inner: Any) -> bool:
+    is_across = outer.x0 <= inner.x0 and inner.x1 <= outer.x1
+    return is_across and outer.y0 <= inner.y0 and inner.y1 <= outer.y1
 
 
 def _write_name(axes: "Axes", name: str, lonlat: np.ndarray, margin: float = 0.0) -> None:
@@ -126,11 +165,11 @@ def _write_name(axes: "Axes", name: str, lonlat: np.ndarray, margin: float = 0.0
     from scipy.stats import circmean
 
     # A mean on the circle: a group on both sides of the date line is not at longitude 0
-    longitude = np.clip(circmean(lonlat[:, 0], high=180.0, low=-180.0), -145.0, 145.0)
+    longitude = circmean(lonlat[:, 0], high=180.0, low=-180.0)
     south, north = np.percentile(lonlat[:, 1], (2, 98))  # without a few outliers
     is_north = south > 0
     axes.annotate(
-        name,
+        fitted(name, 24),
         (longitude, north + margin if is_north else south - margin),
         xytext=(0, _NAME_GAP if is_north else -_NAME_GAP),
         textcoords="offset points",

@@ -1,6 +1,11 @@
-"""Discovered domains, expert usage and forced experts of a MoGE run, as pictures and as numbers in analysis.json."""
+"""Discovered domains, expert usage and forced experts of a MoGE run, as pictures and as numbers in analysis.json.
+
+All of them are of one role, one network and one set of images. A call with others replaces what was there.
+"""
 
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,13 +13,28 @@ from torch import Tensor
 
 from ..data import EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
-from ..storage.atomic import json_text
-from .geography import domain_map, domains_at, expert_usage, forced_expert_matrix, geo_layers
+from ..networks.build import Network
+from ..protocols.run_identity import sha256
+from ..storage.atomic import json_text, write_text
+from .geography import (
+    DomainMap,
+    cell_width,
+    domain_map,
+    domains_at,
+    expert_usage,
+    forced_expert_matrix,
+    geo_layers,
+    map_extent,
+)
 from .geography_plots import plot_domain_map, plot_expert_matrix, plot_expert_usage
 from .run_view import RunView
 from .style import optional_picture
 
+_logger = logging.getLogger(__name__)
 FILE = "analysis.json"
+PICTURES = ("map.png", "routing.png", "forced_experts.png")
+# Entries that tell which images and which network the others are of
+IDENTIFYING = ("role", "data", "skip_unreadable", "network_sha256")
 
 
 def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
@@ -22,21 +42,26 @@ def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
     return hasattr(view.model, "set_expert_mode") and bool(_domains_with_places(view, data_dir, role))
 
 
-def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float) -> dict[str, object]:
+def draw_domains(
+    view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float | None
+) -> dict[str, object]:
     """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
-    `map_step` is in degrees. "nmi" of the returned numbers is the agreement of discovered domains with the groups.
+    `map_step` is the largest width of a cell in degrees; None chooses one, see `cell_width`. "nmi" of the returned
+    numbers is the agreement of discovered domains with the groups.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
     domains = _analyzed_domains(view, data_dir, role)
+    earlier = _earlier(view, figures, role)
     places = {domain.group: torch.as_tensor(domain.metadata[_test_split(domain).inside]) for domain in domains}
     metadata = torch.cat(list(places.values()))
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     discovered = domains_at(view.model, metadata)
     if metadata.is_floating_point():  # coordinates; other metadata are integer indices
+        held_out = _held_out_places(view, data_dir)
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(domain_map(view.model, map_step), path, places, _held_out_places(view, data_dir))
+            plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)
@@ -44,24 +69,37 @@ def draw_domains(view: RunView, figures: Path, data_dir: str | None, role: str, 
     counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
     counts.index_put_((groups, discovered), torch.ones_like(discovered), accumulate=True)
     numbers: dict[str, object] = {
-        "role": role,
         "groups": list(places),
         "nmi": float(normalized_mutual_info_score(groups, discovered)),
         "images_by_group_and_domain": counts.tolist(),
         "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
     }
-    _update(figures / FILE, numbers)
+    write_text(figures / FILE, json_text(earlier | numbers, indent=2))
     return numbers
 
 
 def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -> None:
     """Draws forced_experts.png for images of the role "id" or "ood", and adds its numbers to analysis.json."""
     domains = _analyzed_domains(view, data_dir, role)
+    earlier = _earlier(view, figures, role)
     images = EvaluationImages(domains, list(map(_test_split, domains)), view.transform, with_metadata=True)
     matrix = forced_expert_matrix(view.model, view.evaluation_batches(images))
     with optional_picture(figures / "forced_experts.png") as path:
         plot_expert_matrix(matrix, path)
-    _update(figures / FILE, {"forced_experts": {name: value.tolist() for name, value in matrix._asdict().items()}})
+    forced = {name: value.tolist() for name, value in matrix._asdict().items()}
+    write_text(figures / FILE, json_text(earlier | {"forced_experts": forced}, indent=2))
+
+
+def _map(model: Network, map_step: float | None, places: Sequence[Tensor]) -> DomainMap:
+    """Makes the map of the data's extent, which includes the training coordinates that the model holds."""
+    coverage = model.metadata_encoder.coverage
+    trained = [] if coverage is None else [coverage.points.cpu().double() / coverage.units]
+    radius = None if coverage is None else coverage.radius
+    extent = map_extent([place[:, :2] for place in places] + trained, radius)
+    step = cell_width(extent, radius, map_step)
+    if map_step is not None and step < map_step:
+        _logger.warning(f"map_step={map_step:g}: cells of the coverage radius are narrower; drawn with {step:.2g}")
+    return domain_map(model, step, extent)
 
 
 def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
@@ -91,7 +129,15 @@ def _test_split(domain: PlacesDomain) -> Split:
     return Split(domain.split.inside, domain.split.outside[:0])
 
 
-def _update(path: Path, numbers: dict[str, object]) -> None:
-    """Adds numbers to those that other commands wrote."""
+def _earlier(view: RunView, figures: Path, role: str) -> dict[str, object]:
+    """Reads the numbers that the other command wrote for the same images and network. Others are removed."""
+    weights = sha256(view.folder / "best" / "model.safetensors")
+    values = (role, view.args.get("data"), view.skip_unreadable, weights)
+    identity: dict[str, object] = dict(zip(IDENTIFYING, values, strict=True))
+    path = figures / FILE
     written = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json_text(written | numbers, indent=2))
+    if any(written.get(name) != value for name, value in identity.items()):
+        for name in (FILE, *PICTURES):
+            (figures / name).unlink(missing_ok=True)
+        return identity
+    return written

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import (
+    BENCHMARKS,
     Domain,
     EvaluationImages,
     drop_unreadable,
@@ -23,7 +24,7 @@ from ..data.fingerprint import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
 from ..errors import ArgumentError, DataError
 from ..layers.router import Router
-from ..networks.build import Network, data_config, in_chans_of
+from ..networks.build import Network, data_config, in_chans_of, refuse_ensemble
 from ..networks.trained import load_trained, takes_metadata
 from ..storage.run_folder import run_arguments
 
@@ -42,6 +43,7 @@ class RunView:
     device: str
     batch_size: int  # images per forward pass
     skip_unreadable: bool  # whether images that cannot be decoded are left out
+    shares_photographs: bool = False  # whether files with the same CLASS/IMAGE show the same photograph in all domains
     read: dict[str | None, Sequence[Domain]] = field(default_factory=dict)  # domains by their folder
 
     @property
@@ -95,11 +97,22 @@ class RunView:
         return torch.stack([self.transform(image) for image in images]).to(self.device)
 
 
-def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unreadable: bool | None = None) -> RunView:
-    """Opens a folder of finetune.py that holds a selected network. By default images are skipped as the run did."""
+def open_run(
+    folder: Path,
+    device: str = "cpu",
+    batch_size: int = 64,
+    skip_unreadable: bool | None = None,
+    split_by_photograph: bool | None = None,
+) -> RunView:
+    """Opens a folder of finetune.py that holds a selected network.
+
+    By default images are skipped as the run did, and photographs are shared by domains if the run was split by them, or
+    if the benchmark says so.
+    """
     check_run(folder)
+    refuse_ensemble(folder / "best")
     if not (folder / "best" / "model.safetensors").is_file():
-        remedy = "holds no network in best/: wait for the run's first evaluation, or give a run that is no ensemble"
+        remedy = "holds no network in best/: wait for the run's first evaluation"
         raise ArgumentError.of("run", str(folder), remedy)
     source = f"local-dir:{folder / 'best'}"
     args = run_arguments(source)
@@ -108,7 +121,10 @@ def open_run(folder: Path, device: str = "cpu", batch_size: int = 64, skip_unrea
     size = config["input_size"][1:]
     transform = evaluation_transform(size, config["mean"], config["std"])
     skip = bool(args.get("skip_unreadable")) if skip_unreadable is None else skip_unreadable
-    return RunView(folder, args, model, size, transform, device, batch_size, skip)
+    if split_by_photograph is None:
+        benchmark = BENCHMARKS.get(args.get("dataset", ""))
+        split_by_photograph = bool(args.get("split_by_photograph") or (benchmark and benchmark.shares_photographs))
+    return RunView(folder, args, model, size, transform, device, batch_size, skip, split_by_photograph)
 
 
 def redraw_routers(model: nn.Module, seed: int = 0) -> None:

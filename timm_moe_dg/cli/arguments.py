@@ -79,7 +79,7 @@ def parse_arguments(
                 remedy = _other_kind(parser, str(key)) or parser.suggestion(word)
                 raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
     # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
-    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
+    words = [word for table in tables.values() for entry in table.items() for word in joined(option_words(*entry))]
     args, unknown = parser.parse_known_args([*words, *argv])
     if unknown:
         parser.refuse(unknown)
@@ -100,7 +100,7 @@ def option_words(name: str, value: object) -> list[str]:
         return []
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
-    if option in ("--test-domains", "--test-envs") and isinstance(value, list):
+    if option in ("--test-domains", "--test-envs", "--domains") and isinstance(value, list):
         # A number alone could be taken for a domain's name, and no word at all is an error (see `domain_positions`)
         return [option, *(f"@{item}" if isinstance(item, int) else str(item) for item in value or ["none"])]
     if option == "--hparams":  # DomainBed's form
@@ -110,7 +110,7 @@ def option_words(name: str, value: object) -> list[str]:
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
 
 
-def _joined(words: list[str]) -> list[str]:
+def joined(words: list[str]) -> list[str]:
     """Writes --name value as --name=value, so that no value is taken for an option or a positional argument."""
     return ["=".join(words)] if len(words) == 2 else words
 

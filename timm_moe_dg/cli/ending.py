@@ -9,11 +9,12 @@ from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 
-from ..errors import MoeDgError
+from ..errors import MoeDgError, RunInterruptedError
 from .escape import one_line
+from .imports import import_modules, named_imports
 from .program import program
 
-BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
+BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
 LONGEST = 4000  # characters of a message
 
 
@@ -30,9 +31,15 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
         # File names may hold bytes that are not UTF-8, and printing them would raise an error
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
+        words = sys.argv[1:] if argv is None else argv
         try:
-            main(sys.argv[1:] if argv is None else argv)
+            import_modules(named_imports(words))  # before the parser, whose choices are registered names
+            main(words)
             sys.stdout.flush()
+        except RunInterruptedError as end:  # its message was shown by the run
+            if argv is None:
+                end_at_once(end.exit_code)
+            raise SystemExit(end.exit_code) from None
         except MoeDgError as error:
             raise SystemExit(_shorten(f"{name}: {explain(error)}")) from error
         except BrokenPipeError:
@@ -53,10 +60,6 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             if argv is None:
                 end_at_once(CTRL_C)
             raise SystemExit(CTRL_C) from None
-        except SystemExit as end:
-            if argv is None and end.code in (CTRL_C, TERMINATED):
-                end_at_once(end.code)
-            raise
 
     return run
 

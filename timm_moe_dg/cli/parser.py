@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from ..errors import did_you_mean
+from ..errors import ArgumentError, did_you_mean
 from .escape import one_line
+from .imports import add_import_option
 from .program import program
 
 Actions = argparse._SubParsersAction  # argparse has no public name for it
@@ -16,14 +17,17 @@ class ToolParser(argparse.ArgumentParser):
 
     Attributes:
         main: Names of the main options, such as batch_size. If there are none, `--help` shows every option.
+        raises: Whether mistakes raise an `ArgumentError` instead of ending the process.
     """
 
     main: Collection[str] = ()
+    raises = False
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **{"formatter_class": _Formatter, "usage": "%(prog)s [options]", **keywords})
         hidden: Any = argparse.SUPPRESS
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
+        add_import_option(self)
 
     def format_help(self) -> str:
         """Returns the text of `--help`."""
@@ -61,7 +65,9 @@ class ToolParser(argparse.ArgumentParser):
         return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2 and one line."""
+        """Ends the process with status 2 and one line, or raises; see `raises`."""
+        if self.raises:
+            raise ArgumentError(message)
         self.exit(2, f"{one_line(f'{self.prog}: error: {message}')} (see {self.prog} --help)\n")
 
 

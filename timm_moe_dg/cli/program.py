@@ -8,6 +8,10 @@ _PACKAGE = Path(__file__).parent.parent
 _IN_CLONE = not (_PACKAGE / "tools").is_dir()
 TOOLS = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools"
 RECIPES = TOOLS / "recipes"
+# Modules that tools import at their start, and that come with an extra
+EXTRAS = dict.fromkeys(
+    ("accelerate", "psutil", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib"), "train"
+)
 started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
 
 

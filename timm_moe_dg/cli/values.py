@@ -89,13 +89,18 @@ def kilometers_or_auto(text: str) -> float | str:
 
 
 def model_source(text: str) -> str:
-    """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network of a run."""
+    """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network or ensemble of a run."""
     folder = Path(text.removeprefix(LOCAL))
     for place in (folder / "best", folder):
         # A timm model stays one, even if there is a folder of that name
-        if (place / "config.json").is_file() and not timm.is_model(text):
+        if holds_network(place) and not timm.is_model(text):
             return f"{LOCAL}{place}"
     return text
+
+
+def holds_network(folder: Path) -> bool:
+    """Whether a folder holds a network in timm's format, or an ensemble of several in numbered folders."""
+    return any((folder / member / "config.json").is_file() for member in ("", "0"))
 
 
 def run_folder(text: str) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ..errors import DataError, ImageReadError
 from .domains import Domain

@@ -1,6 +1,6 @@
 """Predictions by PyTorch, or by an ONNX program of the model that tools/export.py wrote."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,8 +10,19 @@ from torch import Tensor
 
 from ..cli.arguments import option
 from ..errors import ArgumentError, ExportError
+from ..networks.ensemble import Ensemble
 from ..networks.trained import WithFeatures
-from .programs import INPUTS, OUTPUTS, as_tuple, first_line, open_session, run_session, sample_metadata
+from .programs import (
+    DIGEST,
+    INPUTS,
+    OUTPUTS,
+    as_tuple,
+    first_line,
+    network_digest,
+    open_session,
+    run_session,
+    sample_metadata,
+)
 
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Engine: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -40,26 +51,30 @@ def make_engine(options: Any, network: Network, input_size: Sequence[int], featu
 
     It returns a tuple on the network's device: logits (B, num_classes) and, with `features`, the classifier's inputs
     (B, D). The network is that of `--model`, in evaluation mode, and `input_size` the (C, H, W) of its images.
-    `options` has the attribute `engine`, and those of `EXPORTED_OPTIONS` that the command takes.
+    `options` has the attribute `engine`, and those of `EXPORTED_OPTIONS` that the command takes, for the messages.
     """
     if options.engine is None:
-        forward = WithFeatures(network) if features else network
+        if features:
+            network = network.with_features() if isinstance(network, Ensemble) else WithFeatures(network)
+        forward = network
         return lambda *inputs: as_tuple(forward(*inputs))
-    for name in EXPORTED_OPTIONS:
-        value = getattr(options, name, None)
-        if value is not None:
-            remedy = "cannot change a program; export it with this option, or leave --engine out"
-            raise ArgumentError.of(name, value, remedy)
-    return ProgramEngine(options.engine, network, input_size, features)
+    if isinstance(network, Ensemble):
+        remedy = "computes one network, and the model is an ensemble; leave it out"
+        raise ArgumentError.of("engine", options.engine, remedy)
+    given = {name: getattr(options, name, None) for name in EXPORTED_OPTIONS}
+    return ProgramEngine(options.engine, network, input_size, features, given)
 
 
 class ProgramEngine:
     """An ONNX program in place of a network; the arguments are those of `make_engine`.
 
-    The first batch is also given to the network, to recognize a program that was exported from other weights.
+    A file that was exported from another network is refused by the digest that it carries. The first batch is also
+    given to the network, to recognize a runtime that computes other logits.
     """
 
-    def __init__(self, path: str, network: Network, input_size: Sequence[int], features: bool) -> None:
+    def __init__(
+        self, path: str, network: Network, input_size: Sequence[int], features: bool, given: Mapping[str, object]
+    ) -> None:
         if not Path(path).is_file():
             raise ArgumentError.of("engine", path, "no such file; write it with tools/export.py --formats onnx")
         self._path, self._network, self._compared = path, network, False
@@ -75,9 +90,24 @@ class ProgramEngine:
         if shapes != expected:
             remedy = f"is not a program of this model: its shapes are {shapes}, the model's {expected}"
             raise ArgumentError.of("engine", path, f"{remedy}; export it again with tools/export.py")
+        self._check_digest(given)
         if features and not has_features:
             remedy = "does not return the features that this command saves; export it again with --features"
             raise ArgumentError.of("engine", path, remedy)
+
+    def _check_digest(self, given: Mapping[str, object]) -> None:
+        """Compares the exported network with this one: weights, coverage radius and expert mode."""
+        # A few images cannot tell networks apart that differ little, or only at other places
+        exported = self._session.get_modelmeta().custom_metadata_map.get(DIGEST)
+        if exported != network_digest(self._network):
+            for name, value in given.items():
+                if value is not None and exported is not None:
+                    remedy = "cannot change a program; export it with this option, or leave --engine out"
+                    raise ArgumentError.of(name, value, remedy)
+            change = "was exported from another network, or with another coverage radius or expert mode"
+            change = "carries no digest of its network" if exported is None else change
+            again = "timm-moe-dg export --model NAME --formats onnx --features --output DIR"
+            raise ExportError.of("engine", self._path, f"{change}; export it again: {again}")
 
     def __call__(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, ...]:
         """Runs the program on a batch."""

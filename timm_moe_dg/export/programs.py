@@ -4,6 +4,7 @@ A program takes batches of any size: normalized images (B, C, H, W) and, for a m
 negative location id, stands for unknown. Every program is read back from its file and compared with the model.
 """
 
+import hashlib
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,16 @@ from torch import Tensor, nn
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
+from ..networks.trained import WithFeatures
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
 OUTPUTS = ("logits", "features")
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
 TO_ONNX = "export to ONNX"
+DIGEST = "timm_moe_dg.network_sha256"  # entry of an ONNX file's metadata, see `network_digest`
+# Attributes of modules that change outputs and are in no weight
+BEHAVIOR = ("expert_mode", "shared_only", "forced_expert", "radius", "top_k", "normalize_weights", "global_pool")
 CPU = torch.device("cpu")
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
@@ -88,8 +93,26 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
     return torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
 
 
-def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`. The program is used up."""
+def network_digest(model: nn.Module) -> str:
+    """Returns the SHA-256 of everything that decides a network's logits: weights, coverage radius and expert mode."""
+    network = model.network if isinstance(model, WithFeatures) else model
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name, module in network.named_modules():
+        behavior = {key: vars(module)[key] for key in BEHAVIOR if key in vars(module)}
+        digest.update(f"{name} {type(module).__name__} {behavior}".encode())
+    return digest.hexdigest()
+
+
+def save_onnx(
+    program: torch.export.ExportedProgram, path: Path, metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`. The program is used up.
+
+    The file carries the `metadata`, texts by name.
+    """
     _required(TO_ONNX, "onnx", "onnxscript")
     translated = torch.onnx.export(
         program,
@@ -100,13 +123,14 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
         verbose=False,
     )
     assert translated is not None  # with dynamo=True
+    translated.model.metadata_props.update(metadata)
     translated.save(path)
 
 
 def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> None:
     # onnxruntime too, which the comparison needs, before the work
     _required(TO_ONNX, "onnx", "onnxscript", "onnxruntime")
-    save_onnx(record_program(model, inputs), path)
+    save_onnx(record_program(model, inputs), path, {DIGEST: network_digest(model)})
 
 
 def _write_pt2(model: nn.Module, inputs: Inputs, path: Path) -> None:

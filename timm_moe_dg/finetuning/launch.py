@@ -62,6 +62,15 @@ def join_processes(options: RunOptions) -> Accelerator:
     return accelerator
 
 
+def leave_processes(accelerator: Accelerator, *, keep_group: bool) -> None:
+    """Ends the trackers, and the process group unless it is not ours."""
+    if not keep_group:
+        accelerator.end_training()
+        return
+    for tracker in accelerator.trackers:
+        tracker.finish()
+
+
 @contextmanager
 def lost_process_explained(options: RunOptions, accelerator: Accelerator) -> Iterator[None]:
     """Turns a failed exchange between processes into a `ProcessLostError` that says what to do."""

@@ -1,6 +1,7 @@
 """The messages of a run, on the screen and in the log.txt of its folder."""
 
 import logging
+import os
 import shlex
 import sys
 import time
@@ -11,16 +12,25 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from accelerate.utils import get_int_from_env
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
+from ..cli.arguments import option_words
 from ..cli.escape import one_line
-from ..cli.program import program
-from ..errors import MoeDgError
+from ..cli.imports import OPTION, named_imports
+from ..cli.keywords import call_text
+from ..cli.program import command, program
+from ..errors import MoeDgError, RunInterruptedError
 from ..storage.atomic import explained
 from ..storage.run_folder import LOG, RunFolder
+from .plan import RunPlan
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _logger = logging.getLogger("timm_moe_dg")
+
+
+def is_main_rank() -> bool:
+    """Whether the environment names this process as the first one, or names none."""
+    return not get_int_from_env(_RANKS, 0)
 
 
 class _Escaped(logging.Formatter):
@@ -48,19 +58,22 @@ class RunLog(MemoryHandler):
     """Shows the package's messages, and writes them to log.txt once the run folder exists.
 
     Only the main process writes, and the others show nothing but errors. Progress bars are not logged. The command line
-    is logged and not shown.
+    is logged and not shown, or `call`, the Python call in its place.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], call: str | None = None) -> None:
         super().__init__(capacity=sys.maxsize)
+        self._words, self._call = words, call
         self._folder: RunFolder | None = None
         # Rank comes from the environment: the process group does not exist yet
-        self._is_main = not get_int_from_env(_RANKS, 0)
+        self._is_main = is_main_rank()
         self._screen = _Screen()
         self._screen.setFormatter(_Escaped())
-        self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {program('finetune.py')} {shlex.join(words)}")
+        started = call or f"{program('finetune.py')} {shlex.join(words)}"
+        self._log(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {started}")
 
     def __enter__(self) -> Self:
+        self._level = _logger.level
         _logger.setLevel(logging.INFO if self._is_main else logging.ERROR)
         _logger.addHandler(self._screen)
         _logger.addHandler(self)
@@ -69,7 +82,8 @@ class RunLog(MemoryHandler):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         _logger.removeHandler(self)
         _logger.removeHandler(self._screen)
-        if error is not None and not isinstance(error, SystemExit):
+        _logger.setLevel(self._level)
+        if error is not None and not isinstance(error, RunInterruptedError):  # logged by the run
             # The screen gets it from the tool
             self._log(f"{type(error).__name__}: {error}" if isinstance(error, MoeDgError) else repr(error))
         if self.target is not None:
@@ -78,6 +92,18 @@ class RunLog(MemoryHandler):
     def keep_in(self, folder: RunFolder) -> None:
         """Sets the run folder, which need not exist yet."""
         self._folder = folder
+
+    def go_on(self, plan: RunPlan, num_processes: int) -> str:
+        """Returns the command or call that continues a run."""
+        path, algorithm = str(plan.folder.path), plan.options.algorithm
+        imports = named_imports(self._words)
+        own = {"algorithm": algorithm} if ":" in algorithm else {}  # a run folder names no code
+        if self._call:
+            return call_text("finetune", {"resume": path, **own, **({"imports": imports} if imports else {})})
+        launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
+        words = [path, *(word for pair in own.items() for word in option_words(*pair))]
+        words += [word for name in imports for word in (OPTION, name)]
+        return f"{command('finetune', 'accelerate launch' if launched else 'python')} --resume {shlex.join(words)}"
 
     def shouldFlush(self, record: logging.LogRecord) -> bool:  # noqa: N802 (logging's name)
         """Whether messages can be written. Until its first evaluation the run has no folder, or one to be replaced."""

@@ -2,19 +2,24 @@
 
 import logging
 from datetime import timedelta
+from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
+from torch import distributed
 
 from ..analysis.curves import draw_learning_curves
 from ..data import check_readable, seed_hash
+from ..errors import RunInterruptedError
 from ..protocols.options import RunOptions
 from .assembly import build_model
-from .launch import join_processes, lost_process_explained
+from .launch import join_processes, leave_processes, lost_process_explained
 from .loaders import check_loaders
 from .log import RunLog
 from .memory import take_step
 from .plan import RunPlan, describe, make_plan
+from .process_state import process_state_kept
 from .progress import StepBar, tracker_errors_logged
 from .run import FineTuning, find_resume_point, lock_folder, start
 from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
@@ -73,20 +78,27 @@ def finish(run: FineTuning, stop: Interruption) -> None:
         run.close()
 
 
-def finetune(options: RunOptions, log: RunLog) -> None:
-    """Reads and checks the data, locks the run folder, and runs."""
-    plan = make_plan(options)
-    accelerator = join_processes(plan.options)
-    try:
-        with lost_process_explained(plan.options, accelerator), lock_folder(plan, accelerator) as locked_plan:
-            _logger.info(describe(locked_plan))
-            if options.dry_run:
-                dry_run(locked_plan, accelerator)
-            else:
-                run(locked_plan, accelerator, log)
-    finally:
-        with tracker_errors_logged():
-            accelerator.end_training()
+def finetune(options: RunOptions, log: RunLog) -> Path:
+    """Reads and checks the data, locks the run folder, and runs. The state of the process is that of before at the end.
+
+    Returns:
+        The run folder. A dry run does not make it.
+    """
+    with process_state_kept(Path(options.output, options.experiment or "")):
+        plan = make_plan(options)
+        grouped = distributed.is_initialized()
+        accelerator = join_processes(plan.options)
+        try:
+            with lost_process_explained(plan.options, accelerator), lock_folder(plan, accelerator) as locked_plan:
+                _logger.info(describe(locked_plan))
+                if options.dry_run:
+                    dry_run(locked_plan, accelerator)
+                else:
+                    run(locked_plan, accelerator, log)
+        finally:
+            with tracker_errors_logged():
+                leave_processes(accelerator, keep_group=grouped)
+        return locked_plan.folder.path
 
 
 def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
@@ -107,11 +119,16 @@ def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
     log.keep_in(plan.folder)
     set_seed(plan.options.seed)
     fine_tuning = start(plan, accelerator, build_model(plan, accelerator), resume_point)
+    if accelerator.device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats()  # of earlier runs in this process
     stop = Interruption(accelerator.num_processes, timedelta(minutes=plan.options.process_timeout))
     try:
         with stop:
             train(fine_tuning, stop)
             finish(fine_tuning, stop)
     except Interrupted:
-        _logger.info(fine_tuning.interrupted())
-        raise SystemExit(stop.exit_code) from None
+        text = fine_tuning.interrupted(log.go_on(plan, accelerator.num_processes))
+        _logger.info(text)
+        error = RunInterruptedError(text)
+        error.exit_code = stop.exit_code
+        raise error from None

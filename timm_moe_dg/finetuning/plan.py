@@ -12,7 +12,7 @@ from typing import Any
 
 from timm.models import safe_model_name
 
-from ..algorithms import Algorithm, get_algorithm, get_averaging
+from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
 from ..cli.escape import one_line
 from ..data import (
     Benchmark,
@@ -59,6 +59,11 @@ class RunPlan:
     def names(self) -> list[str]:
         """Names of the domains."""
         return [domain.name for domain in self.domains]
+
+    @property
+    def validated(self) -> list[int]:
+        """Positions of the training domains that have validation images. Some official splits leave a domain none."""
+        return [position for position in self.training if len(self.splits[position].outside)]
 
     @property
     def step_domains(self) -> int:
@@ -121,6 +126,7 @@ def make_plan(options: RunOptions) -> RunPlan:
         holdout_fraction=filled.holdout_fraction,
         split_by_photograph=filled.split_by_photograph,
     )
+    _check_validated(filled, averaging, [splits[position] for position in training])
     if filled.epochs is not None:
         per_epoch = steps_per_epoch(splits, training, filled.batch_size)
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
@@ -282,6 +288,18 @@ def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
     for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
         if vars(options)[name]:
             remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
+            raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def _check_validated(options: RunOptions, averaging: type[Averaging] | None, splits: Sequence[Split]) -> None:
+    """Refuses options that need validation images of training domains, if there are none."""
+    if any(len(split.outside) for split in splits):
+        return
+    needing = {"averaging": averaging is not None and averaging.NEEDS_VALIDATION, "early_stop": options.early_stop}
+    needing |= {"coverage_radius": options.coverage_radius == "auto"}
+    for name, is_needing in needing.items():
+        if is_needing:
+            remedy = "needs validation images, and no training domain has any; leave it out, or correct the split"
             raise ArgumentError.of(name, vars(options)[name], remedy)
 
 

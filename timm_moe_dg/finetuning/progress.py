@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ import torch
 import yaml
 from accelerate import Accelerator
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
+from tqdm.notebook import tqdm as notebook_bar
 
 from ..cli.ending import duration
 from ..cli.escape import one_line
@@ -80,10 +82,10 @@ class StepMeter:
 
 
 class StepBar:
-    """Shows the steps that it yields: a bar on a terminal, otherwise one line a minute and one at the end."""
+    """Shows the steps that it yields: a bar in a notebook or on a terminal, otherwise lines, one a minute."""
 
     def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
-        self._bars = sys.stderr.isatty()
+        self._bars = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
         self._hidden = hidden
         self._steps, self._name = steps, name
         self._bar = tqdm(
@@ -164,6 +166,20 @@ def tracker_errors_logged() -> Iterator[None]:
         _logger.warning(f"the trackers cannot write ({error}); the run goes on")
 
 
+def silence_writer() -> None:
+    """Keeps TensorBoard's thread from printing the traceback of a disk error.
+
+    TensorBoard raises the same error again in the next call, where `tracker_errors_logged` turns it into a warning.
+    """
+    printed = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__name__ == "_AsyncWriterThread"):
+            printed(failure)
+
+    threading.excepthook = hook
+
+
 def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, first_step: int) -> None:
     """Starts the accelerator's trackers, which write into the run folder.
 
@@ -174,6 +190,7 @@ def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, firs
         "tensorboard": {"purge_step": first_step},
         "wandb": {"name": folder.name, "id": folder.name, "resume": "allow", "dir": str(folder), "config": dict(args)},
     }
+    silence_writer()
     accelerator.init_trackers("timm_moe_dg", init_kwargs=options)
     for tracker in accelerator.trackers:
         if tracker.name == "tensorboard":

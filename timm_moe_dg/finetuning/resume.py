@@ -64,6 +64,7 @@ def nothing_to_do(options: RunOptions) -> str | None:
     run = Path(options.output, options.experiment)
     if not (run / DONE).exists():
         return None
+    is_owned(run)  # removes the lock of a process that was killed after its last file
     args = read_arguments(run / ARGUMENTS, "resume")
     recorded = with_defaults(args)
     steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))

@@ -1,12 +1,12 @@
 """A run in progress: its folder, the point where it starts or resumes, evaluations, checkpoints and its end."""
 
 import logging
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import TypedDict
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from ..algorithms import Minibatches, StepContext
 from ..cli.program import command
 from ..data import Domain, StepSampler
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ProcessLostError
 from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
@@ -69,7 +69,7 @@ def lock_folder(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
         finally:
             broadcast_object_list(name)
         if name[0] is None:
-            raise SystemExit(1)  # the main process prints the reason
+            raise ProcessLostError("the main process did not start the run; see its own message")
         yield plan.named(name[0])  # examines the folder again, which may have been filled since
 
 
@@ -136,7 +136,7 @@ class FineTuning:
         patience = self.plan.options.early_stop
         if patience is None:
             return False
-        accuracies = [validation_accuracy(record) for record in self.plan.folder.records]
+        accuracies = [validation_accuracy(record, self.plan.validated) for record in self.plan.folder.records]
         stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
         # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
@@ -201,15 +201,11 @@ class FineTuning:
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
         _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 
-    def interrupted(self) -> str:
-        """Describes where a run that was asked to end goes on."""
+    def interrupted(self, again: str) -> str:
+        """Describes where a run that was asked to end goes on, with the command or call that does so."""
         folder = self.plan.folder
         if not folder.records:
             return "asked to end at the start"
-        launched = self.accelerator.num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        launcher, algorithm = "accelerate launch" if launched else "python", self.plan.options.algorithm
-        words = [str(folder.path), *(["--algorithm", algorithm] if ":" in algorithm else [])]
-        again = f"{command('finetune', launcher)} --resume {shlex.join(words)}"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {again}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
@@ -234,8 +230,8 @@ class FineTuning:
     def _return_to_training(self, record: Record) -> None:
         """Returns to training after an evaluation."""
         if self.model.averaging:
-            loss = fmean(record.out_loss[domain] for domain in self.plan.training)
-            self.model.averaging.evaluated(record.step, loss)
+            losses = {domain: record.out_loss[domain] for domain in self.plan.validated}
+            self.model.averaging.evaluated(record.step, fmean(losses.values()) if losses else nan)
         self.meter.restart()
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
@@ -64,7 +65,10 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 
 
 class Interruption:
-    """Catches SIGTERM and Ctrl-C while it is entered as a context. A second Ctrl-C ends the process at once."""
+    """Catches SIGTERM and Ctrl-C while it is entered as a context. A second Ctrl-C ends the process at once.
+
+    Outside of the main thread, which alone gets signals, nothing is caught.
+    """
 
     def __init__(self, num_processes: int = 1, timeout: timedelta | None = None) -> None:
         self._signal = 0  # number of the signal that came
@@ -72,7 +76,8 @@ class Interruption:
         self._group: Any = distributed.new_group(backend="gloo", timeout=timeout) if num_processes > 1 else None
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

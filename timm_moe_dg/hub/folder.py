@@ -30,6 +30,7 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     Local paths in results.jsonl are shortened. report.html shows images of the data, so it needs `with_report`. A link
     among the files to publish is an `ArgumentError`.
     """
+    build.refuse_ensemble(run / "best")
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
     missing = [name for name in needed if not (run / name).is_file()]
     if missing:

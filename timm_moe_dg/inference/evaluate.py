@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
+from torch import distributed, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.evaluation_files import FILES, save_features, score_table, write_files
@@ -26,18 +27,19 @@ from ..data import (
     drop_unreadable,
     evaluation_loader,
     evaluation_only,
-    evaluation_transform,
     get_benchmark,
 )
 from ..data.fingerprint import fingerprint, with_readable
 from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
-from ..finetuning.launch import check_world_size
+from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
+from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
-from ..networks.build import check_channels, data_config
-from ..networks.trained import class_positions, load_trained, takes_metadata
+from ..networks.build import Network, check_channels, data_config
+from ..networks.ensemble import evaluation_view, load_predictor
+from ..networks.trained import class_positions, takes_metadata
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
@@ -103,6 +105,8 @@ class EvaluateOptions(
 ):
     """All options of an evaluation."""
 
+    network: nn.Module | None = None  # in place of that of `model`, whose name is then for messages alone
+
 
 @dataclass(frozen=True, kw_only=True)
 class FilledEvaluateOptions(EvaluateOptions):
@@ -157,13 +161,25 @@ def evaluate_parser(description: str | None = None) -> ToolParser:
 
 
 def evaluate(options: EvaluateOptions) -> Evaluation:
-    """Scores a model on all processes, and writes the requested files on the main process."""
+    """Scores a model on all processes, and writes the requested files on the main process.
+
+    The state of the process is that of before at the end.
+    """
     if options.save_features and Path(options.save_features).suffix != ".npz":
         raise ArgumentError.of("save_features", options.save_features, "give a file that ends in .npz")
     filled = _fill_in(options)
-    accelerator = Accelerator()
-    check_world_size(os.environ, accelerator.num_processes)
-    is_main = accelerator.is_main_process
+    with process_state_kept(options.output or ""):
+        grouped = distributed.is_initialized()
+        accelerator = Accelerator()
+        try:
+            check_world_size(os.environ, accelerator.num_processes)
+            return _evaluate(filled, accelerator)
+        finally:
+            leave_processes(accelerator, keep_group=grouped)
+
+
+def _evaluate(filled: FilledEvaluateOptions, accelerator: Accelerator) -> Evaluation:
+    options, is_main = filled, accelerator.is_main_process
     with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
         data = _read_data(filled)
         filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
@@ -174,7 +190,6 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
         if features:
             save_features(scores, features)
         files = sorted(path.name for path in folder.iterdir()) if folder else []
-    accelerator.end_training()
     return Evaluation(filled, scores, files, is_main)
 
 
@@ -260,18 +275,19 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
 def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
     """Loads the network and predicts every image; all processes take part."""
     splits = _split(options, data)
-    size = options.img_size or (None if ":" in options.model else get_benchmark(options.dataset).image_size)
-    network = load_trained(options.model, **{**model_keywords(options), "img_size": size})
+    named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
+    size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
+    network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
     check_channels(network, options.in_chans)
     positions = class_positions(network, data.domains[0].classes)
     with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
-    config = data_config(network, size)
-    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    view = evaluation_view(network, size)
     images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
     features = bool(options.output or options.save_features)
-    engine = make_engine(options, network.to(accelerator.device), config["input_size"], features)
+    input_size = data_config(network, size)["input_size"]
+    engine = make_engine(options, network.to(accelerator.device), input_size, features)
     answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
     name = run_arguments(options.model).get("model", options.model)
     engine_name = "onnxruntime" if options.engine else "torch"
@@ -280,9 +296,18 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
 
 @contextmanager
 def _output_places(options: EvaluateOptions) -> Iterator[tuple[Path | None, Path | None]]:
-    """Yields a folder for results and a file for features, or None; both are complete at the end or do not exist."""
+    """Yields a folder for results and a file for features, or None; both are complete at the end or do not exist.
+
+    Features of the same folder are moved together with the scores, and those of another folder after them.
+    """
     file = Path(options.save_features) if options.save_features else None
+    together = bool(file and options.output and file.parent.resolve() == Path(options.output).resolve())
+    names = [*FILES, *([file.name] if file and together else [])]
     with ExitStack() as stack:
-        folder = options.output and stack.enter_context(all_or_nothing(options.output, FILES, overwrite=options.force))
-        parent = file and stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=options.force))
-        yield folder or None, parent / file.name if file and parent else None
+        parent = folder = None
+        if file and not together:
+            parent = stack.enter_context(all_or_nothing(file.parent, [file.name], overwrite=options.force))
+        if options.output:
+            folder = stack.enter_context(all_or_nothing(options.output, names, overwrite=options.force))
+        place = folder if together else parent
+        yield folder, place / file.name if file and place else None

@@ -8,7 +8,8 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from torch import nn
+from tqdm.auto import tqdm
 
 from ..cli.arguments import (
     LoaderOptions,
@@ -21,13 +22,13 @@ from ..cli.arguments import (
 from ..cli.escape import csv_path, one_line
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import positive_int, usable_device
-from ..data import evaluation_transform
 from ..data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
 from ..networks.build import Network, data_config, in_chans_of
-from ..networks.trained import label_names, load_trained, metadata_columns
+from ..networks.ensemble import evaluation_view, load_predictor
+from ..networks.trained import label_names, metadata_columns
 from ..storage.atomic import all_or_nothing, write_rows
 
 # What --help shows; --help-all shows every option
@@ -78,6 +79,7 @@ class PredictOptions(TrainedModelOptions, ImageOptions, LoaderOptions, DeviceOpt
     """All options of a prediction."""
 
     images: Sequence[str]  # files, folders or patterns
+    network: nn.Module | None = None  # in place of that of `model`, whose name is then for messages alone
 
 
 def predict_parser(description: str | None = None) -> ToolParser:
@@ -121,11 +123,12 @@ def write_predictions(rows: Sequence[Sequence[Any]], top_k: int, file: TextIO) -
 
 def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
     paths = find_images(options.images)
-    network = load_trained(options.model, **model_keywords(options)).to(options.device or default_device())
+    network: Network = options.network or load_predictor(options.model, **model_keywords(options))
+    if options.device or not options.network:
+        network = network.to(options.device or default_device())
     if options.top_k > network.num_classes:
         raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
-    config = data_config(network, options.img_size)
-    view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    view = evaluation_view(network, options.img_size)
     metadata = _read_metadata(network, options, paths)
     images = ImageFiles(paths, view, metadata, options.skip_unreadable, in_chans_of(network))
     rows = list(_predict_batches(network, images, options))

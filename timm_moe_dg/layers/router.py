@@ -16,7 +16,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..compat import in_backward
-from ..errors import RouterError
+from ..errors import RouterError, choices
 from .own_parameters import OwnParameters
 from .precision import UpcastLinear, upcast, without_autocast
 from .reports.routing import BALANCING_LOSSES, RouterOutput, count_assignments
@@ -269,7 +269,7 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
 def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) -> Router:
     """Builds the router of a token-routed layer by name, from its own options and those that all routers have."""
     if name not in ROUTERS:
-        raise RouterError.of("router", name, f"choose one of {sorted(ROUTERS)}")
+        raise RouterError.of("router", name, choices(sorted(ROUTERS)))
     options = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
     if not set(router_kwargs) <= set(options):
         raise RouterError.of("router_kwargs", dict(router_kwargs), f"router={name!r} takes {options or 'no options'}")

@@ -248,6 +248,7 @@ def saved_config(name: str) -> Config:
     """Reads the config.json of a `local-dir:` or `hf-hub:` source. Any other model has an empty one."""
     source, location = parse_model_name(name)
     if source == "local-dir":
+        refuse_ensemble(Path(location))
         for path in Path(location).iterdir() if Path(location).is_dir() else ():
             if path.suffix in (".safetensors", ".bin") and not path.is_file():
                 raise _damaged(path, "is not a regular file")
@@ -256,6 +257,21 @@ def saved_config(name: str) -> Config:
         return {}
     with _hub_or_cache():
         return read_config(Path(download_from_hf(location, CONFIG)))
+
+
+def ensemble_members(folder: Path) -> list[Path]:
+    """Returns the folders of an ensemble's networks, which `average --method ensemble` numbers; none for others."""
+    if (folder / CONFIG).exists():
+        return []
+    members = [path.parent for path in folder.glob(f"*/{CONFIG}") if path.parent.name.isdecimal()]
+    return sorted(members, key=lambda member: int(member.name))
+
+
+def refuse_ensemble(folder: Path) -> None:
+    """Raises an `ArgumentError` for the folder of an ensemble, where a single network is needed."""
+    if members := ensemble_members(folder):
+        remedy = f"is an ensemble of {len(members)} networks, for evaluate and predict alone; give one: {members[0]}"
+        raise ArgumentError.of("model", str(folder), remedy)
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

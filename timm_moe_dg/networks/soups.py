@@ -1,9 +1,8 @@
-"""Averages of the weights of several networks, and of their predictions."""
+"""Averages of the weights of several networks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -14,21 +13,6 @@ from ..layers.moe_mlp import RoutedMlp
 from ..layers.router import Router
 
 Weights = Mapping[str, Tensor]  # a network's state_dict
-
-
-class Ensemble(nn.Module):
-    """Mean of the logits of several networks.
-
-    EoA is the ensemble of several runs' moving averages (Arpit et al., NeurIPS 2022, arXiv:2110.10832).
-    """
-
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.networks = nn.ModuleList(networks)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """(B, C, H, W) images, and metadata if the networks take them -> (B, num_classes) logits."""
-        return torch.stack([network(*inputs) for network in self.networks]).mean(0)
 
 
 def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
@@ -62,22 +46,26 @@ def _mean(values: Sequence[Tensor], shares: Sequence[float] | None) -> Tensor:
     return torch.tensordot(torch.tensor(shares, dtype=wide.dtype), wide, dims=1).to(values[-1].dtype)
 
 
-def restricted_selection(ranked: Sequence[int], validation: Callable[[Sequence[int]], float]) -> list[int]:
+def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], int]) -> list[int]:
     """Selects the members of an average (DiWA, Rame et al., NeurIPS 2022, arXiv:2205.09739, algorithm 1).
 
+    As in the released code, candidates are ranked by the mean of their validation accuracies over domains. An average
+    is accepted if no fewer images of all domains' validation splits together are classified correctly.
+
     Args:
-        ranked: Candidates by decreasing validation accuracy.
-        validation: Returns the validation accuracy of the average of some candidates.
+        scores: Mean validation accuracy of each candidate.
+        correct: Returns the number of validation images that the average of some candidates classifies correctly.
 
     Returns:
-        The candidates in order, without those that would lower the accuracy.
+        The candidates in order, without those that would lower the number.
     """
     selected: list[int] = []
-    best = -np.inf
-    for candidate in ranked:
-        accuracy = validation([*selected, candidate])
-        if accuracy >= best:
-            selected, best = [*selected, candidate], accuracy
+    best = -1
+    # Rounded, because means of equal accuracies may differ in the last bits
+    for candidate in sorted(range(len(scores)), key=lambda candidate: -round(scores[candidate], 12)):
+        count = correct([*selected, candidate])
+        if count >= best:
+            selected, best = [*selected, candidate], count
     return selected
 
 

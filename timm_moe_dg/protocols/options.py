@@ -9,13 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
-from functools import cache, reduce
-from operator import or_
-from types import UnionType
-from typing import Any, get_args, get_origin
+from functools import cache
+from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
+from ..cli.kinds import described, fits, option_kind
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import (
     folder_name,
@@ -38,7 +37,6 @@ from ..layers.reports.routing import BALANCING_LOSSES
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
-Kind = type | UnionType | list["Kind"]  # a list stands for lists of values of its type
 SCHEDULES = ("cosine", "tanh", "poly")
 
 
@@ -289,34 +287,8 @@ _ROLES = {**{name: declaration.role for name, declaration in _DECLARED.items()},
 _OTHER_NAMES = {other: name for name, declaration in _DECLARED.items() for other in declaration.long_names()}
 
 
-def _kind(hint: Any) -> Kind:
-    """The types that JSON and YAML have for the annotated values of an option."""
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if get_origin(parts[0]) is Sequence:
-        return [_kind(get_args(parts[0])[0])]
-    kinds = {float: int | float, bool: bool | int, Mapping: dict}
-    return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
-
-
-_WORDS = {bool: "boolean", float: "number", int: "whole number", str: "text", dict: "mapping"}
-_KINDS = {item.name: _kind(item.type) for item in fields(RunOptions)}
+_KINDS = {item.name: option_kind(item.type) for item in fields(RunOptions)}
 _KINDS["hparams"] = dict | str | None  # DomainBed's records have JSON or nothing there
-
-
-def _described(kind: Kind) -> str:
-    """Names a type in words, such as "a list of texts"."""
-    item = kind[0] if isinstance(kind, list) else kind
-    types = {item, *get_args(item)} - ({int} if {bool, float} & set(get_args(item)) else set())
-    words = [word for type_, word in _WORDS.items() if type_ in types]
-    return " or ".join(f"a {word}" for word in words) if item is kind else f"a list of {'s or '.join(words)}s"
-
-
-def fits(value: object, kind: Kind) -> bool:
-    """Whether a value that was read from JSON or YAML has a type."""
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
-    # To Python, True and False are whole numbers
-    return isinstance(value, kind) and (not isinstance(value, bool) or bool in get_args(kind))
 
 
 def mistyped(args: Arguments) -> str | None:
@@ -324,7 +296,7 @@ def mistyped(args: Arguments) -> str | None:
     for name, value in args.items():
         kind = _KINDS.get(name)
         if kind and not fits(value, kind) and not (value is None and DEFAULTS[name] is None):
-            return f"{name}={value!r:.60}: must be {_described(kind)}"
+            return f"{name}={value!r:.60}: must be {described(kind)}"
     return None
 
 

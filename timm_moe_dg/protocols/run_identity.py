@@ -111,7 +111,8 @@ def with_defaults(args: Arguments) -> dict[str, object]:
 
 def changed_options(args: Arguments) -> dict[str, object]:
     """Returns the options that a user gave a run and that affect its results, and `data_dir`."""
-    left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir"}
+    # With epochs, the steps that follow from them are among the values that were filled in
+    left_out = {*NO_EFFECT_ON_RESULTS, *args.get("filled_in", ())} - {"data_dir", "epochs"}
     return {
         name: value
         for name, value in canonical_names(args).items()
@@ -207,22 +208,35 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
                 change = difference(*tables) or "its fingerprint is another"
                 source, reason = "data_dir", f"the run to resume was started on other data: {change}"
             elif name == "weights_sha256":
-                source = "initial_checkpoint" if now.get("initial_checkpoint") else "model"
-                texts = " or texts" if now.get("head") else ""
-                weights = f"other weights{texts} under this name" if new else "a file of weights that is not there"
-                reason = f"the run to resume was started from {weights}; restore the file"
+                check_weights_files(recorded, given)
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
 
 
+def check_weights_files(recorded: Arguments, given: Arguments) -> None:
+    """Checks that the files of the weights that a run started from are as they were then."""
+    new = given.get("weights_sha256")
+    if recorded.get("weights_sha256") == new:
+        return
+    source = "initial_checkpoint" if given.get("initial_checkpoint") else "model"
+    further = len(weights_files(given)) > 1 or given.get("head")
+    weights = f"other weights{' or texts' if further else ''} under this name"
+    change = weights if new else "a file of weights that is not there"
+    remedy = f"the run was started from {change}; restore the file, or start another run with --experiment"
+    raise ArgumentError.of(source, given.get(source), remedy)
+
+
 def weights_files(args: Arguments) -> list[Path]:
-    """Returns the local files of the weights that a run starts from: of its network and of its text head."""
-    source = str(dict(args.get("model_kwargs") or {}).get("backbone") or args.get("model"))
+    """Returns the local files that a run starts from: weights of its network, texts, and a location encoder's."""
+    kwargs = dict(args.get("model_kwargs") or {})
+    source = str(kwargs.get("backbone") or args.get("model"))
     folder = Path(source.removeprefix(LOCAL))
     published = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
     saved = published if args.get("pretrained") and source.startswith(LOCAL) else []
     files = [Path(args["initial_checkpoint"])] if args.get("initial_checkpoint") else saved
     texts = [Path(args["head"].removeprefix(TEXT))] if args.get("head") else []
-    return [file for file in files if file.is_file()][:1] + [file for file in texts if file.is_file()]
+    encoder = str(kwargs.get("metadata_encoder") or "")
+    encoders = [Path(encoder.partition(":")[2])] if ":" in encoder else []  # satclip:FILE
+    return [file for file in files if file.is_file()][:1] + [file for file in texts + encoders if file.is_file()]
 
 
 def sha256(*files: Path) -> str:

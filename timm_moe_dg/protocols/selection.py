@@ -119,7 +119,7 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
     if not complete:
         pairs = ", ".join(f"{{{target}, {other}}}" for other in alone[0].training_domains)
         raise RecordError(f"records: no hyper-parameter seed and step is in all the runs that hold out {pairs}")
-    return _best(complete, lambda record: fmean(left_out[_setting(record)].values()))
+    return _best(complete, lambda record: _mean([*left_out[_setting(record)].values()]))
 
 
 def oracle(records: Sequence[Record]) -> Record:
@@ -197,7 +197,10 @@ def _best(records: Sequence[Record], value: Callable[[Record], float]) -> Record
     _require(records)
     # max returns the first of equals: the highest seed, then the earliest step
     by_seed = sorted(records, key=lambda record: -record.args["hparams_seed"])
-    return max(by_seed, key=lambda record: -inf if isnan(value(record)) else value(record))
+    values = [value(record) for record in by_seed]
+    if all(map(isnan, values)):  # nothing was validated: the first record would be of an untrained network
+        return max(by_seed, key=lambda record: record.step)
+    return by_seed[max(range(len(values)), key=lambda index: -inf if isnan(values[index]) else values[index])]
 
 
 def _require(records: Sequence[Record]) -> None:

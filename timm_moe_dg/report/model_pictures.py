@@ -68,7 +68,7 @@ def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
     numbers: dict[str, object] = {}
 
     def draw(path: Path) -> None:
-        numbers.update(nmi=draw_domains(view, path.parent, data_dir, role, 2.0)["nmi"])
+        numbers.update(nmi=draw_domains(view, path.parent, data_dir, role, None)["nmi"])
 
     picture = inlined(draw, "Map of the discovered domains", "map.png")
     agreement = f" Normalized mutual information with the data's groups: {numbers['nmi']:.3f}." if numbers else ""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..errors import ArgumentError
 from ..hub.origin import training_command, without_local_paths
+from ..networks.build import ensemble_members
 from ..protocols.headline import FEW, Headline, headlines, selection_remark
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
@@ -129,7 +130,9 @@ def cautions(facts: RunFacts) -> list[str]:
     if facts.validated is not None and facts.validated < FEW:
         sentences.append(f"Selection rests on {facts.validated} validation images of the training domains.")
     if not (facts.run.folder / BEST["training_domain_validation"] / "model.safetensors").is_file():
-        sentences.append("The selected network (best/) is not in the folder. Sections that need it are left out.")
+        members = ensemble_members(facts.run.folder / BEST["training_domain_validation"])
+        state = f"is an ensemble of {len(members)} networks" if members else "is not in the folder"
+        sentences.append(f"The selected network (best/) {state}. Sections that need a single one are left out.")
     sentences.append(
         "This is one run with one seed, so a difference from another run may be chance. "
         "The report of a sweep compares several seeds."

@@ -6,6 +6,7 @@ FMoW_regions. Each run is selected on the validation images of its region.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -50,7 +51,7 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
 
 
 def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
-    scores = {region: record.roles.get(role, RoleScores()) for region, record in selected.items()}
+    scores: dict[str, Any] = {region: record.roles.get(role, RoleScores()) for region, record in selected.items()}
     columns = {
         name: {region: of_role.get(name, {}).get(region) for region, of_role in scores.items()}
         for name in ("group_accuracy", "num_samples")

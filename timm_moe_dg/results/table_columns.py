@@ -4,7 +4,7 @@ To add a column, add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import nan
 from types import MappingProxyType
@@ -57,15 +57,14 @@ def held_out_columns(names: Sequence[str], report: Value) -> list[Column]:
 
 def single_source_columns(names: Sequence[str], source: int) -> list[Column]:
     """Columns of a single-source table: out-split accuracy of the training domain, of the others, and their mean."""
-    columns = [Column(name, lambda record, domain=domain: record.out_acc[domain]) for domain, name in enumerate(names)]
-    trained_on = replace(columns.pop(source), title=f"{names[source]} (IID)")
-    return [trained_on, *columns, Column(AVERAGE_OOD, transfer_accuracy)]
+    others = [Column(name, _out_accuracy(domain)) for domain, name in enumerate(names) if domain != source]
+    return [Column(f"{names[source]} (IID)", _out_accuracy(source)), *others, Column(AVERAGE_OOD, transfer_accuracy)]
 
 
 def official_columns(records: Sequence[Record]) -> list[Column]:
     """Columns with the scores of a data set's own "id" and "ood" test domains, see `role_scores`."""
     return [
-        Column(f"{role} {title}", lambda record, role=role, score=score: record.roles[role][score])
+        Column(f"{role} {title}", _role_score(role, score))
         for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items())
         if any(score in record.roles.get(role, {}) for record in records)
     ]
@@ -74,10 +73,19 @@ def official_columns(records: Sequence[Record]) -> list[Column]:
 def group_columns(records: Sequence[Record]) -> list[Column]:
     """Columns with the accuracy of each group of the "id" and "ood" test domains, by role and then by name."""
     groups = {(role, group) for role in SCORED_ROLES for record in records for group in _by_group(record, role)}
-    return [
-        Column(f"{role} {group}", lambda record, role=role, group=group: _by_group(record, role).get(group, nan))
-        for role, group in sorted(groups)
-    ]
+    return [Column(f"{role} {group}", _group_accuracy(role, group)) for role, group in sorted(groups)]
+
+
+def _out_accuracy(domain: int) -> Value:
+    return lambda record: record.out_acc[domain]
+
+
+def _role_score(role: str, score: Score) -> Value:
+    return lambda record: record.roles[role][score]
+
+
+def _group_accuracy(role: str, group: str) -> Value:
+    return lambda record: _by_group(record, role).get(group, nan)
 
 
 def _by_group(record: Record, role: str) -> Mapping[str, float]:

@@ -42,20 +42,29 @@ def owned(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file; a file that is left over locks nothing
-            holder.unlink()
-            path.unlink()  # before the release: afterwards it may be another process's
+        _remove(path)
+        with suppress(OSError):
             for parent in created:
                 parent.rmdir()
         lock.release()
 
 
+def _remove(path: Path) -> None:
+    """Removes the files of a lock that is held: after its release they may be another process's."""
+    with suppress(OSError):  # Windows removes no open file; a file that is left over locks nothing
+        path.with_suffix(".owner").unlink(missing_ok=True)
+        path.unlink()
+
+
 def is_owned(folder: Path) -> bool:
-    """Whether another process, or this one, holds the lock of a folder."""
-    if not lock_file(folder).exists():
+    """Whether another process, or this one, holds the lock of a folder. The files of a killed owner are removed."""
+    path = lock_file(folder)
+    if not path.exists():
+        path.with_suffix(".owner").unlink(missing_ok=True)
         return False
     try:
-        with FileLock(lock_file(folder), blocking=False):
+        with FileLock(path, blocking=False):
+            _remove(path)
             return False
     except (Timeout, PermissionError):  # another user's lock cannot be tried
         return True

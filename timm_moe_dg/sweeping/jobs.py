@@ -50,9 +50,10 @@ class Job:
 
     def state(self) -> str:
         """Returns the state, one of `STATES`. Incomplete runs were interrupted; they and failed ones can go on."""
+        locked = [is_owned(self.log), is_owned(self.folder)]  # both, which removes the locks of killed processes
         if self.is_finished:
             return "finished"
-        if is_owned(self.log) or is_owned(self.folder):
+        if any(locked):
             return "running"
         if not self.log.is_file():
             return "incomplete" if self.folder.exists() else "missing"

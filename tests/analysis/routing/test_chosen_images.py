@@ -23,19 +23,22 @@ def test_a_picture_is_class_and_stem():
 
 def test_the_same_stem_stands_in_one_column():
     domains = [domain("a/cat/1.png", "a/cat/2.png", "a/dog/9.png"), domain("b/dog/9.png", "b/cat/2.jpg", "b/cat/3.jpg")]
-    assert choose_pictures(domains, 0, 2) == [[1, 0], [1, None]]  # 2 is in both and comes first; then 1
-    assert choose_pictures(domains, 0, 9) == [[1, 0, None], [1, None, 2]]
-    assert choose_pictures(domains, 1, 4) == [[2], [0]]
+    assert choose_pictures(domains, 0, 2, by_path=True) == [[1, 0], [1, None]]  # 2 is in both, comes first; then 1
+    assert choose_pictures(domains, 0, 9, by_path=True) == [[1, 0, None], [1, None, 2]]
+    assert choose_pictures(domains, 1, 4, by_path=True) == [[2], [0]]
+    # The same file names in each hospital are other patients
+    assert choose_pictures(domains, 0, 9) == [[0, 1], [1, 2]]
+    assert picture_names(domains[0], by_path=False) is None
 
 
 def test_without_common_pictures_each_domain_has_its_own():
     domains = [domain("a/cat/1.png", "a/cat/2.png"), domain("b/cat/3.png", "b/dog/4.png")]
-    assert choose_pictures(domains, 0, 2) == [[0, 1], [0, None]]
+    assert choose_pictures(domains, 0, 2, by_path=True) == [[0, 1], [0, None]]
 
 
 def test_nameless_domains_have_their_own_pictures():
     nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
-    assert picture_names(nameless) is None
+    assert picture_names(nameless, by_path=True) is None
     assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]
 
 

@@ -42,7 +42,7 @@ def choose_images(
     if images is not None:
         return _files(view, images, columns)
     domains = view.domains(data_dir)
-    chosen = choose_pictures(domains, class_index(domains, target), columns)
+    chosen = choose_pictures(domains, class_index(domains, target), columns, view.shares_photographs)
     return [
         (domain.name, [None if position is None else _read(view, domain, position) for position in row])
         for domain, row in zip(domains, chosen, strict=True)
@@ -69,7 +69,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
 
 
 def _read(view: RunView, domain: Domain, position: int) -> ChosenImage:
-    names = picture_names(domain)
+    names = picture_names(domain, by_path=True)
     name = names[position].rpartition("/")[2] if names else f"image {position}"
     return ChosenImage(name, domain.pixels(position), view.metadata(domain, position), position)
 
@@ -79,11 +79,14 @@ def picture_key(path: str) -> str:
     return f"{Path(path).parent.name}/{Path(path).stem}"
 
 
-def picture_names(domain: Domain) -> list[str] | None:
-    """Names of a domain's images, under which other domains may have the same picture; None if it has no names."""
+def picture_names(domain: Domain, by_path: bool) -> list[str] | None:
+    """Names of a domain's images, under which other domains have the same picture; None if it has no such names.
+
+    Equal file names mean nothing in general, such as 001.jpg in each hospital. `by_path` says that they do here.
+    """
     if domain.pictures is not None:
         return list(domain.pictures)
-    return [picture_key(path) for path in domain.paths] if isinstance(domain, FolderDomain) else None
+    return [picture_key(path) for path in domain.paths] if by_path and isinstance(domain, FolderDomain) else None
 
 
 def class_index(domains: Sequence[Domain], name: str | None) -> int:
@@ -95,7 +98,9 @@ def class_index(domains: Sequence[Domain], name: str | None) -> int:
     return 0 if name is None else classes.index(name)
 
 
-def choose_pictures(domains: Sequence[Domain], target: int, number: int) -> list[list[int | None]]:
+def choose_pictures(
+    domains: Sequence[Domain], target: int, number: int, by_path: bool = False
+) -> list[list[int | None]]:
     """Chooses images of a class, a row for each domain, the same picture in the same column.
 
     Pictures that more domains share come first. If domains share no picture, each row has images of its own. The
@@ -104,7 +109,7 @@ def choose_pictures(domains: Sequence[Domain], target: int, number: int) -> list
     candidates = [[index for index, label in enumerate(domain.targets) if label == target] for domain in domains]
     if not any(candidates):
         raise DataError(f"class={domains[0].classes[target]!r}: no domain has an image of it; name another class")
-    names = [picture_names(domain) for domain in domains]
+    names = [picture_names(domain, by_path) for domain in domains]
     by_name = [
         {domain_names[index]: index for index in rows}
         for domain_names, rows in zip(names, candidates, strict=True)

@@ -95,7 +95,8 @@ def check_paired(pictures: Mapping[str, Sequence[str]]) -> None:
     """Checks that two domains share a picture, from the names of each domain's pictures."""
     counts = Counter(name for names in pictures.values() for name in set(names))
     if max(counts.values(), default=0) < 2:
-        remedy = "no two domains have a picture of the same name (CLASS/IMAGE); give a run on copies of the same images"
+        remedy = "no two domains are known to hold the same pictures; if files with the same CLASS/IMAGE show the same "
+        remedy += "photograph in all domains, add --split-by-photograph"
         raise DataError(f"domains={list(pictures)!r}: {remedy}")
 
 

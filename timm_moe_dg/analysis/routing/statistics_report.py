@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...data import Domain
@@ -50,9 +51,12 @@ def draw_attributes(
     plot_association(associations[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
     groups = {name: association for name, association in associations.items() if name != PARTS}
     if groups:
-        strongest = max(groups, key=lambda name: groups[name].nmi.value)
+        # NaN: no image has an attribute of the group
+        strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
         title = f"attributes of images against experts; numbers of {strongest}"
         plot_association(_stacked(groups, strongest), title, figures / "attributes.png")
+    else:  # of an earlier call with other annotations
+        (figures / "attributes.png").unlink(missing_ok=True)
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
     tables = {name: _table(association) for name, association in associations.items()}
     (figures / "attributes.json").write_text(json_text({**numbers, "tables": tables}, indent=1))
@@ -77,7 +81,7 @@ def draw_invariance(
     block = _patch_block(view, block)
     domains = view.domains(data_dir)
     rotations = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
-    names = {domain.name: picture_names(domain) for domain in domains}
+    names = {domain.name: picture_names(domain, view.shares_photographs) for domain in domains}
     pictures = {domain: domain_names[:max_images] for domain, domain_names in names.items() if domain_names}
     check_paired(pictures)  # before images are routed, which takes minutes
     experts = {
@@ -88,10 +92,11 @@ def draw_invariance(
     pairs = routing_invariance(experts, pictures, rotations, permutations)
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    baseline = _agreements(figures / UNTRAINED / "invariance.json", block)
+    compared = {"block": block, "max_images": max_images, "angles": rotations}
+    baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
-        **{"model": view.name, "block": block, "permutations": permutations, "angles": rotations},
+        **{"model": view.name, "permutations": permutations, **compared},
         "all_pairs": _test(all_pairs),
         "pairs": [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in pairs],
     }
@@ -99,10 +104,10 @@ def draw_invariance(
     return pairs, all_pairs
 
 
-def _agreements(path: Path, block: int) -> dict[str, float]:
-    """Agreement by name of the pair in an earlier result of this block; empty if there is none."""
+def _agreements(path: Path, compared: Mapping[str, object]) -> dict[str, float]:
+    """Agreement by name of the pair in an earlier result of the same options; empty if there is none."""
     numbers = json.loads(path.read_text()) if path.is_file() else {}
-    if numbers.get("block") != block:
+    if any(name not in numbers or numbers[name] != value for name, value in compared.items()):
         return {}
     pairs = {" / ".join(pair["domains"]): pair["agreement"]["value"] for pair in numbers["pairs"]}
     return {ALL_PAIRS: numbers["all_pairs"]["value"], **pairs}

@@ -46,6 +46,7 @@ class Benchmark:
         swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
         takes_data_dir: Whether the images are in a folder that the user names.
+        shares_photographs: Whether files with the same CLASS/IMAGE in several domains show the same photograph.
 
     >>> [domain.name for domain in timm_moe_dg.data.get_benchmark("colored_digits").read(None)]
     ['+90%', '+80%', '-90%']
@@ -74,6 +75,7 @@ class Benchmark:
     swad_checkpoint_freq: int = 100
     takes_metadata_columns: bool = False
     takes_data_dir: bool = True
+    shares_photographs: bool = False
 
     def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.

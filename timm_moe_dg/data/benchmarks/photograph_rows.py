@@ -106,6 +106,7 @@ PHOTOGRAPH_ROWS = (
         images=dict.fromkeys(("Candy", "Mosaic", "Natural", "Udnie"), 11_788),
         source="Li et al., ICLR 2023 (GMoE), CUB-200-2011 and three restyled versions",
         license="non-commercial research and teaching",
+        shares_photographs=True,
     ),
     _published(
         name="CUB_DG_paintings",  # also published as CUB-DG, but not what GMoE's and SF-MoE's tables are about
@@ -114,5 +115,6 @@ PHOTOGRAPH_ROWS = (
         num_classes=200,
         source="Min et al., ECCV 2022, CUB-200-2011 and three restyled versions",
         license="non-commercial research and teaching",
+        shares_photographs=True,
     ),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, choices
 from ..readers.hub_data import HUB, read_hub
 from .benchmark import Benchmark
 from .digit_rows import DIGIT_ROWS
@@ -34,7 +34,7 @@ def get_benchmark(name: str) -> Benchmark:
     if name.startswith(HUB):
         return _hub_benchmark(name)
     if name not in BENCHMARKS:
-        raise ArgumentError.of("dataset", name, f"choose from {', '.join(BENCHMARKS)}, or {HUB}OWNER/NAME")
+        raise ArgumentError.of("dataset", name, choices([*BENCHMARKS, f"{HUB}OWNER/NAME"]))
     return BENCHMARKS[name]
 
 

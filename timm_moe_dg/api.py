@@ -1,0 +1,249 @@
+"""Training, evaluation and prediction from Python: the commands as functions.
+
+Keywords are the options of the command, with the same names, defaults and checks. The functions raise the exceptions of
+`errors`, and leave the process as they found it.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments
+from .cli.imports import import_modules, named_imports
+from .cli.keywords import call_text, describe_keywords, keyword_words
+from .cli.parser import ToolParser
+from .cli.program import EXTRAS
+from .cli.values import holds_network, run_folder
+from .errors import ArgumentError, MissingDependencyError
+from .networks.trained import load_trained
+from .protocols.options import RunOptions, run_parser
+from .protocols.records import Record, read_records
+from .storage.run_folder import ARGUMENTS, DONE, RESULTS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_logger = logging.getLogger(__name__)
+
+
+class Run:
+    """The folder of a run, also of one in progress. It can stand wherever a path can.
+
+    Args:
+        path: Folder that `finetune` wrote.
+
+    Raises:
+        ArgumentError: The folder is not that of a run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = run_folder(os.fspath(path))
+        if not (self.path / ARGUMENTS).is_file():
+            remedy = f"is not the folder of a run; give one that holds {ARGUMENTS}"
+            raise ArgumentError.of("path", os.fspath(path), remedy)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has taken all of its steps."""
+        return (self.path / DONE).exists()
+
+    @property
+    def records(self) -> "DataFrame":
+        """The evaluations: a row for each evaluation and domain.
+
+        The columns are step, epoch, averaged, domain, role ("test" for domains held out), in_acc and out_acc
+        (accuracies on both splits), out_loss, step_time in seconds, and the mean losses of the steps since the last
+        evaluation.
+        """
+        with _extra():
+            from pandas import DataFrame
+        records = read_records(self.path / RESULTS, unfinished=True)
+        return DataFrame([row for record in records for row in _record_rows(record)])
+
+    def model(self) -> nn.Module:
+        """Loads the best network so far, as `timm.create_model` does, in evaluation mode."""
+        return load_trained(f"local-dir:{self.path / 'best'}")
+
+
+def finetune(**options: Any) -> Run | None:
+    """Fine-tunes any timm model with some domains held out; the command `timm-moe-dg finetune`.
+
+    An interrupt (Ctrl-C, or the stop button of a notebook) writes a checkpoint. The message says how to go on.
+
+    Returns:
+        The run, or None for a dry run.
+
+    Raises:
+        OptionError: An option that does not exist.
+        ArgumentError: An option with a value that cannot work.
+        FolderInUseError: Another process writes to the run folder, or another call trains in this process.
+        RunInterruptedError: The run was interrupted.
+    """
+    with _extra():
+        from .finetuning.log import RunLog
+        from .finetuning.loop import finetune as run_loop
+        from .finetuning.resume import nothing_to_do, parse_resumable
+    words = keyword_words("finetune", RunOptions, options)
+    import_modules(named_imports(words))
+    filled = parse_resumable(_raising(run_parser()), words)
+    if text := nothing_to_do(filled):
+        _logger.warning(text)
+        return Run(Path(filled.output, filled.experiment or ""))
+    with RunLog(words, call_text("finetune", options)) as log:
+        path = run_loop(filled, log)
+    if filled.dry_run:
+        return None
+    run = Run.__new__(Run)  # unchecked, since processes on other machines may not see the folder
+    run.path = path
+    return run
+
+
+def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: Any) -> "DataFrame":
+    """Scores a model by domain; the command `timm-moe-dg evaluate`.
+
+    Args:
+        run_or_model: A finished run, its folder, the name of a model as the command takes it, or a network in
+            evaluation mode. A run is scored on its own data and splits by default.
+        **options: Those of the command, as below.
+
+    Returns:
+        A row for each domain, with the columns of per_domain.csv: domain, test (1 for domains that were not trained
+        on), images, accuracy, f1_macro, ece, in_accuracy, out_accuracy and role.
+    """
+    with _extra():
+        from pandas import DataFrame
+
+        from .analysis.evaluation_files import domain_rows
+        from .inference.evaluate import EvaluateOptions, evaluate_parser
+        from .inference.evaluate import evaluate as run_evaluation
+    words, network = _model_words("evaluate", EvaluateOptions, run_or_model, options)
+    parsed = parse_arguments(_raising(evaluate_parser()), words)
+    evaluation = run_evaluation(replace(from_parsed(EvaluateOptions, vars(parsed)), network=network))
+    columns, *rows = domain_rows(evaluation.scores)
+    return DataFrame(rows, columns=columns)
+
+
+def predict(
+    run_or_model: Run | str | os.PathLike[str] | nn.Module,
+    images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    **options: Any,
+) -> "DataFrame":
+    """Predicts the classes of image files; the command `timm-moe-dg predict`.
+
+    Args:
+        run_or_model: As for `evaluate`.
+        images: Files, folders (searched to any depth) or patterns, one or several.
+        **options: Those of the command, as below.
+
+    Returns:
+        A row for each image, with the columns of predictions.csv: path, class, probability, and for top_k the further
+        classes class_2, probability_2 and so on.
+    """
+    with _extra():
+        from pandas import DataFrame
+
+        from .inference.predict import PredictOptions, column_names, predict_parser
+        from .inference.predict import predict as run_prediction
+    sources = [images] if isinstance(images, str | os.PathLike) else images
+    if not isinstance(sources, Sequence) or not sources or not all(isinstance(s, str | os.PathLike) for s in sources):
+        raise ArgumentError.of("images", images, "give files, folders or patterns, as a text, a path or a list of them")
+    words, network = _model_words("predict", PredictOptions, run_or_model, options)
+    parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
+    filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
+    return DataFrame(run_prediction(replace(filled, network=network)), columns=column_names(filled.top_k))
+
+
+def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
+    """Reads the evaluations of all runs below a folder; see `timm_moe_dg.results.frame.read_runs`."""
+    with _extra():
+        from .results.frame import read_runs as read
+    return read(folder)
+
+
+def _model_words(
+    function: str, table: Any, run_or_model: object, options: Mapping[str, Any]
+) -> tuple[list[str], nn.Module | None]:
+    """Returns the words of a command line, and the network if one was given in place of a name."""
+    if isinstance(run_or_model, nn.Module):
+        network, name = run_or_model, type(run_or_model).__name__
+        if network.training:
+            raise ArgumentError.of("run_or_model", name, "is in training mode; call its method eval() first")
+        if given := [option for option in declared(TrainedModelOptions) if options.get(option) is not None]:
+            raise ArgumentError.of(given[0], options[given[0]], "describes a model by name; leave it out for a network")
+        if not hasattr(network, "pretrained_cfg"):
+            raise ArgumentError.of("run_or_model", name, "is not a model of timm; give one, or the folder of a run")
+    elif isinstance(run_or_model, str | os.PathLike):
+        network, name = None, _checked_name(os.fspath(run_or_model))
+    else:
+        remedy = "give a run, its folder, the name of a model, or a network"
+        raise ArgumentError.of("run_or_model", run_or_model, remedy)
+    words = keyword_words(function, table, {**options, "model": name})
+    import_modules(named_imports(words))
+    return words, network
+
+
+def _checked_name(name: str) -> str:
+    """Checks that the name of a folder is that of a finished run, or of a network in timm's format."""
+    folder = Path(name)
+    if (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
+        remedy = f"the run has not finished; go on with finetune(resume={name!r}), or give {str(folder / 'best')!r}, "
+        raise ArgumentError.of("run_or_model", name, f"{remedy}its best network so far")
+    if folder.is_dir() and not any(map(holds_network, (folder, folder / "best"))):
+        raise ArgumentError.of("run_or_model", name, "is not the folder of a run or of a network; give one of these")
+    return name
+
+
+def _record_rows(record: Record) -> Iterator[dict[str, object]]:
+    count = len(record.in_acc)
+    names = record.args.get("domains") or range(count)
+    for domain, name in enumerate(names):
+        yield {
+            "step": record.step,
+            "epoch": record.epoch,
+            "averaged": record.averaged,
+            "domain": name,
+            "role": "test" if domain in record.test_domains else "train",
+            "in_acc": record.in_acc[domain],
+            "out_acc": record.out_acc[domain],
+            "out_loss": record.out_loss[domain] if record.out_loss else float("nan"),
+            "step_time": record.step_time,
+            **record.losses,
+        }
+
+
+def _raising(parser: ToolParser) -> ToolParser:
+    parser.raises = True
+    return parser
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Names the extra that installs a module which is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        raise MissingDependencyError.of("training from Python", module, EXTRAS[module]) from error
+
+
+describe_keywords(finetune, RunOptions)
+with suppress(ModuleNotFoundError):  # without the extra, calling them says what to install
+    from .inference.evaluate import EvaluateOptions
+    from .inference.predict import PredictOptions
+
+    describe_keywords(evaluate, EvaluateOptions, skip=["model"])
+    describe_keywords(predict, PredictOptions, skip=["model"])
