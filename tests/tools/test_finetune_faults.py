@@ -168,5 +168,5 @@ def test_of_two_processes_the_main_one_says_that_the_folder_is_taken_and_both_en
         codes = manager.dict()
         mp.spawn(two_processes, (str(tmp_path), port, codes), nprocs=2)
         assert "is in use by process" in codes[0]
-        assert codes[1] == "1"
+        assert "ProcessLostError: the main process did not start the run" in codes[1]
         assert not (tmp_path / "a").exists()
