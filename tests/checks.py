@@ -1,12 +1,14 @@
 """Lines of "ok" and "not ok" of scripts that are run by hand, with the commands that docs/guides/slurm.md shows."""
 
+import json
 import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "slurm.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "guides" / "slurm.md"
 
 
 class Checks:
@@ -22,6 +24,16 @@ class Checks:
         sys.stdout.write(f"{'ok' if holds else 'not ok'}  {what}  ({time.monotonic() - self._start:.0f} s)\n")
         sys.stdout.flush()
         return holds
+
+
+def outcome(run: Path) -> tuple[bytes, bytes, list[dict]]:
+    """The weights of both saved networks, and every record but for its times: what a resumed run has to repeat."""
+    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        for name in ("step_time", "mem_gb", "args"):
+            del row[name]
+    best, last = ((run / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
+    return best, last, rows
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> bool:

@@ -1,6 +1,7 @@
 """Seeds every test, marks the tests of large networks as slow, and says how hard hypothesis looks."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +10,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: there is a worker for each core
 
 from accelerate.utils import set_seed
+
+from tests.quick_python import quick_python
 
 LARGE = ("hybrid_sfmoe", "gmoe_base", "moge_small")
 # A function's fixtures are made once for all of its examples, which none of ours changes
@@ -24,6 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in item.name for name in LARGE):
             item.add_marker(pytest.mark.slow)
+    # Files that take long come first, so that both processes end together; --no-loadscope-reorder keeps this order
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 # The same random numbers for a fixture or a test, whatever ran before
@@ -37,3 +43,10 @@ def pytest_fixture_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
     set_seed(0)
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Iterator[str]:
+    """An executable that acts as Python and has imported torch and timm alone."""
+    with quick_python("torch", "timm") as executable:
+        yield executable

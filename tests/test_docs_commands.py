@@ -4,6 +4,8 @@ bash expands variables and loops of the pages: each program is a shell function 
 """
 
 import argparse
+import ast
+import inspect
 import os
 import re
 import shlex
@@ -46,13 +48,8 @@ OTHERS = {
     "python -m tests.storage.crash_points": "tests/storage/test_crash_points.py",
     "python -m tests.faults.mutated_images": "tests/faults/test_mutated_images.py",
     "python -m tests.scale.reading": "tests/scale/test_scale.py",
-    "python -m tests.scale.engines": "tests/scale/test_scale.py",
-    "python -m tests.scale.programs": "needs a checkout of DomainBed, minutes",
-    "python -m tests.scale.expert_floor": "tests/scale/test_scale.py",
     "python -m tests.scale.random_inputs": "random command lines and edited files, minutes",
-    "python -m tests.scale.short_run": "tests/scale/test_scale.py",
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
-    "python -m tests.tools.loop_overhead": "a measurement of many minutes",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
     "python examples/theorems/": "tests/examples/test_theorems.py",
     "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
@@ -61,7 +58,6 @@ OTHERS = {
     "python split_by_": "tests/test_docs_outputs.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
-    "python -c import runpy, my_module": "the module is the reader's; tests/extensions follows its steps",
     "accelerate config": "accelerate's own; it asks questions",
 }
 LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
@@ -193,7 +189,9 @@ def test_the_readme_s_python_runs(tmp_path):
     # The Hub's cache as after downloading the dense weights, with random ones
     dense = "deit_small_patch16_224.fb_in1k"
     fill_cache(tmp_path, f"timm/{dense}", timm.create_model(dense).state_dict())
-    (snippet,) = (block for language, block in FENCED.findall(README.read_text()) if language == "python")
+    calls, snippet = (block for language, block in FENCED.findall(README.read_text()) if language == "python")
+    (keywords,) = (node.keywords for node in ast.walk(ast.parse(calls)) if isinstance(node, ast.Call) and node.keywords)
+    assert {word.arg for word in keywords} <= inspect.signature(timm_moe_dg.finetune).parameters.keys()
     checks = "\nassert loss > 0 and routed.shape == (4, 62)\nassert torch.allclose(routed[2], shared[2])"
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", snippet + checks]

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ for images, target in loader:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [2, 3])
-def test_a_registered_model_is_trained_in_a_script_that_imports_timm_alone(block, tmp_path):
+def test_a_registered_model_is_trained_in_a_script_that_imports_timm_alone(block, tmp_path, fresh_python):
     for index in range(4):
         path = tmp_path / "IMAGES" / f"class_{index % 2}" / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +55,7 @@ def test_a_registered_model_is_trained_in_a_script_that_imports_timm_alone(block
     (tmp_path / "train.py").write_text(SCRIPT)
     words = shlex.split(BASH[block].replace("\\\n", " ").replace("--pretrained", ""))
     result = subprocess.run(
-        [sys.executable, *words[1:]],
+        [fresh_python, *words[1:]],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

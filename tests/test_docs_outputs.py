@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.write_outputs import BEGIN, BLOCK, alike_words, command_server, outputs_of, refreshed, script_of
+from tests.write_outputs import BEGIN, BLOCK, alike_words, outputs_of, page_environment, refreshed, script_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,7 +81,7 @@ def test_no_output_is_typed(page):
 
 @pytest.fixture(scope="module")
 def environment():
-    with command_server() as environment:
+    with page_environment() as environment:
         yield environment
 
 

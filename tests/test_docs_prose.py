@@ -8,17 +8,12 @@ import sys
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$\n?", re.DOTALL | re.MULTILINE)
 INLINE_CODE = re.compile(r"(?:\{[\w:-]+\})?(`+)(?!`).+?\1", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bal\.)(?<!\bvs\.)(?<!\bcf\.)[)\"*_]*\s+")
 NEGATION = re.compile(r"\b(?:not|no|never|none|nothing|nobody|without|neither|nor|cannot)\b|n't\b", re.IGNORECASE)
 ADDRESS = re.compile(r"\byou(?:r|rs|rself)?\b", re.IGNORECASE)
-
-# Old pages that are not rewritten yet
-NOT_YET: set[str] = set()
 
 
 @dataclass
@@ -132,21 +127,16 @@ Use these:
 
 
 def test_pages_together_keep_the_ceilings():
-    figures = total({name: page for name, page in measure_pages().items() if name not in NOT_YET})
+    figures = total(measure_pages())
     assert over(figures) == {}
     assert figures.prose == 0 or figures.shares()["you"] >= LEAST_YOU
 
 
 def test_each_page_keeps_softer_ceilings():
-    pages = {name: page for name, page in measure_pages().items() if name not in NOT_YET and page.prose >= PAGE_PROSE}
+    pages = {name: page for name, page in measure_pages().items() if page.prose >= PAGE_PROSE}
     assert {name: over(page, PAGE_FACTOR) for name, page in pages.items() if over(page, PAGE_FACTOR)} == {}
 
 
-def test_pages_that_are_not_rewritten_exist():
-    assert measure_pages().keys() >= NOT_YET
-
-
-@pytest.mark.skipif(bool(NOT_YET), reason="pages are being rewritten")
 def test_pages_show_output_and_stay_short():
     figures = total(measure_pages())
     others = (ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))

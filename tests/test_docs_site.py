@@ -2,7 +2,6 @@
 
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,13 @@ def test_links_out_of_docs_lead_to_pages_of_the_site():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [(), ("missing.md", "no-heading", "missing.png")], ids=["whole", "broken"])
-def test_a_broken_link_fails_the_build(tmp_path, wrong):
+def test_a_broken_link_fails_the_build(tmp_path, fresh_python, wrong):
     source = tmp_path / "source"
     source.mkdir()
     links = "[a](missing.md)\n[b](other.md#no-heading)\n![c](missing.png)" if wrong else "[a](other.md#a-heading)"
     (source / "index.md").write_text(f"# Front page\n\n{links}\n\n```{{toctree}}\nother\n```\n")
     (source / "other.md").write_text("# Other page\n\n## A heading\n")
-    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(DOCS)]
+    build = [fresh_python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(DOCS)]
     done = subprocess.run([*build, source, tmp_path / "site"], capture_output=True, text=True, cwd=DOCS.parent)
     assert bool(done.returncode) == bool(wrong), done.stderr
     assert all(target in done.stderr for target in wrong), done.stderr

@@ -12,6 +12,7 @@ Blocks without a ```text block are not run. Comments above a block, each in line
 
     <!-- before: COMMAND -->            runs COMMAND first, unseen, such as `python -m tests.page_data hospitals photos`
                                         for images, or a short training whose run the page reads
+    <!-- shared: COMMAND -->            likewise in an empty folder, once for all pages, which get copies of its files
     <!-- run -->                        runs the block below, which has no ```text block
     <!-- file: NAME -->                 writes the block below to a file
     <!-- short: finetune --steps 3 -->  adds options to `timm-moe-dg finetune` from here on, except with --full; say so
@@ -28,7 +29,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -39,11 +39,13 @@ from tempfile import TemporaryDirectory
 import timm
 
 from tests.hub_cache import fill_cache
+from tests.quick_python import quick_python
 
 ROOT = Path(__file__).parent.parent
+IMPORTED = ("timm_moe_dg.*", "accelerate", "matplotlib.pyplot", "pandas", "scipy.stats", "sklearn.manifold")
 DENSE = ("deit_tiny_patch16_224.fb_in1k", "deit_small_patch16_224.fb_in1k")
 BLOCK = re.compile(r"^((?:<!-- .*? -->\n+)*)```([^`\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!-- (before|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
+MARK = re.compile(r"<!-- (before|shared|run|file|short|alike)(?:: (.*?))? -->", re.DOTALL)
 # Digests and numbers, then rules and widths of columns
 MASKS = ((r"\b(?=\w*\d)[0-9a-f]{7,}\b|[-+]?\d+(?:[.,:-]\d+)*(?:e[+-]\d+)?", "0"), (r"--+", "--"), (r"\s+", " "))
 PROGRESS = re.compile(r"^\S+: \d+/\d+ steps.*\n", re.MULTILINE)  # terminals show a bar
@@ -51,9 +53,14 @@ SEPARATOR = "\x1e"
 BEGIN = f"""exec 2>&1
 declare -A short
 timm-moe-dg() {{
-  PYTHONPATH=$PYTHONPATH:{ROOT} python -S {ROOT}/tests/page_commands.py $SERVER "$@" ${{short[${{1:-none}}]}}
+  PYTHONPATH=$PYTHONPATH:{ROOT} $PAGE_PYTHON -m timm_moe_dg "$@" ${{short[${{1:-none}}]}}
 }}
 pip() {{ :; }}
+shared() {{
+  local folder=$SHARED/$(md5sum <<< "$1 ${{short[finetune]}}" | cut -c 1-32)
+  [ -d $folder ] || (mkdir -p $folder && cd $folder && eval "$1")
+  cp -a $folder/. .
+}}
 """
 
 
@@ -66,6 +73,8 @@ def script_of(page: str, full: bool = False) -> tuple[str, list[re.Match[str]]]:
         for kind, value in MARK.findall(marks):
             if kind == "before":
                 parts.append(value)
+            elif kind == "shared":
+                parts.append(f"shared {quote(value)}")
             elif kind == "short" and not full:
                 tool, _, options = value.partition(" ")
                 parts.append(f"short[{tool}]={quote(options)}")
@@ -81,8 +90,8 @@ def script_of(page: str, full: bool = False) -> tuple[str, list[re.Match[str]]]:
 
 
 @contextmanager
-def command_server() -> Iterator[dict[str, str]]:
-    """Starts the process that `timm-moe-dg` of pages is a copy of, and yields the environment of their commands."""
+def page_environment() -> Iterator[dict[str, str]]:
+    """Yields the environment of pages' commands, with a Python that has imported the package and a cache of weights."""
     with TemporaryDirectory() as folder:
         for name in DENSE:
             fill_cache(Path(folder, "hub"), f"timm/{name}", timm.create_model(name).state_dict())
@@ -90,15 +99,9 @@ def command_server() -> Iterator[dict[str, str]]:
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
         environment["PYTHONWARNINGS"] = "ignore:Creating legend"  # matplotlib's, if the machine is busy
         environment.setdefault("OMP_NUM_THREADS", "1")  # pages are tested beside other tests
-        environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SERVER": f"{folder}/socket"}
-        command = [sys.executable, "-m", "tests.page_commands", environment["SERVER"]]
-        with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
-            try:
-                while not Path(environment["SERVER"]).exists() and server.poll() is None:
-                    time.sleep(0.1)
-                yield environment
-            finally:
-                server.terminate()
+        environment |= {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1", "SHARED": f"{folder}/shared"}
+        with quick_python(*IMPORTED, **environment) as environment["PAGE_PYTHON"]:
+            yield environment
 
 
 def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
@@ -107,7 +110,8 @@ def outputs_of(script: str, environment: dict[str, str]) -> list[str]:
         for name in ("tools", "examples"):
             Path(folder, name).symlink_to(ROOT / name)
         done = subprocess.run(["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
-        text = done.stdout.replace(f"{folder}/", "").replace(f"{ROOT}/", "").replace(sys.executable, "python")
+        text = done.stdout.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+        text = text.replace(environment.get("PAGE_PYTHON", sys.executable), "python")
         return [PROGRESS.sub("", part) for part in text.split(SEPARATOR)]
 
 
@@ -172,6 +176,6 @@ if __name__ == "__main__":
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--full", action="store_true", help="leave out the options of `short` comments")
     arguments = parser.parse_args()
-    with command_server() as environment:
+    with page_environment() as environment:
         for page in arguments.pages:
             write_outputs(page, environment, arguments.full)

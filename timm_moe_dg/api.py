@@ -40,6 +40,10 @@ class Run:
 
     Raises:
         ArgumentError: The folder is not that of a run.
+
+    >>> timm_moe_dg.Run("output/missing")
+    Traceback (most recent call last):
+    timm_moe_dg.errors.ArgumentError: path='output/missing': is not the folder of a run; give one that holds args.yaml
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -90,6 +94,15 @@ def finetune(**options: Any) -> Run | None:
         ArgumentError: An option with a value that cannot work.
         FolderInUseError: Another process writes to the run folder, or another call trains in this process.
         RunInterruptedError: The run was interrupted.
+
+    >>> size = {"patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,)}
+    >>> options = {"model": "gmoe_tiny_patch16", "model_kwargs": size, "img_size": 16, "steps": 3, "workers": 0}
+    >>> run = timm_moe_dg.finetune(dataset="rotated_digits", test_domains=["rot_75"], **options)
+    processes 1, ...
+    >>> run.is_finished, run.model().num_classes
+    (True, 10)
+    >>> run.records[run.records.role == "test"].domain.unique().tolist()
+    ['rot_75']
     """
     with _extra():
         from .finetuning.log import RunLog
@@ -121,6 +134,12 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
     Returns:
         A row for each domain, with the columns of per_domain.csv: domain, test (1 for domains that were not trained
         on), images, accuracy, f1_macro, ece, in_accuracy, out_accuracy and role.
+
+    >>> size = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,)}
+    >>> network = timm.create_model("gmoe_tiny_patch16", num_classes=10, **size).eval()
+    >>> scores = timm_moe_dg.evaluate(network, dataset="rotated_digits", workers=0)
+    >>> scores.set_index("domain").images[:2].to_dict()
+    {'rot_0': 300, 'rot_15': 300}
     """
     with _extra():
         from pandas import DataFrame
@@ -150,6 +169,12 @@ def predict(
     Returns:
         A row for each image, with the columns of predictions.csv: path, class, probability, and for top_k the further
         classes class_2, probability_2 and so on.
+
+    >>> from PIL import Image
+    >>> Image.new("RGB", (16, 16)).save("image.png")
+    >>> network = timm.create_model("gmoe_tiny_patch16", num_classes=3).eval()
+    >>> timm_moe_dg.predict(network, "image.png", workers=0).columns.tolist()
+    ['path', 'class', 'probability']
     """
     with _extra():
         from pandas import DataFrame
@@ -166,7 +191,14 @@ def predict(
 
 
 def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
-    """Reads the evaluations of all runs below a folder; see `timm_moe_dg.results.runs.read_runs`."""
+    """Reads the evaluations of all runs below a folder, with settings and scores as columns.
+
+    `timm_moe_dg.results.runs.read_runs` describes the columns.
+
+    >>> timm_moe_dg.read_runs("output/missing")
+    Traceback (most recent call last):
+    timm_moe_dg.errors.RecordError: ...
+    """
     with _extra():
         from .results.runs import read_runs as read
     return read(folder)

@@ -38,7 +38,7 @@ from timm_moe_dg.finetuning.coverage import cover_training_coordinates
 from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
-from timm_moe_dg.networks.build import data_config, save_network
+from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network
 from timm_moe_dg.networks.ensemble import Ensemble
 from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
@@ -91,6 +91,8 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     if unfinished or not runs:
         where = unfinished[0] if unfinished else folders[0]
         raise ArgumentError.of("runs", str(where), "holds no finished run; finish it, or leave it out")
+    for run in runs:
+        refuse_ensemble(run.folder / "best")
     first, *others = ((run.folder, with_defaults(run.args)) for run in runs)
     for folder, args in others:
         for name in SHARED:
@@ -103,7 +105,7 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 def check_starts(runs: Sequence[FinishedRun]) -> None:
     """Refuses runs from random weights of their own, and warns if only classifiers and routers started apart."""
     args = with_defaults(runs[0].args)
-    if len({run.args["seed"] for run in runs}) == 1 or args["initial_checkpoint"] or ":" in str(args["model"]):
+    if len({run.args.get("seed") for run in runs}) == 1 or args["initial_checkpoint"] or ":" in str(args["model"]):
         return
     remedy = "start all runs from one file with --initial-checkpoint"
     if not args["pretrained"]:

@@ -28,6 +28,7 @@ from typing import Any
 from timm_moe_dg.cli.arguments import PLAN_ENTRIES, available_cpus, option_words, parse_arguments, read_yaml
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.imports import OPTION
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.program import command, program
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
@@ -142,7 +143,8 @@ def read_sweep(args: argparse.Namespace) -> Sweep:
 def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], parser: ToolParser) -> Job:
     """Turns a planned run into a command, and checks that a run in its folder has the same options."""
     options = {**run.options, "output": args.output, "experiment": run.name}
-    words = [*(word for entry in options.items() for word in option_words(*entry)), *words]
+    imports = [word for name in getattr(args, "imports", ()) for word in (OPTION, name)]
+    words = [*imports, *(word for entry in options.items() for word in option_words(*entry)), *words]
     parsed = vars(parse_arguments(parser, words, read=read_repeatable))
     for name in (*PLANNED, "output", "experiment"):
         if parsed[name] != options[name]:

@@ -135,7 +135,7 @@ def add_data_options(add: Add) -> None:
 
 def data(options: argparse.Namespace) -> None:
     """Draws examples of a data set."""
-    domains = get_benchmark(options.dataset).read(options.data_dir)
+    domains = get_benchmark(options.dataset).read(options.data_dir, evaluating=True)
     plot_examples(domains, options.output, options.columns)
 
 

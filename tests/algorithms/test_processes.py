@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import distributed
-from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.algorithms.networks import minibatches, network
 from tests.algorithms.test_updates import build
+from tests.quick_python import run_ranks
 from timm_moe_dg.algorithms import ALGORITHMS, StepContext
 
 pytestmark = pytest.mark.slow
@@ -45,9 +45,9 @@ def own_state(algorithm):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, fresh_python):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, (str(folder),), nprocs=2)
+    run_ranks(fresh_python, work, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -4,14 +4,15 @@ import sys
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
 from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import Split, get_benchmark, training_transform
 from timm_moe_dg.data.band_domains import band_statistics
-from timm_moe_dg.data.bands import as_picture, read_bands
-from timm_moe_dg.data.readers.images import read_image
+from timm_moe_dg.data.bands import as_picture
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)
@@ -24,7 +25,7 @@ def test_every_value_is_there_scaled_by_the_type_s_maximum(tmp_path, layout, dty
     values = RANDOM.integers(0, np.iinfo(dtype).max, (5, 7, 6)) if whole else RANDOM.normal(size=(5, 7, 6)) * 100
     values = values.astype(dtype)
     write_tiff(tmp_path / "a.tif", values, layout)
-    pixels = read_bands(str(tmp_path / "a.tif"), 5)
+    pixels = read_pixels(str(tmp_path / "a.tif"), 5)
     expected = values.astype(np.float64) / (np.iinfo(dtype).max if whole else 1)
     assert pixels.shape == (5, 7, 6)
     np.testing.assert_allclose(pixels.numpy(), expected, rtol=1e-6)
@@ -33,16 +34,16 @@ def test_every_value_is_there_scaled_by_the_type_s_maximum(tmp_path, layout, dty
 def test_png_files_of_four_bands_and_of_one_are_read_as_they_are(tmp_path):
     values = RANDOM.integers(0, 256, (6, 5, 4), dtype=np.uint8)
     Image.fromarray(values, "RGBA").save(tmp_path / "a.png")
-    np.testing.assert_allclose(read_bands(str(tmp_path / "a.png"), 4).numpy(), values.transpose(2, 0, 1) / 255)
+    np.testing.assert_allclose(read_pixels(str(tmp_path / "a.png"), 4).numpy(), values.transpose(2, 0, 1) / 255)
     Image.fromarray(values[..., 0]).save(tmp_path / "b.png")
-    assert read_bands(str(tmp_path / "b.png"), 1).shape == (1, 6, 5)
+    assert read_pixels(str(tmp_path / "b.png"), 1).shape == (1, 6, 5)
 
 
 @pytest.mark.parametrize(("bands", "wanted"), [(3, 5), (5, 4), (4, 5)])
 def test_another_number_of_bands_is_named_with_the_file_and_what_is_wanted(tmp_path, bands, wanted):
     write_tiff(tmp_path / "a.tif", np.zeros((bands, 4, 4), np.uint8))
     with pytest.raises(ImageReadError, match=rf"a.tif': has {bands} bands, expected {wanted}; .*--in-chans {bands}"):
-        read_bands(str(tmp_path / "a.tif"), wanted)
+        read_pixels(str(tmp_path / "a.tif"), wanted)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -51,20 +52,21 @@ def test_pixels_without_data_are_named_with_their_band(tmp_path, value):
     values[2, 1, 1:3] = value
     write_tiff(tmp_path / "a.tif", values)
     with pytest.raises(ImageReadError, match=r"a.tif': 2 pixels of band 3 are no finite numbers \(nodata\); fill them"):
-        read_bands(str(tmp_path / "a.tif"), 5)
+        read_pixels(str(tmp_path / "a.tif"), 5)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"II*\0\x08\0\0\0"])
 def test_broken_files_are_errors_of_one_kind(tmp_path, content):
     (tmp_path / "a.tif").write_bytes(content)
     with pytest.raises(ImageReadError, match=r"a.tif': cannot be decoded .*--skip-unreadable"):
-        read_bands(str(tmp_path / "a.tif"), 5)
+        read_pixels(str(tmp_path / "a.tif"), 5)
 
 
 def test_without_tifffile_the_pip_line_is_named(tmp_path, monkeypatch):
+    write_tiff(tmp_path / "a.tif", np.zeros((5, 4, 4), np.uint8))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(MissingDependencyError, match=r"needs tifffile.*pip install 'timm_moe_dg\[tiff\]'"):
-        read_bands(str(tmp_path / "a.tif"), 5)
+        read_pixels(str(tmp_path / "a.tif"), 5)
 
 
 @pytest.mark.parametrize("layout", ["planes", "interleaved", "pages"])
@@ -72,7 +74,60 @@ def test_without_tifffile_the_pip_line_is_named(tmp_path, monkeypatch):
 def test_a_reader_of_rgb_says_how_many_bands_it_found(tmp_path, layout, dtype):
     write_tiff(tmp_path / "a.tif", np.zeros((5, 8, 9), dtype), layout)
     with pytest.raises(ImageReadError, match=r"a.tif': cannot be decoded .*it has 5 bands.*--in-chans"):
-        read_image(str(tmp_path / "a.tif"))
+        read_pixels(str(tmp_path / "a.tif"))
+
+
+def test_three_bands_agree_with_what_is_read_as_rgb(tmp_path):
+    """A fourth band makes the same tile one of bands, in which the first three have the same values."""
+    values = RANDOM.integers(300, 500, (4, 6, 5), dtype=np.uint16)
+    tifffile.imwrite(tmp_path / "rgb.tif", values[:3].transpose(1, 2, 0), photometric="rgb")
+    write_tiff(tmp_path / "bands.tif", values)
+    rgb = read_pixels(str(tmp_path / "rgb.tif"))
+    torch.testing.assert_close(rgb, read_pixels(str(tmp_path / "bands.tif"), 4)[:3], rtol=0, atol=0)
+    np.testing.assert_allclose(rgb.numpy(), values[:3] / 65535, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8"])
+def test_every_type_is_read_in_full_depth_without_in_chans(tmp_path, dtype, bands, order):
+    values = RANDOM.integers(1, 100, (6, 5, bands)).astype(dtype)
+    layout = {"photometric": "rgb" if bands == 3 else "minisblack", "compression": "zlib", "byteorder": order}
+    tifffile.imwrite(tmp_path / "a.tif", values.squeeze(), **layout)
+    largest = np.iinfo(dtype).max if dtype[0] in "ui" else 1
+    expected = np.broadcast_to(values, (6, 5, 3)).transpose(2, 0, 1) / largest
+    np.testing.assert_allclose(read_pixels(str(tmp_path / "a.tif")).numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "nodata"), [("u1", "0"), ("i2", "-9999"), ("f4", "-3.4028234663852886e+38"), ("f4", "")]
+)
+def test_missing_data_are_an_error_with_file_and_band(tmp_path, dtype, nodata, bands):
+    """As GDAL marks them; the last has the value without the tag."""
+    values = np.full((bands, 6, 5), 7, dtype)
+    values[-1, 2, 3] = float(nodata or -3.4e38)
+    tag = [(42113, 2, 0, nodata, True)] if nodata else []
+    photometric = "rgb" if bands == 3 else "minisblack"
+    tifffile.imwrite(tmp_path / "a.tif", values.transpose(1, 2, 0).squeeze(), photometric=photometric, extratags=tag)
+    for read in (1, 3) if bands == 1 else (3,):
+        with pytest.raises(
+            ImageReadError, match=rf"a.tif': 1 pixels of band {bands if read == bands else 1} are .*nodata"
+        ):
+            read_pixels(str(tmp_path / "a.tif"), read)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
+def test_overviews_and_masks_are_no_bands(tmp_path, dtype):
+    values = np.full((64, 48), 1, dtype)
+    with tifffile.TiffWriter(tmp_path / "cog.tif") as file:
+        file.write(values)
+        for step in (2, 4):
+            file.write(values[::step, ::step], subfiletype=1)
+        file.write(np.ones((64, 48), bool), subfiletype=4, photometric="mask")
+    picture = read_pixels(str(tmp_path / "cog.tif"))
+    assert picture.size == (48, 64) if dtype == "u1" else picture.shape == (3, 64, 48)
+    assert read_pixels(str(tmp_path / "cog.tif"), 1).shape == (1, 64, 48)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 4, 7])
@@ -101,10 +156,11 @@ def test_pixels_have_all_bands_and_pictures_are_rgb(folder):
 def test_statistics_are_those_of_all_training_pixels(folder):
     domains = get_benchmark("place_folder").read(folder, in_chans=5)
     splits = [Split(np.array([0, 2]), np.array([1, 3])) for _ in domains]
-    mean, std = band_statistics(domains, splits, [0, 1], workers=2)
+    mean, std, low, high = band_statistics(domains, splits, [0, 1], workers=2)
     pixels = torch.stack([domains[index].pixels(position) for index in (0, 1) for position in (0, 2)]).double()
     torch.testing.assert_close(torch.tensor(mean).double(), pixels.mean((0, 2, 3)))
     torch.testing.assert_close(torch.tensor(std).double(), pixels.std((0, 2, 3), correction=0))
+    assert (low, high) == (pixels.amin((0, 2, 3)).tolist(), pixels.amax((0, 2, 3)).tolist())
 
 
 def test_a_band_that_is_the_same_everywhere_is_not_divided_by_nothing(tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import datasets
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.readers.files import write_csv
 from tests.data.readers.test_hub_data import write as write_hub
@@ -58,6 +59,21 @@ def test_every_change_of_files_is_named(tmp_path, change, words):
     after = of_folder(tmp_path)
     assert short(after) != short(before)
     assert difference(before, after) == f"domain 'photo' differs in {words}"
+
+
+@pytest.mark.parametrize("side", [8, 600])
+def test_other_images_of_equal_names_and_sizes_are_other_images(tmp_path, side):
+    """As those of formats without compression."""
+    for root in ("old", "new", "copy"):
+        for number in range(3):
+            (tmp_path / root / "a" / "x").mkdir(parents=True, exist_ok=True)
+            image = Image.new("L", (side, side), number)
+            image.putpixel((side - 1, 0), 255 * (root == "new"))
+            image.save(tmp_path / root / "a" / "x" / f"{number}.bmp")
+    old, new, copy = (of_folder(tmp_path / root) for root in ("old", "new", "copy"))
+    assert old == copy
+    assert not same_images(old[0], new[0])
+    assert difference(old, new) == "domain 'a' differs in the content of images"
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,14 @@ def test_a_view_follows_from_the_seed_of_torch_and_leaves_other_generators_alone
 def test_a_policy_that_timm_does_not_have_is_named():
     with pytest.raises(ArgumentError, match=r"aa='random': timm has no such policy"):
         with_timm_augmentation(plain(), "random", 0.0, **VIEW)
+
+
+def test_images_of_more_bits_are_cropped_and_mirrored_alone():
+    """Color jitter clips to 0..1, and timm's policies are of pictures."""
+    values = torch.tensor([-2.0, 3.0, 0.005]).view(3, 1, 1).repeat(1, 12, 10)
+    augment = training_transform("photograph", (8, 8), [0.0] * 3, [1.0] * 3)
+    for _ in range(20):
+        torch.testing.assert_close(augment(values), values[:, :8, :8])
+    policy = with_timm_augmentation(augment, "rand-m9-mstd0.5", 0.0, (8, 8), [0.5] * 3)
+    with pytest.raises(ArgumentError, match="aa: is defined for images of 8 bits"):
+        policy(values)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -91,11 +92,11 @@ def test_a_sweep_plans_its_runs(shades, capsys):
 
 
 @pytest.mark.slow
-def test_finetune_trains_on_it(shades):
-    start = f"import runpy, shades; runpy.run_path({str(TOOLS / 'finetune.py')!r}, run_name='__main__')"
+def test_finetune_trains_on_it(shades, fresh_python):
     words = ["--dataset", "shades", "--data-dir", ".", "--experiment", "run", "--workers", "0", "--batch-size", "4"]
-    command = [sys.executable, "-c", start, *words, "--model", *MODEL]
-    process = subprocess.run(command, cwd=shades, capture_output=True, text=True, timeout=300)
+    command = [fresh_python, str(TOOLS / "finetune.py"), "--import", "shades", *words, "--model", *MODEL]
+    environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent)}
+    process = subprocess.run(command, cwd=shades, env=environment, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     records = [json.loads(line) for line in (shades / "output" / "run" / "results.jsonl").read_text().splitlines()]
     assert records[-1]["args"]["domains"] == ["blue", "green", "red"]

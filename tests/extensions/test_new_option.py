@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -47,18 +46,18 @@ def earlier(tmp_path_factory):
     return output
 
 
-def finetune(root, *words):
+def finetune(python, root, *words):
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(root / "tools" / "finetune.py"), *map(str, words)]
+    command = [python, str(root / "tools" / "finetune.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
 
 
-def test_the_tool_has_the_option_and_an_earlier_run_resumes_with_its_default(extended, earlier):
+def test_the_tool_has_the_option_and_an_earlier_run_resumes_with_its_default(fresh_python, extended, earlier):
     assert not hasattr(timm_moe_dg.protocols.options.RunOptions(), "toy_decay")
-    refused = finetune(extended, "--resume", earlier / "stopped", "--toy-decay", "0.5")
+    refused = finetune(fresh_python, extended, "--resume", earlier / "stopped", "--toy-decay", "0.5")
     assert refused.returncode == 1
     assert "ArgumentError: toy_decay=0.5: the run to resume was started with 0.0; use that, or" in refused.stderr
-    resumed = finetune(extended, "--resume", earlier / "stopped")
+    resumed = finetune(fresh_python, extended, "--resume", earlier / "stopped")
     assert resumed.returncode == 0, resumed.stderr
     assert "after step 1" in resumed.stdout
     assert outcome(earlier / "stopped") == outcome(earlier / "whole")

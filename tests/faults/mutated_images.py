@@ -16,17 +16,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image
 
-from timm_moe_dg.data.bands import DECODERS
-from timm_moe_dg.data.readers.images import read_image
+from timm_moe_dg.data.bands import Pixels, as_picture, decoders
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ImageReadError
 
-REFUSED = ("BLP", "DDS", "EPS", "ICO", "PCX", "TGA")  # formats that Pillow would read, or start a program for
+REFUSED = ("EPS",)  # a format that Pillow would start a program for
+MODES = {"BLP": "P", "MSP": "1", "SPIDER": "F", "XBM": "1"}  # in which the format is written, if not RGB
 SIDE = 24  # pixels
 EXTREMES = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\xff\xff", b"\x80\0\0\0")
 SHOWN_EVERY = 2_000
-Reader = Callable[[str, io.BytesIO], Image.Image]
+Reader = Callable[[str, io.BytesIO], Pixels]
 
 
 def pictures() -> dict[str, bytes]:
@@ -34,11 +35,10 @@ def pictures() -> dict[str, bytes]:
     pixels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     found = {}
-    for format_ in (*DECODERS, *REFUSED):
-        if format_ != "AVIF" or features.check("avif"):
-            stored = io.BytesIO()
-            (image.quantize(16) if format_ == "BLP" else image).save(stored, format=format_)
-            found[format_] = stored.getvalue()
+    for format_ in (*sorted(set(decoders()) & Image.SAVE.keys()), *REFUSED):
+        stored = io.BytesIO()
+        image.convert(MODES.get(format_, "RGB")).save(stored, format=format_)
+        found[format_] = stored.getvalue()
     return found
 
 
@@ -65,7 +65,12 @@ def mutate(whole: bytes, other: bytes, random: np.random.Generator) -> bytes:
     return bytes(changed)
 
 
-def attack(numbers: Sequence[int], seed: int = 0, read: Reader = read_image) -> tuple[Counter[str], list[str]]:
+def read_stored(name: str, file: io.BytesIO) -> Pixels:
+    """Reads a file in memory."""
+    return read_pixels(name, file=file)
+
+
+def attack(numbers: Sequence[int], seed: int = 0, read: Reader = read_stored) -> tuple[Counter[str], list[str]]:
     """Reads mutated images.
 
     Args:
@@ -84,7 +89,7 @@ def attack(numbers: Sequence[int], seed: int = 0, read: Reader = read_image) -> 
         format_, other = random.choice(list(files), size=2).tolist()
         damaged = io.BytesIO(mutate(files[format_], files[other], random))
         try:
-            mode = read("photo", damaged).mode
+            mode = as_picture(read("photo", damaged)).mode
             if mode == "RGB":
                 counts[f"{format_} read"] += 1
             else:

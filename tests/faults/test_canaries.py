@@ -25,7 +25,7 @@ from PIL import Image
 from tests.hub.published import write_run
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
-from timm_moe_dg.data.bands import read_bands
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ImageReadError, MoeDgError
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks.trained import load_trained
@@ -280,12 +280,12 @@ def test_an_image_starts_no_program(best, place, name):
 def test_an_image_of_any_number_of_bands_starts_no_program(place, name):
     (place / name).write_bytes(IMAGES[name])
     with pytest.raises(ImageReadError, match=re.escape(name)):
-        read_bands(str(place / name), 3)
+        read_pixels(str(place / name), 3)
     assert not sprung()
 
 
 def test_an_image_that_would_start_a_program_does_so_in_pillow(place):
-    """What `DECODERS` keeps out; it could be left out if this failed."""
+    """What `decoders` keeps out; it could be left out if this failed."""
     (place / "a.jpg").write_bytes(IMAGES["a.jpg"])
     with Image.open(place / "a.jpg") as image, suppress(OSError):
         image.load()

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -153,8 +152,8 @@ def test_names_are_no_formulas_in_predictions(best, data, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_traceback(data, tmp_path):
-    sweep = f"{sys.executable} {TOOLS / 'sweep.py'} --datasets folder --data-dir {data} --output {tmp_path / 'runs'}"
+def test_a_reader_that_goes_away_is_no_traceback(data, tmp_path, fresh_python):
+    sweep = f"{fresh_python} {TOOLS / 'sweep.py'} --datasets folder --data-dir {data} --output {tmp_path / 'runs'}"
     command = f"{sweep} --trial-seeds $(seq -s ' ' 0 400) --dry-run | head -n 1"
     found = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env=with_package())
     assert "Traceback" not in found.stderr

@@ -1,6 +1,7 @@
 """Secrets of the environment are in nothing that a tool writes or prints: each is a canary that is looked for."""
 
 import os
+import sys
 
 import pytest
 
@@ -35,7 +36,8 @@ ROWS = [
 WRITTEN = {"args.yaml", "results.jsonl", "log.txt", "README.md", "report.html", "answers.csv"}
 
 
-def test_no_secret_is_in_anything_that_is_written_or_printed(data, tmp_path, monkeypatch, capfd, caplog):
+def test_no_secret_is_in_anything_that_is_written_or_printed(data, tmp_path, monkeypatch, capfd, caplog, fresh_python):
+    monkeypatch.setattr(sys, "executable", fresh_python)  # of the run that the sweep starts
     monkeypatch.chdir(tmp_path)
     for name, value in {**SECRETS, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(TOOLS.parent)}.items():
         monkeypatch.setenv(name, value)

@@ -5,11 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 from torch import nn
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.assembly import build_task_loss, class_weights, prepare_network, set_expert_mode
+from timm_moe_dg.finetuning.assembly import (
+    build_task_loss,
+    class_weights,
+    mean_and_std,
+    prepare_network,
+    set_expert_mode,
+)
 from timm_moe_dg.finetuning.plan import describe, make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.networks.build import build_network, data_config
@@ -121,3 +129,26 @@ def test_a_dry_run_describes_the_optimizer(tmp_path):
     line = "\noptimizer: adam, learning rate 0.0003 (constant), weight decay 0\n"
     assert line in describe(plan_of(tmp_path, *words, "--dry-run"))
     assert line not in describe(plan_of(tmp_path, *words))
+
+
+def test_statistics_of_images_of_more_bits_are_measured_and_those_of_photographs_are_the_models(tmp_path, caplog):
+    caplog.set_level("INFO")
+    random = np.random.default_rng(0)
+    for domain in "ab":
+        (tmp_path / "data" / domain / "x").mkdir(parents=True)
+        for number in range(8):
+            values = random.integers(300, 500, (32, 32), dtype=np.uint16)
+            Image.fromarray(values).save(tmp_path / "data" / domain / "x" / f"{number}.png")
+    words = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--model", "test_vit"]
+    plan, network = plan_of(tmp_path, *words), timm.create_model("test_vit")
+    mean, std = mean_and_std(plan, network)
+    assert np.allclose(mean, 400 / 65535, rtol=0.02)
+    assert np.allclose(std, 200 / 12**0.5 / 65535, rtol=0.02)
+    assert "band 1: 0.00458 to 0.00761, mean 0.006" in caplog.text
+    for path in (tmp_path / "data" / "a").rglob("*.png"):
+        Image.new("L", (32, 32), 90).save(path)
+    mean_and_std(plan, network)
+    assert "images of b have more than 8 bits, and those of a do not" in caplog.text
+    for path in (tmp_path / "data" / "b").rglob("*.png"):
+        Image.new("L", (32, 32), 90).save(path)
+    assert mean_and_std(plan, network) == (None, None)

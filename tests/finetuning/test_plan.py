@@ -25,6 +25,22 @@ def plan_of(tmp_path, *words):
     return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
 
 
+def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, caplog):
+    for domain, label, count in (("a", "cat", 5), ("a", "dog", 5), ("b", "cat", 2), ("b", "owl", 3)):
+        for folder in ("cat", "dog", "owl"):
+            (tmp_path / "data" / domain / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.new("RGB", (4, 4)).save(tmp_path / "data" / domain / label / f"{number}.png")
+    words = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--model", "test_vit", "--test-domains", "b"]
+    plan = plan_of(tmp_path, *words, "--dry-run")
+    rows = [line.split() for line in describe(plan).splitlines() if line.split()[0] in ("class", "cat", "dog", "owl")]
+    assert rows[0] == ["class", "training", "validation", "held", "out"]
+    assert [sum(map(int, row[1:])) for row in rows[1:]] == [7, 5, 3]
+    assert rows[3] == ["owl", "0", "0", "3"]
+    assert "no training image is of the classes 'owl'" in caplog.text
+    assert "training  validation" not in describe(plan_of(tmp_path, *words))
+
+
 @pytest.mark.parametrize(
     ("given", "positions"),
     [

@@ -13,6 +13,7 @@ from torch import ones
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.log import RunLog
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable, run_to_resume
 from timm_moe_dg.finetuning.run import FineTuning
@@ -175,5 +176,5 @@ def test_code_is_named_by_the_user_and_not_by_a_run_folder(tmp_path):
         assert parse_resumable(run_parser(), [*words, *further]).algorithm == "own_methods:Method"
     folder = SimpleNamespace(path=run, records=[1], checkpoints=SimpleNamespace(describe=lambda: "step-1.pt"))
     plan = SimpleNamespace(folder=folder, options=SimpleNamespace(algorithm="own_methods:Method"))
-    line = FineTuning.interrupted(SimpleNamespace(plan=plan, accelerator=SimpleNamespace(num_processes=1)))
+    line = FineTuning.interrupted(SimpleNamespace(plan=plan), RunLog([]).go_on(plan, num_processes=1))
     assert line.endswith(f"--resume {run} --algorithm own_methods:Method")

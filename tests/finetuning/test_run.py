@@ -3,12 +3,14 @@
 import json
 import math
 import signal
+from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import set_seed
 from PIL import Image
 
 from tests.load_tool import load_tool
@@ -17,14 +19,19 @@ from timm_moe_dg.algorithms.averaging import frozen_copy
 from timm_moe_dg.data import EvaluationImages, Split, StepSampler, evaluation_loader, evaluation_transform, seed_hash
 from timm_moe_dg.finetuning import loop
 from timm_moe_dg.finetuning import plan as plan_module
-from timm_moe_dg.finetuning.plan import describe
-from timm_moe_dg.finetuning.run import FineTuning
+from timm_moe_dg.finetuning.assembly import build_model
+from timm_moe_dg.finetuning.launch import join_processes
+from timm_moe_dg.finetuning.plan import describe, make_plan
+from timm_moe_dg.finetuning.process_state import process_state_kept
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.finetuning.run import FineTuning, find_resume_point, start
+from timm_moe_dg.finetuning.stopping import Interruption
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
+from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import training_domain_validation
-from timm_moe_dg.storage.checkpoint import Checkpoints
 from timm_moe_dg.storage.run_folder import RunFolder
 
 IMAGES = {"art": 10, "photo": 20, "sketch": 30}
@@ -92,43 +99,66 @@ class Recorder(Averaging):
         return self.averages["final"] if "final" in self.used else None
 
 
-@pytest.fixture
-def recorder(monkeypatch):
-    """Takes the place of --averaging, and notes its calls beside those of the other parts of the loop."""
-    events, used = [], ["during", "final"]
+class Noting:
+    """Stands for a part of a run: does what the part does, and notes the calls of some of its methods."""
 
-    def build(network, hparams):
-        average = Recorder(network, hparams)
-        average.events, average.used = events, used
-        return average
+    def __init__(self, part, events, **notes):
+        self._part, self._events, self._notes = part, events, notes
 
-    def note(owner, name, event):
-        method = getattr(owner, name)
+    def __getattr__(self, name):
+        method = getattr(self._part, name)
+        if name not in self._notes:
+            return method
 
-        def noted(self, *args, **options):
-            result = method(self, *args, **options)
-            events.append(event(result, *args))
+        def noted(*args, **options):
+            result = method(*args, **options)
+            self._events.append(self._notes[name](result, *args))
             return result
 
-        monkeypatch.setattr(owner, name, noted)
-
-    build.HPARAMS, build.events, build.used = {}, events, used
-    for place in ("plan", "assembly"):
-        monkeypatch.setattr(f"timm_moe_dg.finetuning.{place}.get_averaging", lambda name: build)
-    note(ERM, "update", lambda losses, context, _: (
-        "step", context.optimizer.param_groups[0]["lr"], torch.initial_seed(), losses["loss"].item()
-    ))  # fmt: skip
-    note(Checkpoints, "save", lambda _, step, __: ("checkpoint", step))
-    note(RunFolder, "add", lambda _, record, __: ("record", record.step, record.averaged))
-    note(RunFolder, "finish", lambda _: ("finish",))
-    return build
+        return noted
 
 
-def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, recorder, tmp_path):
-    plan = finetune(tmp_path, "--averaging", "ema", "--warmup-steps", "2", "--save-freq", "3", "--steps", "6")
+class NotingFolder(Noting):
+    """A run folder that notes its records and checkpoints."""
+
+    def __init__(self, folder, events):
+        super().__init__(
+            folder,
+            events,
+            add=lambda _, record, __: ("record", record.step, record.averaged),
+            finish=lambda _: ("finish",),
+        )
+        self.checkpoints = Noting(folder.checkpoints, events, save=lambda _, step, __: ("checkpoint", step))
+
+
+def note_step(losses, context, _):
+    return "step", context.optimizer.param_groups[0]["lr"], torch.initial_seed(), losses["loss"].item()
+
+
+def noted_run(images, output, *words, used=("during", "final")):
+    """Takes a whole run with parts that note their calls, and returns its plan and the calls in their order."""
+    data = ["--dataset", "folder", "--data-dir", str(images), "--output", str(output), "--experiment", "a"]
+    plan, events = make_plan(parse_resumable(run_parser(), [*RUN, *data, *words])), []
+    with process_state_kept(output), Interruption() as stop:
+        accelerator = join_processes(plan.options)
+        set_seed(plan.options.seed)
+        model = build_model(plan, accelerator)
+        average = Recorder(model.network, {})
+        average.events, average.used = events, used
+        parts = {"averaging": average, "algorithm": Noting(model.algorithm, events, take_step=note_step)}
+        point = find_resume_point(plan, accelerator)
+        noted_plan = replace(plan, folder=NotingFolder(plan.folder, events))
+        run = start(noted_plan, accelerator, replace(model, **parts), point)
+        loop.train(run, stop)
+        loop.finish(run, stop)
+    return plan, events
+
+
+def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(images, tmp_path):
+    plan, events = noted_run(images, tmp_path, "--warmup-steps", "2", "--save-freq", "3", "--steps", "6")
     rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 6)) / 2 for step in (2, 3, 4, 5))]
     records = {record.step: record for record in read_records(tmp_path / "a" / "results.jsonl") if not record.averaged}
-    losses = iter([event[-1] for event in recorder.events if event[0] == "step"])
+    losses = iter([event[-1] for event in events if event[0] == "step"])
     expected, since = [], []
     for step, rate in enumerate(rates):
         since.append(next(losses))
@@ -142,7 +172,7 @@ def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(finetune, r
             assert loss != pytest.approx(fmean(records[step].out_loss))
             assert records[step].losses["loss"] == pytest.approx(fmean(since))
             since = []
-    assert recorder.events == [*expected, ("record", 5, True), ("finish",)]
+    assert events == [*expected, ("record", 5, True), ("finish",)]
 
 
 def test_a_step_is_given_the_domains_that_the_sampler_drew():
@@ -166,9 +196,8 @@ def test_epochs_are_passes_over_the_smallest_training_domain_wherever_they_are_n
 
 
 @pytest.mark.parametrize("used", [[], ["during"], ["during", "final"]], ids=str)
-def test_what_is_measured_is_saved_and_has_the_accuracy_when_it_is_loaded(finetune, recorder, tmp_path, used):
-    recorder.used[:] = used
-    plan = finetune(tmp_path, "--averaging", "ema")
+def test_what_is_measured_is_saved_and_has_the_accuracy_when_it_is_loaded(images, tmp_path, used):
+    plan, _ = noted_run(images, tmp_path, used=used)
     label = len(used)
     shares = [np.mean([domain.targets[index] == label for index in split.inside])
               for domain, split in zip(plan.domains, plan.splits, strict=True)]  # fmt: skip

@@ -26,7 +26,7 @@ from tests.hub.published import (
     write_run,
 )
 from tests.hub_repository import card_mistakes
-from timm_moe_dg.data.readers.images import read_image
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.hub.card import card_data, write_card
 from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
@@ -179,7 +179,7 @@ def test_the_snippet_reads_images_of_16_bits_as_the_tools_do(tmp_path, monkeypat
     names = {}
     snippet = snippet.replace(f"hf-hub:{REPOSITORY}", f"local-dir:{tmp_path / 'folder'}")
     exec(snippet.replace("image.jpg", "image.png"), names)
-    torch.testing.assert_close(names["images"][0], names["transform"](read_image(str(tmp_path / "image.png"))))
+    torch.testing.assert_close(names["images"][0], names["transform"](read_pixels(str(tmp_path / "image.png"))))
 
 
 @pytest.mark.parametrize(("mode", "call"), [("routed", "model(images, metadata)"), ("shared", "model(images)")])

@@ -143,13 +143,6 @@ def test_every_position_is_dropped_at_the_rate_in_small_tensors_too(size, rate):
     assert masks.sum(1).var().item() == pytest.approx(variance, rel=0.15)
 
 
-def test_positions_are_independent():
-    deviation = dropped_mask(400_000, 0.3, seed=0) - 0.3
-    for distance in (1, 2, 3, 4, 5, 8):
-        # the product of two independent deviations has a standard deviation of 0.21
-        assert (deviation[distance:] * deviation[:-distance]).mean().abs() < 5 * 0.21 / 400_000**0.5
-
-
 @pytest.mark.parametrize("rate", [1e-30, 1e-12, 1.0])
 def test_nothing_and_everything_is_dropped(rate):
     assert dropped_mask(100, rate, seed=0).eq(rate == 1).all()
@@ -303,13 +296,11 @@ def test_gradients_with_a_graph_equal_the_others_even_where_inputs_depend_on_eac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drop", [0.0, 0.4])
-def test_second_derivatives_are_right_too(drop):
+def test_second_derivatives_are_right_too():
     def with_the_same_mask(*tensors):
         torch.manual_seed(3)
-        return sorted_experts(ExpertInputs(*tensors), INDICES, drop=drop)
+        return sorted_experts(ExpertInputs(*tensors), INDICES, drop=0.4)
 
-    assert torch.autograd.gradcheck(with_the_same_mask, tuple(make_inputs()))
     assert torch.autograd.gradgradcheck(with_the_same_mask, tuple(make_inputs()))
 
 

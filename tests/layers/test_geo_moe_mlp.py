@@ -1,9 +1,9 @@
-"""The MoGE layer against its equation, and the images that have no metadata."""
+"""The MoGE layer: images without metadata, expert modes, gradients; tests/properties has its equation."""
 
 import pytest
 import torch
 
-from tests.references.naive_moe import naive_mixture
+from tests.references.weighted_experts import weighted_experts
 from timm_moe_dg.errors import MetadataError, RouterError
 from timm_moe_dg.layers import GeoMoeMlp
 
@@ -22,33 +22,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(6, 4, 8, generator=generator), torch.randn(6, 12, generator=generator), present
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 5])
-def test_output_is_the_gated_sum_of_shared_and_routed_experts(top_k):
-    layer = make_layer(top_k=top_k)
-    x, context, _ = batch()
-    actual = layer(x, context, torch.ones(6, dtype=torch.bool))
-    gate = torch.sigmoid(layer.gamma)
-    for image, row, output in zip(x, context, actual, strict=True):
-        scores = torch.stack([torch.cosine_similarity(row, code, dim=0) for code in layer.router.codes])
-        best = (scores * layer.router.logit_scale.exp()).topk(top_k)
-        indices, weights = best.indices.expand(4, -1), best.values.softmax(0).expand(4, -1)
-        expected = gate * layer.shared(image) + (1 - gate) * naive_mixture(layer.experts, image, indices, weights)
-        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("top_k", [1, 3, 5])
-def test_without_a_shared_expert_it_is_the_routed_sum_alone(top_k):
-    layer = make_layer(top_k=top_k, shared_expert=False)
-    assert not [name for name, _ in layer.named_parameters() if name.startswith(("shared", "gamma"))]
-    x, context, _ = batch()
-    actual = layer(x, context, torch.ones(6, dtype=torch.bool))
-    for image, row, output in zip(x, context, actual, strict=True):
-        scores = torch.stack([torch.cosine_similarity(row, code, dim=0) for code in layer.router.codes])
-        best = (scores * layer.router.logit_scale.exp()).topk(top_k)
-        indices, weights = best.indices.expand(4, -1), best.values.softmax(0).expand(4, -1)
-        torch.testing.assert_close(output, naive_mixture(layer.experts, image, indices, weights), rtol=1e-5, atol=1e-5)
-
-
 def test_without_a_shared_expert_images_without_metadata_are_named():
     layer = make_layer(shared_expert=False)
     x, context, present = batch()
@@ -57,8 +30,8 @@ def test_without_a_shared_expert_images_without_metadata_are_named():
     with pytest.raises(RouterError, match="expert mode='shared': shared_expert=False leaves none"):
         layer.set_expert_mode("shared")
     layer.set_expert_mode(2)  # every image has a forced expert
-    alone = naive_mixture(layer.experts, x.view(-1, 8), torch.full((24, 1), 2), torch.ones(24, 1)).view_as(x)
-    torch.testing.assert_close(layer(x, context, present), alone)
+    alone = weighted_experts(layer.experts, "gelu", None, x, torch.full((6, 1), 2), torch.ones(6, 1))
+    torch.testing.assert_close(layer(x, context, present).double(), alone, rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_shared_expert_every_parameter_gets_a_gradient():
@@ -67,29 +40,6 @@ def test_without_a_shared_expert_every_parameter_gets_a_gradient():
     layer(x, context, torch.ones_like(present)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
     assert layer.report.shared is None
-
-
-def test_images_without_metadata_get_exactly_the_shared_expert():
-    layer = make_layer()
-    x, context, present = batch()
-    output = layer(x, context, present)
-    everywhere = layer(x, context, torch.ones_like(present))
-    assert torch.equal(output[~present], layer.shared(x)[~present])
-    torch.testing.assert_close(output[present], everywhere[present], rtol=1e-6, atol=1e-6)
-
-
-def test_expert_modes():
-    layer = make_layer()
-    x, context, present = batch()
-    routed = layer(x, context, present)
-    layer.set_expert_mode("shared")
-    assert torch.equal(layer(x, context, present), layer.shared(x))
-    layer.set_expert_mode(3)
-    gate = torch.sigmoid(layer.gamma)
-    alone = naive_mixture(layer.experts, x.view(-1, 8), torch.full((24, 1), 3), torch.ones(24, 1)).view_as(x)
-    torch.testing.assert_close(layer(x, context, present), gate * layer.shared(x) + (1 - gate) * alone)
-    layer.set_expert_mode("routed")
-    assert torch.equal(layer(x, context, present), routed)
 
 
 @pytest.mark.parametrize("mode", ["all", 5, -1, True, None])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import timm_moe_dg
+from tests.quick_python import run_ranks
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import LinearRouter
 from timm_moe_dg.losses import importance_loss, load_loss, tutel_loss, vmoe_loss
@@ -162,9 +163,9 @@ def _distributed_worker(rank: int, store: str, results: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_average_the_auxiliary_gradients_of_their_local_batches(tmp_path):
+def test_two_processes_average_the_auxiliary_gradients_of_their_local_batches(tmp_path, fresh_python):
     results = str(tmp_path / "gradients.pt")
-    torch.multiprocessing.spawn(_distributed_worker, (str(tmp_path / "store"), results), nprocs=2)
+    run_ranks(fresh_python, _distributed_worker, str(tmp_path / "store"), results)
     model = tiny_model()
     for rank in (0, 1):
         (objective(model, image_batch(rank)) / 2).backward()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.checks import Checks, shown_command, wait_until
-from tests.tools.kill_and_resume import ROOT, outcome
+from tests.checks import ROOT, Checks, outcome, shown_command, wait_until
 
 SIZE = ["embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2", "drop_rate=0.1"]
 TRAINED = ["--model-kwargs", *SIZE, "--img-size", "16", "--batch-size", "4", "--lr", "0.001", "--save-freq", "10"]

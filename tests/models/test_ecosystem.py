@@ -24,6 +24,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomize
+from tests.quick_python import run_ranks
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.layers.precision import UpcastLinear
@@ -192,10 +193,10 @@ def _train_shards(rank: int, folder: str, threads: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory, fresh_python: str) -> Path:
     """Weights of all that is shared, one file each: two processes start once for them."""
     folder = tmp_path_factory.mktemp("shared")
-    torch.multiprocessing.spawn(_train_shards, (str(folder), torch.get_num_threads()), nprocs=2)
+    run_ranks(fresh_python, _train_shards, str(folder), torch.get_num_threads())
     return folder
 
 

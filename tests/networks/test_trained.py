@@ -6,10 +6,10 @@ import timm
 import torch
 
 from tests.saved_run import saved_run
-from timm_moe_dg.data import FolderDomain
+from timm_moe_dg.data import FolderDomain, Split
 from timm_moe_dg.errors import ArgumentError, CheckpointError
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, takes_metadata
+from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, match_classes, takes_metadata
 from timm_moe_dg.storage.run_folder import run_arguments
 
 CLASSES = ("cat", "dog", "owl")
@@ -73,6 +73,29 @@ def test_each_logit_is_matched_with_the_data_by_name(network):
         class_positions(network, ("cat", "cow", "owl"))
     with pytest.raises(ArgumentError, match="the checkpoint's are 3: cat, dog, owl"):
         class_positions(network, (*CLASSES, "yak"))
+
+
+def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_out(network, caplog):
+    network.pretrained_cfg["label_names"] = ["dog", "cat", "unused_2"]
+    domains = [FolderDomain("a", ("cat", "cow", "dog"), [0, 1, 2, 1], ["0", "1", "2", "3"])]
+    (matched,), (split,), positions = match_classes(network, domains, [Split(np.array([3, 2, 1]), np.array([0]))])
+    assert matched.classes == ("dog", "cat", "unused_2")
+    assert (list(matched.targets), list(matched.images)) == ([1, 0], ["0", "2"])
+    assert (split.inside.tolist(), split.outside.tolist()) == ([1], [0])
+    assert positions.tolist() == [0, 1, 2]
+    assert "2 images are left out, whose classes the model lacks: 'cow' (2)" in caplog.text
+    assert "unused" not in caplog.text
+    domains = [FolderDomain("a", ("dog",), [0], ["0"])]
+    assert list(match_classes(network, domains, [Split(np.arange(1), np.arange(0))])[0][0].targets) == [0]
+    assert "no images of the model's classes 'cat'" in caplog.text
+    for classes, targets in ((("cow",), [0]), (("cat", "cow"), [1])):
+        with pytest.raises(ArgumentError, match="classes="):
+            match_classes(network, [FolderDomain("a", classes, targets, ["0"])], [Split(np.arange(1), np.arange(0))])
+
+
+def test_more_logits_than_classes_keep_the_names(network, tmp_path):
+    save_network(network, tmp_path, CLASSES[:2], data_config(network, 32))
+    assert label_names(load_trained(f"local-dir:{tmp_path}")) == ("cat", "dog", "unused_2")
 
 
 def test_without_names_only_the_number_can_be_checked(network):

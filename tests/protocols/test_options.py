@@ -23,7 +23,13 @@ def test_a_command_line_without_words_gives_the_declared_defaults():
 def test_the_parser_has_every_option_once():
     dests = [action.dest for action in run_parser()._actions if not isinstance(action, argparse._StoreConstAction)]
     assert sorted(dests) == sorted(
-        ["help", "help_all", "list_datasets", *(item.name for item in fields(RunOptions) if item.name != "filled_in")]
+        [
+            "help",
+            "help_all",
+            "imports",
+            "list_datasets",
+            *(item.name for item in fields(RunOptions) if item.name != "filled_in"),
+        ]
     )
 
 

@@ -17,11 +17,14 @@ from timm_moe_dg.protocols.run_identity import (
     canonical_json,
     changed_options,
     check_unchanged,
+    check_weights_files,
     differences,
     read_arguments,
     read_repeatable,
     settings,
+    sha256,
     stamp,
+    weights_files,
 )
 
 
@@ -80,6 +83,22 @@ def test_changed_data_and_missing_weights_are_named_without_a_part_that_differs(
         check_unchanged(recorded, {**recorded, "data": "cd34"})
     with pytest.raises(ArgumentError, match="from a file of weights that is not there; restore the file, or"):
         check_unchanged(recorded, {**recorded, "weights_sha256": None})
+
+
+def test_every_file_that_a_run_starts_from_counts(tmp_path):
+    start, texts, encoder = (tmp_path / name for name in ("start.pt", "head.npz", "encoder.safetensors"))
+    args = {"model": "moge_tiny", "initial_checkpoint": str(start), "head": f"text:{texts}"}
+    args["model_kwargs"] = {"metadata_encoder": f"satclip:{encoder}"}
+    for path in (start, texts, encoder):
+        path.write_text("before")
+    before = sha256(*weights_files(args))
+    for path in (start, texts, encoder):
+        path.write_text("after")
+        changed = {**args, "weights_sha256": sha256(*weights_files(args))}
+        path.write_text("before")
+        with pytest.raises(ArgumentError, match=r"other weights or texts under this name; restore the file"):
+            check_weights_files({**args, "weights_sha256": before}, changed)
+    check_weights_files({"weights_sha256": before}, {**args, "weights_sha256": sha256(*weights_files(args))})
 
 
 def test_a_changed_argument_is_named_with_both_values():

@@ -1,28 +1,4 @@
-"""Token by token, expert by expert: the mixture layer as its equations say it, slow and obvious."""
-
-import math
-
-import torch
-from torch import Tensor
-
-from timm_moe_dg.layers.experts import StackedExperts
-
-
-def naive_mixture(experts: StackedExperts, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-    """y_t = sum_k w_tk E_{i_tk}(x_t), E_i(x) = W2_i GELU(W1_i x + b1_i) + b2_i, for (T, D) tokens, exact GELU."""
-    rows = []
-    assert experts.fc1.bias is not None
-    assert experts.fc2.bias is not None
-    for token, indices, weights in zip(x, expert_indices.tolist(), combine_weights, strict=True):
-        row = torch.zeros_like(token)
-        for expert, weight in zip(indices, weights, strict=True):
-            if expert == experts.num_experts:
-                continue
-            hidden = experts.fc1.weight[expert] @ token + experts.fc1.bias[expert]
-            hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
-            row = row + weight.to(token.dtype) * (experts.fc2.weight[expert] @ hidden + experts.fc2.bias[expert])
-        rows.append(row)
-    return torch.stack(rows) if rows else torch.zeros_like(x)
+"""Selection and capacity token by token, slow and obvious."""
 
 
 def naive_top_k(scores: list[float], top_k: int) -> list[int]:

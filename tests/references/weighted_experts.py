@@ -1,7 +1,7 @@
 """Stacked experts in float64, item by item and in the words of their equation, with a bound of what rounding may do.
 
-Slower than `naive_mixture` and of everything that `StackedExperts` can be: activations, gates, missing biases,
-normalized hidden features, items of several tokens.
+Of everything that `StackedExperts` can be: activations, gates, missing biases, normalized hidden features, items of
+several tokens.
 """
 
 import math

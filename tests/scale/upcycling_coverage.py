@@ -6,8 +6,7 @@
 
 Every architecture is built without storage, and its feed-forwards are counted by form. The smallest of each family and
 form is then built with random weights, perturbed so that nothing is zero, and upcycled: its logits are compared with
-those of the dense network, it is saved and loaded again, takes one training step and answers in bfloat16; some of them
-are exported.
+those of the dense network, it is saved and loaded again, and takes one training step. Each is a line of JSON.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.layers.feed_forwards import read_feed_forward
 from timm_moe_dg.models.upcycling import find_feed_forwards, refused_feed_forwards
 
-CLASSES, SIZES, EXPORTS = 7, (64, 96, 128, 192, None), 10
+CLASSES, SIZES = 7, (64, 96, 128, 192, None)
 BEGIN, END = "<!-- coverage: written by tests/scale/upcycling_coverage.py -->", "<!-- end of coverage -->"
 Row = dict[str, Any]  # one line of JSON
 
@@ -92,7 +91,7 @@ def representatives(rows: Iterable[Row]) -> list[str]:
     return sorted({row["name"] for row in smallest.values()})
 
 
-def compare(name: str, export: bool, cut: bool) -> Row:
+def compare(name: str, cut: bool) -> Row:
     """Upcycles one architecture and finds out whether it still computes the same, and whatever else is claimed."""
     torch.manual_seed(0)
     options, dense, images = small_network(name, {"depth": 2} if cut else {})
@@ -101,7 +100,6 @@ def compare(name: str, export: bool, cut: bool) -> Row:
         expected = logits(dense, images)
     weights = {"state_dict": copy.deepcopy(dense.state_dict()), "num_classes": CLASSES}
     grown = without_gradient(dense, images)  # changes running statistics
-    half = in_bfloat16(dense, images)
     mixture: Any = timm.create_model(
         "gmoe", True, backbone=name, num_classes=CLASSES, num_experts=4, pretrained_cfg_overlay=weights, **options
     ).eval()
@@ -116,8 +114,6 @@ def compare(name: str, export: bool, cut: bool) -> Row:
         "difference": difference,
         "reload": reloads(mixture, images),
         "without_gradient": sorted(without_gradient(mixture, images) - grown),
-        "bfloat16": None if half is None else in_bfloat16(mixture, images),
-        "export": exports(mixture, images) if export else None,
     }
 
 
@@ -165,16 +161,6 @@ def without_gradient(model: nn.Module, images: Tensor) -> set[str]:
     return names
 
 
-def in_bfloat16(model: nn.Module, images: Tensor) -> bool | None:
-    """Whether a network in half precision answers with numbers; None where it does not run so."""
-    half = copy.deepcopy(model).to(torch.bfloat16)
-    try:
-        with torch.no_grad():
-            return bool(torch.isfinite(logits(half, images.to(torch.bfloat16))).all())
-    except RuntimeError:
-        return None
-
-
 def reloads(model: nn.Module, images: Tensor) -> str:
     """'bitwise' if a saved network answers as it did; what went wrong otherwise."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
@@ -184,14 +170,6 @@ def reloads(model: nn.Module, images: Tensor) -> str:
             return f"cannot be saved: {str(error).strip()[:60]}"
         again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         return "bitwise" if torch.equal(logits(again, images), logits(model, images)) else "differs"
-
-
-@torch.no_grad()
-def exports(model: nn.Module, images: Tensor) -> str:
-    """'equal' if the exported program answers as the network does."""
-    program = torch.export.export(model, (images,))
-    close = torch.allclose(logits(program.module(), images), logits(model, images), rtol=1e-4, atol=1e-5)
-    return "equal" if close else "differs"
 
 
 def kept(path: Path, names: Sequence[str], work: Callable[[str], Row]) -> list[Row]:
@@ -211,29 +189,6 @@ def kept(path: Path, names: Sequence[str], work: Callable[[str], Row]) -> list[R
             sys.stdout.flush()
             gc.collect()
     return [done[name] for name in names]
-
-
-def table(surveyed: Sequence[Row], compared: Sequence[Row]) -> str:
-    """One line a family with at least one architecture that can be upcycled."""
-    families: dict[str, list[Row]] = {}
-    for row in surveyed:
-        families.setdefault(row.get("family", "?"), []).append(row)
-    tried = {row["name"]: row for row in compared}
-    lines = [
-        "| family | architectures | eligible | form | compared with dense | largest difference |",
-        "|---|---|---|---|---|---|",
-    ]
-    for family, rows in sorted(families.items()):
-        eligible = [row for row in rows if row.get("forms")]
-        if eligible:
-            forms = Counter(form for row in eligible for form in row["forms"])
-            own = [tried[row["name"]] for row in eligible if row["name"] in tried]
-            good = [row for row in own if "difference" in row]
-            largest = f"{max(row['difference'] for row in good):.1e}" if good else ""
-            names = ", ".join(f"`{row['name']}`" for row in good)
-            words = "; ".join(f"{form} ({count})" for form, count in forms.most_common())
-            lines.append(f"| {family} | {len(rows)} | {len(eligible)} | {words} | {names} | {largest} |")
-    return "\n".join([*summary(surveyed, compared), "", *lines])
 
 
 def short_table(surveyed: Sequence[Row]) -> str:
@@ -258,31 +213,8 @@ def short_table(surveyed: Sequence[Row]) -> str:
     )
 
 
-def summary(surveyed: Sequence[Row], compared: Sequence[Row]) -> list[str]:
-    """What the table adds up to."""
-    good = [row for row in compared if "difference" in row]
-    eligible = sum(bool(row.get("forms")) for row in surveyed)
-    worst = max((row["difference"] for row in good), default=float("nan"))
-    half = [row["bfloat16"] for row in good]
-    exported = [row["export"] for row in good if row["export"]]
-    return [
-        f"Of timm {timm.__version__}, {eligible} of {len(surveyed)} architectures are eligible.",
-        f"{len(good)} of them were built with random weights; the largest difference from dense is {worst:.1e}.",
-        f"Loaded again bit by bit: {sum(row['reload'] == 'bitwise' for row in good)} of {len(good)}{left_out(good)}.",
-        f"A gradient for every parameter: {sum(not row['without_gradient'] for row in good)} of {len(good)}.",
-        f"In bfloat16: {sum(bool(one) for one in half)} of {sum(one is not None for one in half)}.",
-        f"Exported with equal answers: {exported.count('equal')} of {len(exported)}.",
-    ]
-
-
-def left_out(rows: Sequence[Row]) -> str:
-    """What hindered those that were not loaded again."""
-    reasons = [f"`{row['name']}` {row['reload']}" for row in rows if row["reload"] != "bitwise"]
-    return f" ({'; '.join(reasons)})" if reasons else ""
-
-
 def report(args: argparse.Namespace) -> None:
-    """Surveys, compares, prints, and writes the page."""
+    """Surveys, compares, and writes the page."""
     names = [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
     names = [
         name
@@ -292,10 +224,7 @@ def report(args: argparse.Namespace) -> None:
     surveyed = kept(args.output / "survey.jsonl", names, survey)
     chosen = representatives(row for row in surveyed if not row["name"].startswith("test_") and row.get("forms"))
     large = {row["name"] for row in surveyed if row.get("millions", 0) > args.max_params}
-    wanted = set(chosen[:: max(1, len(chosen) // EXPORTS)][:EXPORTS])
-    compared = kept(args.output / "compared.jsonl", chosen, lambda name: compare(name, name in wanted, name in large))
-    text = table(surveyed, compared)
-    sys.stdout.write(f"{text}\n")
+    kept(args.output / "compared.jsonl", chosen, lambda name: compare(name, name in large))
     if args.docs:
         before, _, rest = args.docs.read_text().partition(BEGIN)
         args.docs.write_text(f"{before}{BEGIN}\n{short_table(surveyed)}\n{END}{rest.partition(END)[2]}")

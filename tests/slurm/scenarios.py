@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.checks import Checks, shown_command, wait_until
+from tests.checks import ROOT, Checks, outcome, shown_command, wait_until
 from tests.slurm.cluster import Cluster
-from tests.tools.kill_and_resume import ROOT, outcome
 
 PLAN = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--trial-seeds", "0"]
 SIZE = ["embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2"]

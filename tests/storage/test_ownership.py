@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -152,5 +152,6 @@ import timm_moe_dg.sweeping.jobs, timm_moe_dg.sweeping.slurm
 
 
 @pytest.mark.slow
-def test_the_package_imports_without_the_modules_and_signals_of_unix():
-    subprocess.run([sys.executable, "-c", WITHOUT_UNIX], check=True)
+def test_the_package_imports_without_the_modules_and_signals_of_unix(fresh_python):
+    path = str(Path(__file__).parents[2])
+    subprocess.run([fresh_python, "-c", WITHOUT_UNIX], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -1,14 +1,17 @@
 """Averages of finished runs, as a user makes them."""
 
+import csv
 import json
 import os
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import timm
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
@@ -198,6 +201,38 @@ def test_an_ensemble_of_runs_that_started_apart_keeps_its_members(runs, average)
         assert all(torch.equal(member[key], run[key]) for key in run)
     (record,) = read_records(ensemble / "results.jsonl")
     assert record.averaged
+
+
+def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_a_member(runs, average, tmp_path):
+    ensemble = average("start", "apart", words=["--method", "ensemble"])
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+
+    def probabilities(model):
+        output = tmp_path / f"{model.name}.csv"
+        words = [str(tmp_path / "a.png"), "--model", str(model), "-j", "0", "--top-k", "10", "--output", str(output)]
+        load_tool("predict").main([*words, "--force"])
+        _, row = csv.reader(output.read_text().splitlines())
+        return {name: float(value) for name, value in zip(row[1::2], row[2::2], strict=True)}
+
+    first, second, both = (probabilities(model) for model in (runs / "start", runs / "apart", ensemble))
+    assert both == pytest.approx({name: (first[name] + second[name]) / 2 for name in first}, abs=2e-6)
+    load_tool("report").main([str(ensemble)])
+    assert (
+        "is an ensemble of 2 networks. Sections that need a single one are left out"
+        in (ensemble / "report.html").read_text()
+    )
+    for tool, words in {
+        "export": ["--model", str(ensemble)],
+        "push_to_hub": [str(ensemble), "--repo-id", "me/ensemble", "--dry-run", "--output", str(tmp_path / "hub")],
+        "visualize": ["experts", str(ensemble)],
+        "finetune": [*RUN, "--model", f"local-dir:{ensemble / 'best'}", "--pretrained", "--output", str(tmp_path)],
+        "predict": [str(tmp_path / "a.png"), "--model", str(ensemble), "--engine", str(tmp_path / "model.onnx")],
+    }.items():
+        with pytest.raises(SystemExit, match=r"is an ensemble( of 2 networks, .* give one: .*best.0)?"):
+            load_tool(tool).main(words)
+    with pytest.raises(SystemExit, match=r"is an ensemble of 2 networks, .* give one"):
+        average(str(ensemble), output="again")
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(

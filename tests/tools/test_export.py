@@ -16,7 +16,7 @@ from sklearn.datasets import load_sample_images
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.readers.images import read_image
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.networks.build import data_config
 
 ROOT = Path(__file__).parents[2]
@@ -124,9 +124,8 @@ def test_the_recipe_of_the_page_reads_images_of_16_bits_as_the_tools_do(exported
     Image.fromarray(values).save(tmp_path / "photograph.png")
     (tmp_path / "exported").symlink_to(folder)
     (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "export.md").read_text(), re.DOTALL)
-    assert json.loads((folder / "preprocessing.json").read_text())["read"].startswith(
-        "RGB of 8 bits: the upper 8 of 16"
-    )
+    read = json.loads((folder / "preprocessing.json").read_text())["read"]
+    assert read == "RGB without transparency, in full depth, turned by EXIF"
     if hasattr(model, "metadata_encoder"):
         page = page.replace('{"images": pixels}', '{"images": pixels, "metadata": np.full((1, 2), np.nan, np.float32)}')
     monkeypatch.chdir(tmp_path)
@@ -134,7 +133,7 @@ def test_the_recipe_of_the_page_reads_images_of_16_bits_as_the_tools_do(exported
     exec(page.replace("photograph.jpg", "photograph.png"), names)
     config = data_config(model, None)
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
-    expected = view(read_image(str(tmp_path / "photograph.png")))
+    expected = view(read_pixels(str(tmp_path / "photograph.png")))
     np.testing.assert_allclose(names["pixels"][0], expected.numpy(), atol=0.02)  # Pillow and torch resize
     with torch.no_grad():
         logits = model(expected[None])

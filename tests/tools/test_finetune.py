@@ -32,18 +32,18 @@ QUICK = ["--steps", "4", "--checkpoint-freq", "2", "--batch-size", "4", "--cpu-t
 DIGITS_RUN = [*GMOE, *QUICK, "--test_envs", "5", "--lr", "0.002", "--drop-path", "0.2", "--eval-train"]
 
 
-def launch(*words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **environment):
-    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, str(SCRIPT), *map(str, words)]
+def launch(python, *words, launcher=("--cpu", "--num_processes", "1"), cwd=None, **environment):
+    command = [python, "-m", "accelerate.commands.launch", *launcher, str(SCRIPT), *map(str, words)]
     root = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
 
 
 @pytest.fixture(scope="module")
-def digits_run(tmp_path_factory):
+def digits_run(tmp_path_factory, fresh_python):
     """A short run of a small GMoE on the digits, in the default place below an empty working directory."""
     folder = tmp_path_factory.mktemp("digits")
-    result = launch(*DIGITS_RUN, cwd=folder)
+    result = launch(fresh_python, *DIGITS_RUN, cwd=folder)
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "output").iterdir()
     return run, result
@@ -157,18 +157,15 @@ def test_settings_with_something_changed_are_the_same_experiment(digits_run, too
 
 
 @pytest.mark.slow
-def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tmp_path):
+def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tool, tmp_path, capsys):
     torch.manual_seed(0)
     kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
     dense = timm.create_model("deit_tiny_patch16_224", num_classes=11, img_size=32, **kwargs)
     save_file(dense.state_dict(), tmp_path / "dense.safetensors")
-    result = launch(
-        *("--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"),
-        *("--initial-checkpoint", tmp_path / "dense.safetensors", "--experiment", "a", "--test-domains", "1"),
-        *(*GMOE, *QUICK, "--lr", "0", "--workers", "1"),
-    )
-    assert result.returncode == 0, result.stderr
-    assert "3 experts filled in 1 mixture layers" in result.stdout
+    words = ["--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"]
+    words += ["--initial-checkpoint", tmp_path / "dense.safetensors", "--experiment", "a", "--test-domains", "1"]
+    tool.main([*map(str, words), *GMOE, *QUICK, "--lr", "0", "--workers", "1"])
+    assert "3 experts filled in 1 mixture layers" in capsys.readouterr().out
     best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
     for expert in best["blocks.1.mlp.experts.fc1.weight"]:
         assert torch.equal(expert, dense.blocks[1].mlp.fc1.weight)
@@ -185,6 +182,7 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
     dense = timm.create_model("deit_tiny_patch16_224", img_size=32, **kwargs)
     fill_cache(tmp_path / "hub", "timm/deit_tiny_patch16_224.fb_in1k", dense.state_dict())
     result = launch(
+        sys.executable,  # the Hub's client reads its folder when it is imported
         *("--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"),
         *("--pretrained", "--experiment", "a", *GMOE, *QUICK, "--lr", "0", "--workers", "0"),
         HF_HUB_CACHE=str(tmp_path / "hub"),
@@ -199,13 +197,15 @@ def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, tool, tmp_path):
+def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, tool, tmp_path, fresh_python):
     common = [*DENSE, *QUICK, "--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--drop-path", "0"]
     common += ["--opt", "sgd", "--lr", "0.05", "--output", tmp_path, "--workers", "0", "--validation-batch-size", "7"]
     # Its discriminator is outside the launcher's wrapper: the method itself has to share those gradients
     common += ["--algorithm", "DANN", "--hparams", '{"lr_d": 0.002}', "--linear-steps", "2"]
     two = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "29611")
-    result = launch(*common, "--experiment", "two", "--skip-unreadable", launcher=two, ACCELERATE_USE_CPU="true")
+    result = launch(
+        fresh_python, *common, "--experiment", "two", "--skip-unreadable", launcher=two, ACCELERATE_USE_CPU="true"
+    )
     assert result.returncode == 0, result.stderr
     assert "processes 2, device cpu" in result.stdout
     assert result.stdout.count("selected step") == 1
@@ -221,8 +221,10 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(image_folder, 
 
 
 @pytest.mark.slow
-def test_a_silent_world_of_one_is_refused(tmp_path):
-    result = launch(*DENSE, *QUICK, "--output", tmp_path / "runs", launcher=("--cpu", "--num_processes", "2"))
+def test_a_silent_world_of_one_is_refused(tmp_path, fresh_python):
+    result = launch(
+        fresh_python, *DENSE, *QUICK, "--output", tmp_path / "runs", launcher=("--cpu", "--num_processes", "2")
+    )
     assert result.returncode != 0
     assert "num_processes=1: more were asked for" in result.stderr
     assert not (tmp_path / "runs").exists()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.band_files import band_folder, write_tiff
 from tests.load_tool import load_tool
-from timm_moe_dg.data.bands import read_bands
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import training_domain_validation
 
@@ -39,7 +39,7 @@ def run(data, tmp_path_factory):
 
 def test_the_mean_and_deviation_of_the_training_images_stay_with_the_model(run, data):
     config = json.loads((run / "best" / "config.json").read_text())["pretrained_cfg"]
-    pixels = np.stack([read_bands(str(path), 5).numpy() for path in data.glob("*-train-*.tif")]).astype(np.float64)
+    pixels = np.stack([read_pixels(str(path), 5).numpy() for path in data.glob("*-train-*.tif")]).astype(np.float64)
     assert config["input_size"] == [5, 16, 16]
     np.testing.assert_allclose(config["mean"], pixels.mean((0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(config["std"], pixels.std((0, 2, 3)), rtol=1e-6)
@@ -69,7 +69,7 @@ def test_predictions_are_those_of_the_saved_network(run, data, tmp_path):
     rows = {row["path"]: row for row in csv.DictReader((tmp_path / "p.csv").open())}
     with (data / "metadata.csv").open() as file:
         for row in list(csv.DictReader(file))[:3]:
-            image = (read_bands(str(data / row["path"]), 5) - mean) / std
+            image = (read_pixels(str(data / row["path"]), 5) - mean) / std
             place = torch.tensor([[float(row["lon"]), float(row["lat"])]])
             with torch.no_grad():
                 expected = network(image[None], place).softmax(1).max().item()

@@ -5,14 +5,15 @@ import re
 import shutil
 import socket
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from torch import multiprocessing as mp
 
 from tests.load_tool import load_tool
+from tests.quick_python import run_ranks
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.algorithms import ERM, Algorithm
 from timm_moe_dg.storage.ownership import owned
@@ -151,22 +152,21 @@ def test_weights_that_are_finite_but_too_large_are_not_kept(tool, tmp_path, monk
     assert [path.name for path in (tmp_path / "a" / "checkpoints").glob("*.pt")] == ["step-000001.pt"]
 
 
-def two_processes(rank, output, port, codes):
+def two_processes(rank, output, port):
     os.environ |= {"ACCELERATE_USE_CPU": "true", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.raises(SystemExit) as caught:
         load_tool("finetune").main([*TRAIN, "--output", output, "--experiment", "a"])
-    codes[rank] = str(caught.value.code)
+    Path(output, f"ended{rank}").write_text(str(caught.value.code))
 
 
-def test_of_two_processes_the_main_one_says_that_the_folder_is_taken_and_both_end(tmp_path):
+def test_of_two_processes_the_main_one_says_that_the_folder_is_taken_and_both_end(tmp_path, fresh_python):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    with mp.get_context("spawn").Manager() as manager, owned(tmp_path / "a"):
-        codes = manager.dict()
-        mp.spawn(two_processes, (str(tmp_path), port, codes), nprocs=2)
-        assert "is in use by process" in codes[0]
-        assert codes[1] == "1"
-        assert not (tmp_path / "a").exists()
+    with owned(tmp_path / "a"):
+        run_ranks(fresh_python, two_processes, str(tmp_path), port)
+    assert "is in use by process" in (tmp_path / "ended0").read_text()
+    assert "ProcessLostError: the main process did not start the run" in (tmp_path / "ended1").read_text()
+    assert not (tmp_path / "a").exists()

@@ -16,9 +16,9 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from torch import multiprocessing as mp
 
 from tests.load_tool import TOOLS, load_tool
+from tests.quick_python import run_ranks
 from timm_moe_dg.algorithms import ERM
 from timm_moe_dg.finetuning import loop
 from timm_moe_dg.storage.checkpoint import Checkpoints
@@ -204,13 +204,13 @@ def two_processes(rank, output, ports):
             tool.main([*words, *(("stopped", "--resume") if name == "resumed" else (name,))])
 
 
-def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path):
+def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, fresh_python):
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
         for free in sockets:
             free.bind(("localhost", 0))
         ports = [free.getsockname()[1] for free in sockets]
-    mp.spawn(two_processes, (str(tmp_path), ports), nprocs=2)
+    run_ranks(fresh_python, two_processes, str(tmp_path), ports)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 

@@ -102,7 +102,9 @@ def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, caplo
     expected = probabilities(moge, paths, places)
     assert (expected[:2] - probabilities(moge, paths)[:2]).abs().max() > 1e-3
     assert_rows(read(tmp_path / "out.csv"), paths, expected)
-    assert "without metadata: 1 of 3 images" in caplog.text
+    assert "without metadata: 1 of 3 images, which go to the shared expert" in caplog.text
+    predict("--model", moge, *paths, "--output", tmp_path / "none.csv")
+    assert "without metadata: 3 of 3 images, which go to the shared expert; give their places" in caplog.text
 
 
 def test_an_unreadable_file_is_named_or_skipped_and_counted(moge, images, tmp_path, caplog):

@@ -238,7 +238,8 @@ def test_gpus_take_one_run_each(sweep):
 
 
 @pytest.mark.slow
-def test_a_real_run_is_run_and_recognized(tmp_path, capsys):
+def test_a_real_run_is_run_and_recognized(tmp_path, capsys, monkeypatch, fresh_python):
+    monkeypatch.setattr(sys, "executable", fresh_python)
     tool = load_tool("sweep")
     size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]
     words = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--domains", "0", "--trial-seeds", "0"]

@@ -14,7 +14,7 @@ from .escape import one_line
 from .imports import import_modules, named_imports
 from .program import program
 
-BROKEN_PIPE, CTRL_C = 128 + 13, 128 + 2  # what shells report for SIGPIPE and SIGINT
+BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
 LONGEST = 4000  # characters of a message
 
 
@@ -60,6 +60,10 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
             if argv is None:
                 end_at_once(CTRL_C)
             raise SystemExit(CTRL_C) from None
+        except SystemExit as end:
+            if argv is None and end.code in (CTRL_C, TERMINATED):
+                end_at_once(end.code)
+            raise
 
     return run
 

@@ -33,7 +33,7 @@ def import_modules(names: Iterable[str]) -> None:
 def named_imports(words: Sequence[str]) -> list[str]:
     """Returns the modules that a command line names, before a word `--`."""
     words = list(words[: words.index("--")]) if "--" in words else list(words)
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words[1:], ""], strict=False)
     return [
         value if word == OPTION else word.partition("=")[2]
         for word, value in pairs

@@ -97,7 +97,7 @@ def describe_keywords(
     parameters.append(inspect.Parameter(IMPORTS, kind, default=(), annotation=Sequence[str]))
     lines.append(f"    {IMPORTS}: {words}")
     vars(function)["__signature__"] = signature.replace(parameters=parameters)
-    function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n" + "\n".join(lines) + "\n"
+    function.__doc__ = f"{inspect.getdoc(function)}\n\nKeyword Args:\n" + "\n".join(lines) + "\n"
 
 
 def _default(table: "type[DataclassInstance]", name: str) -> object:

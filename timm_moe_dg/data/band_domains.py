@@ -1,14 +1,19 @@
-"""Domains whose images keep all bands, and the statistics that normalize these bands."""
+"""Domains whose images keep all bands and bits, and the statistics that normalize them."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ImageReadError
 from .bands import RGB
-from .domains import Domain, Split
+from .domains import Domain, FileDomain, Split
+from .readers.images import has_deep_values
+
+MAX_PROBED = 16  # files of a domain
 
 
 def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:
@@ -21,22 +26,57 @@ def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[
     return [replace(domain, bands=bands) for domain in domains]
 
 
+def has_deep_images(domain: Domain) -> bool:
+    """Whether any of a few files, in equal distances, has other values than 8-bit ones. Their first bytes are read."""
+    positions = np.unique(np.linspace(0, len(domain) - 1, MAX_PROBED).astype(int)) if len(domain) else ()
+    return any(_is_deep(domain, int(position)) for position in positions)
+
+
+class BandStatistics(NamedTuple):
+    """Statistics of each band over training images."""
+
+    mean: list[float]
+    std: list[float]  # 1 if constant
+    low: list[float]  # smallest value
+    high: list[float]
+
+    def describe(self) -> str:
+        """One line for each band, such as "band 1: 0.0046 to 0.0076, mean 0.0061, deviation 0.00088"."""
+        rows = zip(self.low, self.high, self.mean, self.std, strict=True)
+        lines = [
+            f"  band {band}: {low:.3g} to {high:.3g}, mean {mean:.3g}, deviation {std:.3g}"
+            for band, (low, high, mean, std) in enumerate(rows, 1)
+        ]
+        return "\n".join(lines)
+
+
 def band_statistics(
     domains: Sequence[Domain], splits: Sequence[Split], training: Iterable[int], workers: int = 1
-) -> tuple[list[float], list[float]]:
-    """Computes each band's mean and standard deviation (1 if constant) over the inside parts. Images weigh the same."""
+) -> BandStatistics:
+    """Computes each band's statistics over the inside parts of training domains. Images weigh the same."""
     images = [(domains[domain], int(position)) for domain in training for position in splits[domain].inside]
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        moments = list(pool.map(_moments, images))
-    means, squares = (np.mean(column, axis=0) for column in zip(*moments, strict=True))
-    variance = squares - means**2
+        means, squares, lows, highs = (np.stack(column) for column in zip(*pool.map(_moments, images), strict=True))
+    mean, square = means.mean(axis=0), squares.mean(axis=0)
+    variance = square - mean**2
     # A constant band's variance is not exactly 0 but what rounding leaves of it.
-    constant = variance <= 1e-12 * np.maximum(squares, 1e-30)
-    return means.tolist(), np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0))).tolist()
+    constant = variance <= 1e-12 * np.maximum(square, 1e-30)
+    std = np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0)))
+    return BandStatistics(mean.tolist(), std.tolist(), lows.min(axis=0).tolist(), highs.max(axis=0).tolist())
 
 
-def _moments(image: tuple[Domain, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Means of one image's bands and of their squares, in float64."""
+def _is_deep(domain: Domain, position: int) -> bool:
+    if isinstance(domain.images[position], str | bytes):
+        return has_deep_values(domain.file(position))
+    try:
+        return isinstance(domain, FileDomain) and isinstance(domain.pixels(position), Tensor)
+    except ImageReadError:
+        return False
+
+
+def _moments(image: tuple[Domain, int]) -> tuple[np.ndarray, ...]:
+    """Means of one image's bands and of their squares, and extremes, in float64."""
     domain, position = image
-    values = np.asarray(domain.pixels(position), dtype=np.float64)
-    return values.mean(axis=(1, 2)), (values**2).mean(axis=(1, 2))
+    pixels = domain.pixels(position)
+    values = pixels.double().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels).transpose(2, 0, 1) / 255
+    return values.mean(axis=(1, 2)), (values**2).mean(axis=(1, 2)), values.min(axis=(1, 2)), values.max(axis=(1, 2))

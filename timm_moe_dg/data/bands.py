@@ -1,112 +1,225 @@
-"""Image files with any number of bands, types of images on their way to the network, and the formats that are read."""
+"""Values of image files beyond 8-bit RGB: any number of bands, 16 bits and floating-point numbers.
 
+One recipe holds for training, prediction and export. Integers are divided by the largest value of their type, so that
+8, 16 and 32 bits reach up to 1. Floating-point numbers are unchanged.
+"""
+
+import io
+import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
-from ..errors import ImageReadError, MissingDependencyError, check_regular_file
+from ..errors import ImageReadError, MissingDependencyError
 
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 Transform: TypeAlias = Callable[[Pixels], Tensor]
+Source: TypeAlias = str | BinaryIO
 RGB = 3  # bands
-
-# Formats that Pillow decodes by itself. Its EPS reader starts Ghostscript, whatever the file's extension.
-DECODERS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 REPAIR = "repair or remove the file, or give --skip-unreadable"
 
-_PILLOW_MODES = ("L", "LA", "RGB", "RGBA", "I;16")  # modes whose values are those in the file
+_EXTERNAL = ("EPS",)  # formats whose decoder starts another program (Ghostscript), whatever the file's extension
+_WITHOUT_IMAGES = ("MPEG",)  # formats that Pillow identifies and cannot decode
+_EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_WHOLE_MODES = ("L", "LA", "RGB", "RGBA")  # 8-bit modes whose values are those in the file
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_JPEG2000_START = b"\xff\x4f\xff\x51"
 _STRETCHED_PERCENTILES = (2, 98)
+_LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
+
+# TIFF tags
+BITS, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 262, 274, 277, 339
+SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
+NODATA = 42113  # of GDAL
+_REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
 
-def read_bands(path: str, bands: int) -> Tensor:
-    """Reads all bands of a TIFF file, or of another file that Pillow opens without changing its values.
+@cache
+def decoders() -> tuple[str, ...]:
+    """Returns the names of the formats that this Pillow decodes by itself."""
+    Image.init()
+    stubs = {name for name, (factory, _) in Image.OPEN.items() if _is_stub(factory)}
+    return tuple(sorted(set(Image.OPEN) - stubs - {*_EXTERNAL, *_WITHOUT_IMAGES}))
 
-    Returns float32 (bands, height, width). Integers are divided by the largest value of their type, so that 8 and 16
-    bits reach up to 1. Floating-point numbers are unchanged. Another number of bands and pixels that are not finite are
-    an `ImageReadError`. TIFF files need tifffile.
+
+@cache
+def image_extensions() -> tuple[str, ...]:
+    """Returns the extensions of files that `decoders` read, in lower case, such as ".jpg"."""
+    readable = {*decoders(), "MPO"}  # files of several JPEG images, which the reader of JPEG opens
+    return tuple(sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable))
+
+
+def is_tiff(source: Source) -> bool:
+    """Whether a file starts as TIFF and BigTIFF files do."""
+    return _head(source, 4) in _TIFF_STARTS
+
+
+def is_eight_bit(image: Image.Image, source: Source) -> bool:
+    """Whether Pillow's RGB form of an open image holds all bits of the file."""
+    if image.mode not in _EIGHT_BIT:
+        return False
+    if tags := getattr(image, "tag_v2", None):
+        return max(tags.get(BITS, (1,))) <= 8 and max(tags.get(SAMPLE_FORMAT, (1,))) == 1
+    if image.format == "JPEG2000":
+        head = _head(source, 1 << 16)
+        depth = head.find(_JPEG2000_START) + 42  # of the first component, minus one
+        return len(head) <= depth or head[depth] & 0x7F < 8
+    codec, arguments = next(((tile[0], tile[3]) for tile in getattr(image, "tile", ())), ("", None))
+    rawmode, *further = arguments if isinstance(arguments, tuple) else (arguments,)
+    if codec == "SGI16" or (codec == "ppm" and further[0] > 255):
+        return False
+    return ";16" not in str(rawmode) or str(rawmode).startswith("BGR")  # "BGR;16" packs a pixel into 16 bits
+
+
+def read_values(source: Source, image: Image.Image | None) -> tuple[np.ndarray, bool]:
+    """Reads all values of a file, (bands, height, width), and whether the last band is transparency.
+
+    `image` is the file as Pillow opened it, or None for a TIFF file, of which Pillow misreads many.
     """
-    is_tiff = path.lower().endswith((".tif", ".tiff"))
-    read = _tiff_reader() if is_tiff else _read_with_pillow
-    try:
-        check_regular_file(path)
-        values = read(path)
-    except Exception as error:  # decoders raise errors of any class on broken files
-        raise ImageReadError(
-            f"image={path!r}: cannot be decoded ({type(error).__name__}: {error}); {REPAIR}"
-        ) from error
-    if len(values) != bands:
-        remedy = f"leave the file out, or give --in-chans {len(values)} if all files and the model have as many"
-        raise ImageReadError(f"image={path!r}: has {len(values)} bands, expected {bands}; {remedy}")
-    return _scaled(path, values)
+    if image is None:
+        return _tiff_values(source)
+    if image.mode in _EIGHT_BIT and not is_eight_bit(image, source):
+        if image.format != "PNG":
+            raise ValueError(f"a {image.format} file of more than 8 bits per value; save it as PNG or TIFF")
+        from torchvision.io import ImageReadMode, decode_image  # which a later release moves elsewhere
+
+        values = decode_image(torch.frombuffer(bytearray(_head(source)), dtype=torch.uint8), ImageReadMode.UNCHANGED)
+        return values.numpy(), len(values) in (2, 4)
+    if image.mode in _EIGHT_BIT and image.mode not in _WHOLE_MODES:
+        raise ValueError(f"mode {image.mode!r} holds no bands; save it as TIFF")
+    image.load()  # which may turn it
+    values = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+    if image.mode == "I" and image.format in ("PNG", "PPM"):  # 16 bits in Pillow's 32
+        values = values.astype(np.uint16)
+    return values, image.mode in ("LA", "RGBA")
 
 
-def count_bands(path: str) -> int | None:
-    """Counts the bands of a TIFF file that cannot be read as RGB, or returns None if tifffile cannot read it."""
+def scaled(path: str, values: np.ndarray, nodata: float | None = None) -> Tensor:
+    """Scales (bands, height, width) to float32. Pixels without data are an `ImageReadError` with file and band."""
+    check_data(path, values, nodata)
+    if np.issubdtype(values.dtype, np.integer):
+        return torch.from_numpy(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max))
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ImageReadError(f"image={path!r}: has values of the type {values.dtype}; save it as numbers")
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def check_data(path: str, values: np.ndarray, nodata: float | None) -> None:
+    """Raises an `ImageReadError` for pixels of the value `nodata`, and for numbers that are not finite."""
+    missing, name = np.zeros(values.shape, bool), f"the file's nodata value {nodata:g}" if nodata is not None else ""
+    if nodata is not None and np.isfinite(nodata):
+        # The tag holds a text, whose number may round to the one that is stored
+        number = np.float64(nodata) if values.dtype.kind in "iu" else np.array(nodata).astype(values.dtype)
+        missing = values == number
+    if not missing.any() and values.dtype.kind == "f":
+        largest = min(_LARGEST_VALUE, float(np.finfo(values.dtype).max))
+        missing, name = ~(np.abs(values) <= largest), "no finite numbers (nodata)"
+    counts = missing.sum(axis=(1, 2))
+    if counts.any():
+        band = int(counts.argmax())
+        remedy = "fill them, or leave the file out"
+        raise ImageReadError(f"image={path!r}: {counts[band]} pixels of band {band + 1} are {name}; {remedy}")
+
+
+def nodata_value(image: Image.Image | None, source: Source) -> float | None:
+    """Returns the value that GDAL marked as missing data in a TIFF file, or None."""
+    if image is not None:
+        text = getattr(image, "tag_v2", {}).get(NODATA)
+    else:
+        with _tiff_file(source) as file:
+            text = file.pages[0].tags.valueof(NODATA)
     try:
-        return len(_tiff_reader()(path))
-    except Exception:  # the count is only a hint in the message of another error
+        return float(str(text).strip(" \0"))
+    except ValueError:
         return None
 
 
-def as_picture(pixels: Tensor) -> Image.Image:
-    """Shows (bands, H, W) as an RGB image: the first three, or the first as gray, stretched from black to white."""
+def full_images(image: Image.Image, source: Source) -> int:
+    """Counts the images in an open file. In TIFF files they have the size of the first and are no overview or mask."""
+    if image.format != "TIFF" or not getattr(image, "is_animated", False):
+        return getattr(image, "n_frames", 1)
+    content, sizes, places = io.BytesIO(_head(source)), list[object](), set[int]()
+    tags = ImageFileDirectory_v2(content.read(8) if _head(source, 4) in _TIFF_STARTS[:2] else content.read(16))
+    while tags.next and tags.next not in places:
+        places.add(tags.next)
+        content.seek(tags.next)
+        tags.load(content)
+        if not sizes or not tags.get(SUBFILE, 0) & _REDUCED_OR_MASK:
+            sizes.append((tags.get(WIDTH), tags.get(HEIGHT)))
+    return sizes.count(sizes[0])
+
+
+def turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Turns and mirrors (bands, height, width) as EXIF's orientation, 1 to 8, says."""
+    if orientation in (5, 6, 7, 8):
+        values = values.transpose(0, 2, 1)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return values[:, ::rows, ::columns]
+
+
+def as_picture(pixels: Pixels) -> Image.Image:
+    """Shows bands as an RGB image: the first three, or the first as gray, stretched from black to white."""
+    if isinstance(pixels, Image.Image):
+        return pixels
     channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
     low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
     levels = (channels - low) / np.maximum(high - low, 1e-12)
     return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
 
 
-@cache
-def installed_decoders() -> tuple[str, ...]:
-    """Returns those of `DECODERS` that this Pillow was built with."""
-    Image.init()
-    return tuple(name for name in DECODERS if name in Image.OPEN)
+def _is_stub(factory: Any) -> bool:
+    return isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)
 
 
-def _tiff_reader() -> Callable[[str], np.ndarray]:
-    """A function of a path that returns (bands, height, width) values."""
+def _head(source: Source, size: int = -1) -> bytes:
+    """The first bytes of a file, or all of them."""
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return file.read(size)
+    place = source.tell()
+    try:
+        source.seek(0)
+        return source.read(size)
+    finally:
+        source.seek(place)
+
+
+def _tiff_file(source: Source) -> Any:
     try:
         from tifffile import TiffFile
     except ImportError as error:
         raise MissingDependencyError.of("to read all bands of TIFF files", "tifffile", "tiff") from error
-
-    def read(path: str) -> np.ndarray:
-        with TiffFile(path) as file:
-            series = file.series[0]
-            axes, values = series.axes, series.asarray()
-        if values.ndim not in (2, 3) or "Y" not in axes or "X" not in axes:
-            raise ValueError(f"it holds {values.shape} values, and no image of bands")
-        if values.ndim == 2:
-            axes, values = f"S{axes}", values[None]
-        # Bands come first or last, depending on the program that wrote the file.
-        return np.moveaxis(values, (axes.index("Y"), axes.index("X")), (1, 2))
-
-    return read
+    # It reports tags that it cannot parse, such as GDAL's, for each file
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+    return TiffFile(source if isinstance(source, str) else io.BytesIO(_head(source)))
 
 
-def _read_with_pillow(path: str) -> np.ndarray:
-    with Image.open(path, formats=installed_decoders()) as image:
-        if image.mode not in _PILLOW_MODES:
-            raise ValueError(f"mode {image.mode!r} holds no bands; save it as TIFF")
-        return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
-
-
-def _scaled(path: str, values: np.ndarray) -> Tensor:
-    if np.issubdtype(values.dtype, np.integer):
-        return torch.from_numpy(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max))
-    if not np.issubdtype(values.dtype, np.floating):
-        raise ImageReadError(f"image={path!r}: has values of the type {values.dtype}; save it as numbers")
-    scaled = values.astype(np.float32)
-    nodata = (~np.isfinite(scaled)).sum(axis=(1, 2))
-    if nodata.any():
-        band = int(nodata.argmax())
-        raise ImageReadError(
-            f"image={path!r}: {nodata[band]} pixels of band {band + 1} are no finite numbers (nodata); "
-            "fill them, or leave the file out"
-        )
-    return torch.from_numpy(scaled)
+def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
+    """The first image of a TIFF file, (bands, height, width), upright."""
+    with _tiff_file(source) as file:
+        image, tags = file.series[0], file.pages[0].tags
+        if len(image.shape) > 3 and "S" in file.pages[0].axes:  # pages of several bands each
+            image = file.pages[0]
+        axes, shape = image.axes, image.shape
+        if len(shape) not in (2, 3) or "Y" not in axes or "X" not in axes:
+            raise ValueError(f"it holds {shape} values, and no image of bands")
+        pixels, limit = shape[axes.index("Y")] * shape[axes.index("X")], 2 * (Image.MAX_IMAGE_PIXELS or np.inf)
+        if pixels > limit:
+            raise Image.DecompressionBombError(f"{pixels} pixels")
+        values = image.asarray()
+        extra = len(tags.valueof(EXTRA_SAMPLES, ())) if tags.valueof(PHOTOMETRIC) in (0, 1, 2) else 0
+        orientation, inverted = tags.valueof(ORIENTATION, 1), tags.valueof(PHOTOMETRIC) == 0
+    if values.ndim == 2:
+        axes, values = f"S{axes}", values[None]
+    # Bands come first or last, depending on the program that wrote the file.
+    values = np.moveaxis(values, (axes.index("Y"), axes.index("X")), (1, 2))
+    if inverted and values.dtype.kind == "u":  # zero is white
+        values = np.iinfo(values.dtype).max - values
+    return turned(values, orientation), extra == 1 and len(values) in (2, 4)

@@ -9,7 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from PIL import Image
 
-from .bands import RGB, Pixels, read_bands
+from .bands import RGB, Pixels, as_picture
+from .readers.images import read_pixels
 
 DataDir = str | os.PathLike[str] | None
 UNGROUPED = "Other"  # images of no group: they count in overall accuracy, but are never the worst group
@@ -42,6 +43,7 @@ class Domain(ABC, Generic[Stored]):
         split: The official split. None leaves it to `split_domains`.
         pictures: A name for each image, equal across domains that hold the same picture, or None.
         bands: Bands per image. If there are not three, files are read whole and `image` shows the first three bands.
+        upright: Whether the EXIF orientation of files is applied. DomainBed does not.
         angle: Degrees by which its images are turned relative to other domains, counter-clockwise.
     """
 
@@ -55,6 +57,7 @@ class Domain(ABC, Generic[Stored]):
     split: Split | None = field(default=None, kw_only=True, repr=False)
     pictures: Sequence[str] | None = field(default=None, kw_only=True, repr=False)
     bands: int = field(default=RGB, kw_only=True)
+    upright: bool = field(default=True, kw_only=True)
     angle: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -66,13 +69,13 @@ class Domain(ABC, Generic[Stored]):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB. If it cannot be decoded, raises `ImageReadError` with its name."""
+        """Reads one image as an RGB picture. If it cannot be decoded, raises `ImageReadError` with its name."""
 
     def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform: RGB, or float (bands, H, W) if `bands` is not three."""
+        """Reads one image for a transform: RGB, or float (bands, H, W) of other bands and of more than 8 bits."""
         if self.bands == RGB:
             return self.image(index)
-        return read_bands(self.file(index), self.bands)
+        return read_pixels(self.file(index), self.bands, upright=self.upright)
 
     def file(self, index: int) -> str:
         """Names one image in messages: by its path, its picture's name, or its position."""
@@ -93,6 +96,18 @@ class Domain(ABC, Generic[Stored]):
             split=self.split
             and Split(_renumbered(self.split.inside, remaining), _renumbered(self.split.outside, remaining)),
         )
+
+
+class FileDomain(Domain[Stored]):
+    """A domain of image files, whose `images` are their paths."""
+
+    def image(self, index: int) -> Image.Image:
+        """Reads one image as an RGB picture for people. Broken files are an `ImageReadError`."""
+        return as_picture(self.pixels(index))
+
+    def pixels(self, index: int) -> Pixels:
+        """Reads one image for a transform, see `readers.images.read_pixels`."""
+        return read_pixels(self.file(index), self.bands, upright=self.upright)
 
 
 def file_names(paths: Iterable[str]) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""Fingerprints of data: of files by their names below the domain's folder and sizes, of images in memory by pixels."""
+"""Fingerprints of data: of files by names, sizes and the content of a sample, of images in memory by pixels.
+
+Names are those below the domain's folder. Files without compression have equal sizes, whatever they show, so that the
+content of a few files in equal distances counts too.
+"""
 
 import hashlib
 import json
@@ -8,18 +12,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..errors import check_regular_file
 from .domains import Domain, file_names
 from .readers.hub_data import HubDomain
 
 Fingerprint: TypeAlias = Sequence[Mapping[str, Any]]  # a table for each domain: its name, its size and digests
 
 DIGITS = 12  # hexadecimal ones of a digest
+SAMPLED = 64  # files of a domain whose content is read
+SAMPLED_BYTES = 1 << 18  # at the start and at the end of a file
 UNKNOWN = -1  # size of a file that is not known
 # entry of a domain's table -> its name in messages
 PARTS: Mapping[str, str] = {
     "images": "the number of images",
     "names": "the names of images",
     "contents": "the sizes or pixels of images",
+    "sample": "the content of images",
     "labels": "the labels",
     "metadata": "the metadata",
     "split": "the official split",
@@ -38,12 +46,12 @@ def fingerprint(domains: Sequence[Domain]) -> list[dict[str, Any]]:
     """Computes the fingerprint of a benchmark's domains."""
     tables = []
     for domain in domains:
-        names, contents = _images(domain)
+        names, contents, sample = _images(domain)
         split = domain.split and digest(domain.split.inside.astype(np.int64), domain.split.outside.astype(np.int64))
         labels = digest(json.dumps(domain.classes).encode(), np.asarray(domain.targets, np.int64))
         metadata = None if domain.metadata is None else digest(np.asarray(domain.metadata))
-        parts = {"names": names, "contents": contents, "labels": labels, "metadata": metadata, "split": split}
-        tables.append({"name": domain.name, "images": len(domain), **parts})
+        images = {"name": domain.name, "images": len(domain), "names": names, "contents": contents, "sample": sample}
+        tables.append({**images, "labels": labels, "metadata": metadata, "split": split})
     return tables
 
 
@@ -60,7 +68,8 @@ def short(tables: Fingerprint) -> str:
 
 def same_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two domains hold the same images, whatever their names, labels and metadata are."""
-    return all(first.get(part) == second.get(part) for part in ("images", "names", "contents", "readable"))
+    parts = ("images", "names", "contents", "readable")
+    return all(first.get(part) == second.get(part) for part in parts) and _same_sample(first, second)
 
 
 def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tuple(PARTS)) -> str | None:
@@ -70,10 +79,15 @@ def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tup
         return f"the domains are {', '.join(names)} and were {', '.join(old_names)}"
     for old, new in zip(before, now, strict=True):
         for part in parts:
-            if old.get(part) != new.get(part):
+            if not (_same_sample(old, new) if part == "sample" else old.get(part) == new.get(part)):
                 counts = f" ({new[part]}, and it was {old.get(part)})" if part == "images" else ""
                 return f"domain {new['name']!r} differs in {PARTS[part]}{counts}"
     return None
+
+
+def _same_sample(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether the content of two domains is the same, or not recorded for one of them."""
+    return None in (first.get("sample"), second.get("sample")) or first["sample"] == second["sample"]
 
 
 def digest(*parts: np.ndarray | bytes) -> str:
@@ -86,17 +100,18 @@ def digest(*parts: np.ndarray | bytes) -> str:
     return sha.hexdigest()[:DIGITS]
 
 
-def _images(domain: Domain) -> tuple[str, str | None]:
-    """Digests of the images' names, and of their sizes or pixels; None for images that are neither files nor arrays."""
+def _images(domain: Domain) -> tuple[str, str | None, str | None]:
+    """Digests of the images' names, of sizes or pixels, and of a sample; None for neither files nor arrays."""
     images = domain.images
+    positions = np.unique(np.linspace(0, max(0, len(images) - 1), SAMPLED).astype(int))[: len(images)]
     if isinstance(domain, HubDomain):
-        return _files(*domain.stored())
+        return *_files(*domain.stored()), digest(*(domain.content(int(index)) for index in positions))
     if len(images) and isinstance(images[0], str | bytes):
         paths = images if isinstance(images, np.ndarray) and images.dtype.kind == "S" else file_names(images)
-        return _files(paths, np.full(len(paths), UNKNOWN))
+        return *_files(paths, np.full(len(paths), UNKNOWN)), digest(*map(_content, paths[positions].tolist()))
     names = digest("\n".join(domain.file(index) for index in range(len(images))).encode())
     arrays = all(isinstance(image, np.ndarray) for image in images)
-    return names, digest(b"".join(image.tobytes() for image in images)) if arrays else None
+    return names, digest(b"".join(image.tobytes() for image in images)) if arrays else None, None
 
 
 def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
@@ -109,6 +124,18 @@ def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
     # The type of the paths may have room for longer ones of other domains
     end = int((np.flatnonzero(letters.any(axis=0)) + 1).max(initial=start))
     return digest(letters[:, start:end]), digest(sizes)
+
+
+def _content(path: bytes) -> bytes:
+    """The start and the end of a file."""
+    try:
+        check_regular_file(os.fsdecode(path))
+        with open(path, "rb") as file:
+            start = file.read(SAMPLED_BYTES)
+            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - SAMPLED_BYTES))
+            return start + file.read(SAMPLED_BYTES)
+    except OSError:  # the image is refused when it is read
+        return b""
 
 
 def _size(path: bytes) -> int:

@@ -21,8 +21,8 @@ def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list
     # DomainBed transforms PIL images, which rounds to 256 levels after each step. Tensors draw the same and round less.
     geometric = [_pixel_tensor, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
     color = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
-    # Jitter and gray are defined for RGB only.
-    return [*geometric, *(color if channels == RGB else ())]
+    # Jitter and gray are defined for RGB only, and clip values of more than 8 bits.
+    return [*geometric, *([_OnEightBits(v2.Compose(color))] if channels == RGB else ())]
 
 
 def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
@@ -83,12 +83,14 @@ def with_timm_augmentation(
 class TimmAugmented:
     """A transform between two of timm's augmentations. All its randomness comes from torch's global CPU generator."""
 
-    before: Callable[[Pixels], Pixels] | None  # for RGB images
+    before: Callable[[Pixels], Pixels] | None  # for RGB images of 8 bits
     transform: Transform  # the data set's own
     after: Callable[[Tensor], Tensor] | None
 
     def __call__(self, image: Pixels) -> Tensor:
         """Augments one image."""
+        if self.before and isinstance(image, Tensor):
+            raise ArgumentError("aa: is defined for images of 8 bits, and these have more; leave it out")
         # timm draws from the global generators of Python and numpy. Both are seeded from torch's here and restored, so
         # that a resumed run draws the same.
         states = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -114,6 +116,16 @@ def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callabl
     except (AssertionError, KeyError, ValueError) as error:
         remedy = "timm has no such policy; give one such as rand-m9-mstd0.5, augmix-m3-w3 or original"
         raise ArgumentError.of("aa", policy, remedy) from error
+
+
+@dataclass(frozen=True)
+class _OnEightBits:
+    """A transform of images of 8 bits, which leaves others as they are."""
+
+    transform: Callable[[Tensor], Tensor]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return image if image.is_floating_point() else self.transform(image)
 
 
 def _pixel_tensor(image: Pixels) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
 from ..data import Domain, Split
-from ..data.band_domains import band_statistics
+from ..data.band_domains import band_statistics, has_deep_images
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
@@ -29,6 +29,7 @@ from ..networks.build import (
     build_network,
     checkpoint_activations,
     data_config,
+    has_measured_statistics,
     lay_channels_last,
     save_network,
 )
@@ -101,7 +102,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         averaging=averaging,
         probing=probing,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
-        data_config=data_config(network, options.img_size, *mean_and_std(plan)),
+        data_config=data_config(network, options.img_size, *mean_and_std(plan, network)),
         classes=plan.classes,
     )
 
@@ -162,16 +163,34 @@ def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
     return statistics
 
 
-def mean_and_std(plan: RunPlan) -> tuple[Sequence[float] | None, Sequence[float] | None]:
+def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | None, Sequence[float] | None]:
     """Returns mean and standard deviation for normalizing images; None for the model's own."""
     options = plan.options
-    # Models have no values for bands other than RGB. Unless given or saved with the model, they are measured.
-    if (options.mean and options.std) or options.in_chans == RGB or ":" in options.model:
+    if (options.mean and options.std) or not _needs_statistics(plan, network):
         return options.mean, options.std
     count = sum(len(plan.splits[domain].inside) for domain in plan.training)
     _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
-    mean, std = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
-    return options.mean or mean, options.std or std
+    measured = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
+    _logger.info(
+        f"values of the training images, whole numbers divided by their type's maximum:\n{measured.describe()}"
+    )
+    return options.mean or measured.mean, options.std or measured.std
+
+
+def _needs_statistics(plan: RunPlan, network: Network) -> bool:
+    """Whether mean and deviation have to be measured: published ones are of RGB images of 8 bits."""
+    is_saved = ":" in plan.options.model
+    if plan.options.in_chans != RGB:
+        return not is_saved
+    deep = [has_deep_images(domain) for domain in plan.domains]
+    if any(deep) and not all(deep):
+        deeper, others = (
+            ", ".join(name for name, more in zip(plan.names, deep, strict=True) if more is kind)
+            for kind in (True, False)
+        )
+        remark = "each is divided by its type's maximum, so compare their ranges"
+        _logger.warning(f"images of {deeper} have more than 8 bits, and those of {others} do not; {remark}")
+    return any(deep[domain] for domain in plan.training) and not (is_saved and has_measured_statistics(network))
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

@@ -1,7 +1,8 @@
 """timm's optimizers and schedules. The default is the papers': Adam, one parameter group, a constant rate.
 
 Every expert gets the update that its dense layer would get. Optimizers that look at shapes or norms of parameters
-therefore see each expert's part of a stack as a parameter of its own.
+therefore see each expert's part of a stack as a parameter of its own. Of these, kron draws random probes for each
+parameter, so that equal experts, like equal dense layers, are updated alike only on average.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from timm.models import safe_model_name
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
@@ -39,6 +41,8 @@ from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers
 
+_logger = logging.getLogger(__name__)
+MAX_CLASSES = 12  # in a message or table
 _RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
@@ -139,7 +143,25 @@ def make_plan(options: RunOptions) -> RunPlan:
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     record_args["split_sizes"] = sizes
+    _warn_of_untrained(domains[0].classes, class_counts(domains, splits, training))
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def class_counts(domains: Sequence[Domain], splits: Sequence[Split], training: Sequence[int]) -> np.ndarray:
+    """Counts the images of each class to train on, to validate on and in held-out domains, (classes, 3)."""
+    counts = np.zeros((len(domains[0].classes), 3), int)
+    for index, (domain, split) in enumerate(zip(domains, splits, strict=True)):
+        parts = {0: split.inside, 1: split.outside} if index in training else {2: np.arange(len(domain))}
+        for column, part in parts.items():
+            counts[:, column] += np.bincount(np.asarray(domain.targets, int)[part], minlength=len(counts))
+    return counts
+
+
+def _warn_of_untrained(classes: Sequence[str], counts: np.ndarray) -> None:
+    if untrained := [repr(name) for name, row in zip(classes, counts, strict=True) if not row[0]]:
+        more = f" and {len(untrained) - MAX_CLASSES} more" if len(untrained) > MAX_CLASSES else ""
+        listed = ", ".join(untrained[:MAX_CLASSES]) + more
+        _logger.warning(f"no training image is of the classes {listed}: the model cannot learn them")
 
 
 def steps_per_epoch(splits: Sequence[Split], training: Sequence[int], batch_size: int) -> float:
@@ -168,6 +190,7 @@ def describe(plan: RunPlan) -> str:
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
     per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
     lines += [
+        *_describe_classes(plan),
         *_describe_bands(plan),
         f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
         f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
@@ -179,6 +202,18 @@ def describe(plan: RunPlan) -> str:
         f"output: {plan.folder.path}",
     ]
     return "\n".join(map(one_line, lines))
+
+
+def _describe_classes(plan: RunPlan) -> list[str]:
+    """A table of classes by role, for a dry run. Of many classes the rarest in training are shown."""
+    if not plan.options.dry_run:
+        return []
+    counts = class_counts(plan.domains, plan.splits, plan.training)
+    shown = sorted(np.argsort(counts[:, 0], kind="stable")[:MAX_CLASSES].tolist())
+    width = max(len("class"), *(len(plan.classes[index]) for index in shown))
+    rows = [f"  {plan.classes[index]:<{width}}  {'  '.join(f'{n:10}' for n in counts[index])}" for index in shown]
+    rarest = [f"  the {MAX_CLASSES} rarest of {len(counts)} classes"] if len(counts) > MAX_CLASSES else []
+    return [f"  {'class':<{width}}    training  validation    held out", *rows, *rarest]
 
 
 def _describe_linear_steps(options: FilledOptions) -> list[str]:

@@ -37,9 +37,9 @@ from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
-from ..networks.build import Network, check_channels, data_config
+from ..networks.build import Network, check_channels, data_config, warn_of_other_values
 from ..networks.ensemble import evaluation_view, load_predictor
-from ..networks.trained import class_positions, takes_metadata
+from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
@@ -210,7 +210,7 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
     """Reads the data, and finds the run's domains and those that the options name in it."""
     run = run_arguments(options.model)
     domains: Sequence[Domain] = get_benchmark(options.dataset).read(
-        options.data_dir, options.metadata_columns or (), options.in_chans
+        options.data_dir, options.metadata_columns or (), options.in_chans, evaluating=True
     )
     digests = fingerprint(domains) if run.get("domain_digests") else []
     if options.skip_unreadable:
@@ -274,15 +274,17 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
 
 def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
     """Loads the network and predicts every image; all processes take part."""
-    splits = _split(options, data)
     named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
     size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
     network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
     check_channels(network, options.in_chans)
-    positions = class_positions(network, data.domains[0].classes)
-    with_metadata = takes_metadata(network, data.domains, options.metadata_columns)
+    warn_of_other_values(network, data.domains)
+    domains, splits, positions = match_classes(network, data.domains, _split(options, data))
+    with_metadata = takes_metadata(network, domains, options.metadata_columns)
+    unknown = sum(_count_unknown(domain, with_metadata, options.metadata_columns) for domain in domains)
+    warn_of_unknown_metadata(network, unknown, sum(map(len, domains)))
     view = evaluation_view(network, size)
-    images = EvaluationImages(data.domains, restrict(splits, options.split), view, with_metadata=with_metadata)
+    images = EvaluationImages(domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
     features = bool(options.output or options.save_features)
@@ -292,6 +294,12 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     name = run_arguments(options.model).get("model", options.model)
     engine_name = "onnxruntime" if options.engine else "torch"
     return Evaluated(name, images, answers, data.test_domains, data.counted, engine_name, data.roles)
+
+
+def _count_unknown(domain: Domain, with_metadata: bool, columns: Sequence[str] | None) -> int:
+    if not with_metadata or domain.metadata is None:
+        return len(domain)
+    return int(unknown_metadata(np.asarray(domain.metadata), columns or ()).sum())
 
 
 @contextmanager

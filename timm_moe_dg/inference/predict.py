@@ -22,13 +22,15 @@ from ..cli.arguments import (
 from ..cli.escape import csv_path, one_line
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import positive_int, usable_device
+from ..data import file_names
+from ..data.domains import FileDomain
 from ..data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
-from ..networks.build import Network, data_config, in_chans_of
+from ..networks.build import Network, data_config, in_chans_of, warn_of_other_values
 from ..networks.ensemble import evaluation_view, load_predictor
-from ..networks.trained import label_names, metadata_columns
+from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
 from ..storage.atomic import all_or_nothing, write_rows
 
 # What --help shows; --help-all shows every option
@@ -130,7 +132,9 @@ def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
         raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
     view = evaluation_view(network, options.img_size)
     metadata = _read_metadata(network, options, paths)
-    images = ImageFiles(paths, view, metadata, options.skip_unreadable, in_chans_of(network))
+    bands, size = in_chans_of(network), data_config(network, options.img_size)["input_size"][1:]
+    images = ImageFiles(paths, view, metadata, options.skip_unreadable, bands, size)
+    warn_of_other_values(network, [FileDomain("images", (), [0] * len(paths), file_names(paths), bands=bands)])
     rows = list(_predict_batches(network, images, options))
     if len(rows) < len(paths):
         read = {row[0] for row in rows}
@@ -144,16 +148,14 @@ def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
 def _read_metadata(network: Network, options: PredictOptions, paths: Sequence[str]) -> np.ndarray | None:
     """Reads the table of metadata in the form that the network takes; None without it."""
     if options.metadata is None:
+        warn_of_unknown_metadata(network, len(paths), len(paths), "; give their places with --metadata")
         return None
     if not hasattr(network, "metadata_encoder"):
         raise ArgumentError.of("metadata", options.metadata, f"{options.model} does not read any; leave it out")
     ids = isinstance(network.metadata_encoder.encoder, LocationIdEmbedding)
     columns = metadata_columns(network)
     metadata = read_metadata(Path(options.metadata), paths, ids, columns)
-    missing = np.isnan(metadata)
-    unknown = int((metadata < 0 if ids else missing.all(axis=1) if columns else missing.any(axis=1)).sum())
-    if unknown:
-        _logger.warning(f"without metadata: {unknown} of {len(paths)} images")
+    warn_of_unknown_metadata(network, int(unknown_metadata(metadata, columns).sum()), len(paths))
     return metadata
 
 

@@ -11,6 +11,12 @@ from typing import Any, TypeAlias, TypedDict, cast
 import timm
 import torch
 from huggingface_hub import constants, get_session
+from timm.data.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DPN_MEAN,
+    IMAGENET_INCEPTION_MEAN,
+    OPENAI_CLIP_MEAN,
+)
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -24,10 +30,13 @@ from timm.models import (
 from torch import Tensor, nn
 
 from ..compat import download_from_hf
+from ..data.band_domains import has_deep_images
 from ..data.bands import RGB
+from ..data.domains import Domain
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
 
 CONFIG = "config.json"
+UNUSED = "unused_"  # start of the names of logits that no class has
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
 _HUB_SECONDS = 5.0  # within which the Hub has to answer
@@ -173,6 +182,20 @@ def data_config(
     return cast(DataConfig, resolve_input_data_config(network, args=args))
 
 
+def has_measured_statistics(network: nn.Module) -> bool:
+    """Whether a network's mean was measured on its training images, as timm's published models have none of those."""
+    published = (IMAGENET_DEFAULT_MEAN, IMAGENET_INCEPTION_MEAN, IMAGENET_DPN_MEAN, OPENAI_CLIP_MEAN, (0.0,) * RGB)
+    return tuple(data_config(network)["mean"]) not in published
+
+
+def warn_of_other_values(network: nn.Module, domains: Sequence[Domain]) -> None:
+    """Warns of images of more than 8 bits for a network that was trained on others."""
+    deep = [domain.name for domain in domains if domain.bands == RGB and has_deep_images(domain)]
+    if deep and not has_measured_statistics(network):
+        remark = "have more than 8 bits, divided by their type's maximum, and the model was trained on images of 8 bits"
+        _logger.warning(f"images of {', '.join(deep)} {remark}; convert them as its training images were")
+
+
 def without_origin(config: Mapping[str, object]) -> dict[str, object]:
     """Returns a pretrained configuration without the origin of weights that the network does not have."""
     return {name: value for name, value in config.items() if name not in _ORIGIN}
@@ -206,8 +229,11 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     """Writes config.json with class names, preprocessing and MoGE's expert mode, and model.safetensors.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed. The network
-    is not wrapped. The classes are in the order of the logits, and the preprocessing is that of `data_config`.
+    is not wrapped. The classes are in the order of the logits, and the preprocessing is that of `data_config`. Logits
+    beyond the classes are called unused_N.
     """
+    count = getattr(network, "num_classes", 0) if classes else 0
+    classes = [*classes, *(f"{UNUSED}{index}" for index in range(len(classes), count))]
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
     save_for_hf(
         network,

@@ -1,15 +1,21 @@
 """Trained networks: loading with their classifier, class names, the metadata that they read, and their features."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import Domain
+from ..data import Domain, Split
+from ..data.class_names import normalized
 from ..errors import ArgumentError, CheckpointError
-from .build import Network, build_network, check_name, saved_config
+from .build import UNUSED, Network, build_network, check_name, saved_config
+
+_logger = logging.getLogger(__name__)
 
 
 def load_trained(
@@ -87,10 +93,56 @@ def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
     return torch.tensor([positions[name] for name in names])
 
 
+def match_classes(
+    network: nn.Module, domains: Sequence[Domain], splits: Sequence[Split]
+) -> tuple[Sequence[Domain], Sequence[Split], Tensor]:
+    """Matches the classes of data to those of a network by name, for an evaluation.
+
+    Images of classes that the network lacks are left out, and their numbers logged. Data may lack classes.
+
+    Returns:
+        Domains and splits without those images, and each logit's class as `class_positions` returns it.
+    """
+    classes, names = domains[0].classes, tuple(map(normalized, label_names(network) or ()))
+    if not set(names) & set(classes) or set(names) == set(classes):
+        return domains, splits, class_positions(network, classes)
+    positions = {name: position for position, name in enumerate(names)}
+    renumbered = np.array([positions.get(name, -1) for name in classes])
+    counts = np.bincount(np.concatenate([domain.targets for domain in domains]), minlength=len(classes))
+    if unknown := [f"{name!r} ({counts[index]})" for index, name in enumerate(classes) if renumbered[index] < 0]:
+        total, remark = int(counts[renumbered < 0].sum()), "images are left out, whose classes the model lacks:"
+        if total == counts.sum():
+            raise ArgumentError.of("classes", _listed(classes), f"the model has none that has images: {_listed(names)}")
+        _logger.warning(f"{total} {remark} {', '.join(unknown)}")
+    if absent := [repr(name) for name in names if name not in classes and not name.startswith(UNUSED)]:
+        _logger.warning(f"the data have no images of the model's classes {', '.join(absent)}")
+    matched = []
+    for domain, split in zip(domains, splits, strict=True):
+        targets = renumbered[np.asarray(domain.targets, int)]
+        whole = replace(domain, classes=names, targets=targets, split=split)
+        matched.append(whole.without(set(np.flatnonzero(targets < 0).tolist())) if (targets < 0).any() else whole)
+    return matched, [domain.split or Split(*[np.arange(0)] * 2) for domain in matched], torch.arange(len(names))
+
+
 def metadata_columns(network: nn.Module) -> tuple[str, ...]:
     """Returns the names of the numbers that a network reads after longitude and latitude."""
     encoder = getattr(getattr(network, "metadata_encoder", None), "encoder", None)
     return getattr(encoder, "columns", ())
+
+
+def unknown_metadata(metadata: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
+    """Marks rows (N, ...) of metadata by which no network routes, bool (N,): negative ids, or unknown numbers."""
+    if metadata.dtype.kind != "f":
+        return metadata < 0
+    missing = np.isnan(metadata)
+    return missing.all(axis=1) if columns else missing.any(axis=1)
+
+
+def warn_of_unknown_metadata(network: nn.Module, count: int, total: int, remedy: str = "") -> None:
+    """Logs how many images have no metadata for a network that routes by them."""
+    if count and hasattr(network, "metadata_encoder") and getattr(network, "expert_mode", "routed") == "routed":
+        goal = ", which go to the shared expert" if hasattr(network, "expert_mode") else ""
+        _logger.warning(f"without metadata: {count} of {total} images{goal}{remedy}")
 
 
 def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Sequence[str] | None = None) -> bool:

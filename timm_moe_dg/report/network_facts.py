@@ -16,7 +16,7 @@ from ..errors import DataError
 from ..finetuning.plan import make_splits
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
-from ..networks.trained import class_positions, takes_metadata
+from ..networks.trained import match_classes, takes_metadata
 from ..protocols.assessment import Assessment, assess
 from ..protocols.domain_roles import unseen_domains
 from ..protocols.evaluation import collect_outputs
@@ -140,10 +140,10 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
         raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")
     most = settings.max_images
     limited = [Split(_subsample(split.inside, most), _subsample(split.outside, most)) for split in splits]
-    images = EvaluationImages(
-        domains, limited, view.transform, with_metadata=takes_metadata(view.model, domains, view.columns)
-    )
-    network, positions = _FirstExperts(view.model), class_positions(view.model, domains[0].classes)
+    domains, parts, positions = match_classes(view.model, domains, limited)
+    with_metadata = takes_metadata(view.model, domains, view.columns)
+    images = EvaluationImages(domains, parts, view.transform, with_metadata=with_metadata)
+    network = _FirstExperts(view.model)
     with record_routing(view.model):
         outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)
     counts = {name: torch.cat(batches) for name, batches in network.counts.items()}

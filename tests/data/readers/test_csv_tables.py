@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timm_moe_dg.data.readers.csv_tables import below, choice, coordinates, number, parsed, read_csv
+from timm_moe_dg.data.readers.csv_tables import (
+    below,
+    check_unique,
+    choice,
+    coordinates,
+    number,
+    parsed,
+    read_csv,
+    whole_number,
+)
 from timm_moe_dg.errors import DataError
 
 
@@ -50,6 +59,38 @@ def test_wrong_fields_are_counted_and_the_first_are_shown():
     with pytest.raises(DataError, match=message):
         parsed(Path("t.csv"), columns, "a", int, "a number")
     assert parsed(Path("t.csv"), {"a": [" 3 "]}, "a", int, "a number") == [3]
+
+
+def test_lines_are_those_of_the_file(table):
+    """Blank lines count, and so do the further lines of a field in quotes."""
+    path = table('a,b\n\n1,"x\ny"\n\n\nz,x\n1,x\n')
+    columns = read_csv(path, ["a"])
+    with pytest.raises(DataError, match=r"column 'a' is \['z'\] in lines 7; every"):
+        parsed(path, columns, "a", int, "a number")
+    with pytest.raises(DataError, match="lines 3 and 8 have the same a '1'"):
+        check_unique(path, columns, "a", columns["a"])
+
+
+@pytest.mark.parametrize("text", ["1_0", "1_0.5"])
+def test_underscores_are_no_digits(tmp_path, text):
+    for read in (lambda: coordinates(tmp_path, {"lon": [text], "lat": ["0"]}), lambda: whole_number(text)):
+        with pytest.raises(ValueError, match="1_0"):
+            read()
+
+
+def test_swapped_coordinates_are_suspected(tmp_path):
+    with pytest.raises(DataError, match=r"column 'lat' is \['120.4'\].*are longitude and latitude swapped\?"):
+        coordinates(tmp_path, {"lon": ["52.5"], "lat": ["120.4"]})
+    with pytest.raises(DataError, match=r"or nan where unknown$"):
+        coordinates(tmp_path, {"lon": ["52.5"], "lat": ["abc"]})
+
+
+def test_backslashes_separate_folders_unless_they_are_in_the_name(tmp_path):
+    assert below(tmp_path)("a\\b.png") == str(tmp_path / "a" / "b.png")
+    (tmp_path / "a\\b.png").touch()
+    assert below(tmp_path)("a\\b.png") == str(tmp_path / "a\\b.png")
+    with pytest.raises(ValueError, match=r"\.\./x"):
+        below(tmp_path)("..\\x")
 
 
 def test_coordinates_in_degrees(tmp_path):

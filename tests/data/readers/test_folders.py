@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 from PIL import Image
@@ -42,6 +43,9 @@ def test_order_is_that_of_image_folder(root):
 
 def test_hidden_files_and_folders_are_skipped(root):
     expected = [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)]
+    for name in ("@eaDir/dog/0.png", "art/__MACOSX/0.png", "art/dog/@eaDir/9.png", "art/dog/$RECYCLE.BIN/9.png"):
+        write_image(root / name)
+    (root / "art" / "dog" / "Thumbs.db").touch()
     for name in (".cache/dog/0.png", "art/.thumbnails/0.png", "art/dog/._9.png", "art/dog/.ipynb_checkpoints/9.png"):
         write_image(root / name)
     assert [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)] == expected
@@ -53,6 +57,59 @@ def test_a_class_may_be_empty_in_one_domain(root):
     art = read_folder(root)[1]
     assert set(art.targets) == {1}
     assert art.classes == ("Cat", "dog")
+
+
+def test_files_that_are_no_images_are_counted_by_kind(root, caplog):
+    for name in ("a.heic", "b.HEIC", "c", "d.eps"):
+        (root / "art" / "dog" / name).touch()
+    for suffix in ("jfif", "JPE", "gif", "jp2"):
+        Image.new("RGB", (6, 4)).save(root / "art" / "dog" / f"more.{suffix}", format="PNG")
+    assert len(read_folder(root)[1]) == 12
+    for kind in ("2 .heic", "1 .eps", "1 .txt", "1 no extension"):
+        assert kind in caplog.text
+
+
+def test_a_class_without_any_image_is_refused_unless_only_evaluated(root):
+    for domain in ("sketch", "Photo", "art"):
+        (root / domain / "empty").mkdir()
+        (root / domain / "empty" / "0.heic").touch()
+    with pytest.raises(DataError, match=r"no domain holds an image of the classes 'empty'; .*: 3 \.heic"):
+        read_folder(root)
+    assert read_folder(root, evaluating=True)[0].classes == ("Cat", "dog", "empty")
+
+
+def test_data_for_evaluation_may_lack_classes(tmp_path):
+    write_image(tmp_path / "a" / "x" / "0.png")
+    write_image(tmp_path / "b" / "y" / "0.png")
+    assert [list(domain.targets) for domain in read_folder(tmp_path, evaluating=True)] == [[0], [1]]
+
+
+def test_two_forms_of_the_same_letters_are_one_class(tmp_path):
+    for domain, form in (("a", "NFC"), ("b", "NFD")):
+        write_image(tmp_path / normalize(form, f"\u00e9{domain}") / normalize(form, "L\u00f6we") / "0.png")
+    domains = read_folder(tmp_path)
+    assert [domain.classes for domain in domains] == [("L\u00f6we",)] * 2
+    assert {domain.name for domain in domains} == {"\u00e9a", "\u00e9b"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("1", "1.0"), ("1", "01"), ("cat", "cat "), ("cat", "Cat"), ("a_b", "a b")]
+)
+def test_classes_that_differ_by_spelling_alone_are_shown(tmp_path, first, second):
+    for domain, label in (("a", first), ("b", second)):
+        write_image(tmp_path / domain / label / "0.png")
+    for evaluating in (False, True):
+        with pytest.raises(DataError, match=r"by spelling alone: .*; give the class one name") as caught:
+            read_folder(tmp_path, evaluating)
+        assert f"{first!r} in a" in str(caught.value)
+        assert f"{second!r} in b" in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [("1", "10"), ("C", "C++"), ("+1", "-1"), ("1.5", "15")])
+def test_classes_that_differ_by_more_are_different(tmp_path, names):
+    for name in names:
+        write_image(tmp_path / "a" / name / "0.png")
+    assert set(read_folder(tmp_path)[0].classes) == set(names)
 
 
 def test_missing_folder(tmp_path):

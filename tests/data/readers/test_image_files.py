@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import DataError, ImageReadError
 
@@ -65,11 +66,47 @@ def test_metadata_by_path(folder):
         read_metadata(table, paths)
 
 
+def test_paths_of_metadata_are_compared_as_files(folder, tmp_path_factory, monkeypatch):
+    """By a link to the folder, relative paths, ./ and backslashes; no path that is an image is an error."""
+    link = tmp_path_factory.mktemp("links") / "site"
+    link.symlink_to(folder)
+    table = folder / "places.csv"
+    for written in ("a/z.JPG", "./a/../a/z.JPG", "a\\z.JPG", str(folder / "a" / "z.JPG"), str(link / "a" / "z.JPG")):
+        table.write_text(f"path,lon,lat\n{written},1,2\n")
+        monkeypatch.chdir(folder)
+        for paths in (["a/z.JPG", "b.png"], [str(link / "a" / "z.JPG"), "b.png"]):
+            assert read_metadata(table, paths)[0].tolist() == [1, 2]
+    table.write_text("path,lon,lat\nelsewhere/z.JPG,1,2\n")
+    with pytest.raises(DataError, match=r"metadata=.*places.csv': none of its 1 paths is one of the images"):
+        read_metadata(table, [str(folder / "b.png")])
+
+
+def test_files_left_out_are_counted_and_system_folders_skipped(folder, caplog):
+    (folder / "a" / "phone.heic").touch()
+    (folder / "@eaDir").mkdir()
+    (folder / "@eaDir" / "b.png").touch()
+    assert len(find_images([str(folder)])) == 3
+    for kind in ("1 .heic", "1 .data", "1 .txt"):
+        assert kind in caplog.text
+    assert str(folder / "@eaDir" / "b.png") not in find_images([f"{folder}/**/*.png"])
+
+
+def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(images, "_warned", set())
+    for name, side in (("a.png", 300), ("b.png", 400), ("c.png", 20)):
+        Image.new("RGB", (side, side)).save(tmp_path / name)
+    files = ImageFiles([str(tmp_path / name) for name in ("c.png", "a.png", "b.png")], level, size=(4, 30))
+    list(image_loader(files, batch_size=3, workers=0))
+    (message,) = caplog.messages
+    assert "a.png': has 300 x 300 pixels, 75 times the input of 30 x 4" in message
+    assert "into tiles" in message
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_hold_positions_images_and_metadata(folder, workers):
     paths = find_images([str(folder)])
-    images = ImageFiles(paths, level, np.arange(3))
-    batches = list(image_loader(images, batch_size=2, workers=workers))
+    files = ImageFiles(paths, level, np.arange(3))
+    batches = list(image_loader(files, batch_size=2, workers=workers))
     assert [positions.tolist() for positions, _, _ in batches] == [[0, 1], [2]]
     assert [values[:, 0].tolist() for _, values, _ in batches] == [[20, 10], [0]]
     assert [metadata.tolist() for _, _, metadata in batches] == [[0, 1], [2]]

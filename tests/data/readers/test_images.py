@@ -5,11 +5,14 @@ import itertools
 import logging
 import os
 import struct
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
-from PIL import Image, features
+from PIL import Image, ImageOps
 from sklearn.datasets import load_digits, load_sample_images
 from torchvision.datasets.folder import default_loader
 
@@ -26,9 +29,9 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.data.bands import DECODERS
+from timm_moe_dg.data.bands import as_picture, decoders, image_extensions
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.images import read_image
+from timm_moe_dg.data.readers.images import has_deep_values, read_pixels
 from timm_moe_dg.errors import DataError, ImageReadError
 
 VIEW = {"size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
@@ -79,7 +82,7 @@ def test_every_mode_reads_as_torchvision_reads_it(root):
     seen = set()
     for domain in read_folder(root):
         for index, path in enumerate(domain.paths):
-            image = domain.image(index)
+            image = replace(domain, upright=False).image(index)
             assert image.mode == "RGB"
             np.testing.assert_array_equal(np.asarray(image), np.asarray(default_loader(path)))
             with Image.open(path) as stored:
@@ -87,28 +90,106 @@ def test_every_mode_reads_as_torchvision_reads_it(root):
     assert seen == {"RGB", "L", "CMYK", "RGBA", "P", "LA", "1"}
 
 
-def test_exif_rotation_is_ignored(root):
-    large = read_folder(root)[0]
-    names = [path.rsplit("_", 1)[1] for path in large.paths]
-    turned, plain = (large.image(names.index(name)) for name in ("turned.jpg", "plain.jpg"))
-    assert turned.size == plain.size == (60, 30)
-    np.testing.assert_array_equal(np.asarray(turned), np.asarray(plain))
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("name", "dtype"), [("a.jpg", "u1"), ("a.png", "u1"), ("a.png", "u2"), ("a.webp", "u1")])
+def test_exif_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, orientation):
+    pixels = np.arange(24, dtype=dtype).reshape(4, 6) * 10
+    exif = Image.Exif()
+    exif[TURN] = orientation
+    Image.fromarray(pixels).save(tmp_path / name, exif=exif, quality=100, lossless=True)
+    turned = {1: pixels, 2: np.fliplr(pixels), 3: np.rot90(pixels, 2), 4: np.flipud(pixels), 5: pixels.T}
+    turned |= {6: np.rot90(pixels, 3), 7: np.rot90(pixels, 2).T, 8: np.rot90(pixels)}
+    for upright, expected in ((True, turned[orientation]), (False, pixels)):
+        image = read_pixels(str(tmp_path / name), upright=upright)
+        actual = image[0].numpy() * 65535 if dtype == "u2" else np.asarray(image)[..., 0]
+        np.testing.assert_allclose(actual, expected, atol=2)
 
 
-def test_sixteen_bits_become_the_upper_eight(tmp_path):
-    (tmp_path / "a" / "x").mkdir(parents=True)
-    levels = np.array([[0, 255, 256, 512], [32768, 40000, 65280, 65535]], dtype=np.uint16)
-    Image.fromarray(levels).save(tmp_path / "a" / "x" / "0.png")
-    image = np.asarray(read_folder(tmp_path)[0].image(0))
-    np.testing.assert_array_equal(image[..., 0], [[0, 0, 1, 2], [128, 156, 255, 255]])
-    np.testing.assert_array_equal(image[..., 0], image[..., 2])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
+def test_orientations_of_tiff_files_are_applied_whatever_they_hold(tmp_path, dtype, bands, orientation):
+    values = np.arange(24 * bands, dtype=dtype).reshape(4, 6, bands)
+    photometric, tag = "rgb" if bands == 3 else "minisblack", [(TURN, 3, 1, orientation, True)]
+    tifffile.imwrite(tmp_path / "a.tif", values.squeeze(), photometric=photometric, extratags=tag)
+    picture = Image.fromarray(values[..., 0].astype(np.uint8))
+    picture.getexif()[TURN] = orientation
+    expected = np.asarray(ImageOps.exif_transpose(picture))
+    image = read_pixels(str(tmp_path / "a.tif"))
+    actual = np.asarray(image)[..., 0] if dtype == "u1" else image[0] * {"u2": 65535, "f4": 1}[dtype]
+    np.testing.assert_allclose(actual, expected, atol=0.01)
+    alone = read_pixels(str(tmp_path / "a.tif"), 1) if bands == 1 else None
+    assert alone is None or alone.shape[1:] == expected.shape
 
 
-def test_levels_without_a_range_are_an_error(tmp_path):
-    (tmp_path / "a" / "x").mkdir(parents=True)
-    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "a" / "x" / "0.tif")
-    with pytest.raises(ImageReadError, match=r"0\.tif.*mode 'F' has no fixed range; save it with 8 or 16 bits"):
-        read_folder(tmp_path)[0].image(0)
+def png_of_sixteen_bits(values, color_type):
+    """Writes (height, width, bands), which Pillow cannot."""
+    height, width = values.shape[:2]
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)),
+        b"IEND": b"",
+    }
+    parts = (struct.pack(">I", len(data)) + name + data for name, data in chunks.items())
+    sums = (struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks.items())
+    return b"\x89PNG\r\n\x1a\n" + b"".join(part + end for part, end in zip(parts, sums, strict=True))
+
+
+@pytest.mark.parametrize(("color_type", "bands"), [(0, 1), (4, 2), (2, 3), (6, 4)])
+def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands):
+    values = np.random.default_rng(0).integers(300, 500, (4, 6, bands), dtype=np.uint16)
+    (tmp_path / "a.png").write_bytes(png_of_sixteen_bits(values, color_type))
+    colors = np.broadcast_to(values[..., :1], (4, 6, 3)) if bands < 3 else values[..., :3]
+    for file in (None, (tmp_path / "a.png").open("rb")):
+        image = read_pixels(str(tmp_path / "a.png"), file=file)
+        np.testing.assert_allclose(image.numpy(), colors.transpose(2, 0, 1) / 65535, rtol=1e-6)
+    if bands != 3:
+        whole = read_pixels(str(tmp_path / "a.png"), bands)
+        np.testing.assert_allclose(whole.numpy(), values.transpose(2, 0, 1) / 65535, rtol=1e-6)
+    assert has_deep_values(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("suffix", [".jp2", ".pgm", ".tif", ".png"])
+def test_gray_files_of_sixteen_bits_keep_all_of_them(tmp_path, suffix):
+    values = np.arange(300, 324, dtype=np.uint16).reshape(4, 6)
+    Image.fromarray(values).save(tmp_path / f"a{suffix}")
+    np.testing.assert_allclose(read_pixels(str(tmp_path / f"a{suffix}"))[2].numpy(), values / 65535, rtol=1e-6)
+
+
+def test_sixteen_bits_that_pillow_would_halve_are_refused(tmp_path):
+    (tmp_path / "a.ppm").write_bytes(b"P6 2 1 4095\n" + bytes(12))
+    with pytest.raises(ImageReadError, match="PPM file of more than 8 bits per value; save it as PNG or TIFF"):
+        read_pixels(str(tmp_path / "a.ppm"))
+
+
+def test_photographs_of_eight_bits_are_no_deep_ones(tmp_path):
+    for name, mode in (("a.jpg", "RGB"), ("b.png", "P"), ("c.png", "1"), ("d.tif", "CMYK"), ("e.bmp", "RGB")):
+        Image.new(mode, (6, 4)).save(tmp_path / name)
+        assert not has_deep_values(str(tmp_path / name))
+        assert isinstance(read_pixels(str(tmp_path / name)), Image.Image)
+
+
+def test_too_large_an_image_is_to_be_tiled(tmp_path, monkeypatch):
+    Image.new("1", (64, 64)).save(tmp_path / "a.png")
+    tifffile.imwrite(tmp_path / "b.tif", np.zeros((64, 64, 3), np.float32), photometric="rgb")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    for name in ("a.png", "b.tif"):
+        with pytest.raises(ImageReadError, match=rf"{name}': is larger than 2,000 pixels; cut it into tiles"):
+            read_pixels(str(tmp_path / name))
+
+
+def test_the_first_of_several_images_is_read_and_that_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(images, "_warned", set())
+    frames = [Image.new("RGB", (6, 4), (80 * number, 0, 0)) for number in range(3)]
+    for suffix in (".gif", ".png", ".webp", ".tif"):
+        frames[1].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames)
+        assert abs(read_pixels(str(tmp_path / f"a{suffix}")).getpixel((0, 0))[0] - 80) < 3
+    assert caplog.text.count("holds several images, of which the first is read") == 4
+
+
+def test_what_pillow_decodes_is_an_image_in_every_listing():
+    assert {".jfif", ".jpe", ".gif", ".avif", ".jp2", ".webp", ".tif", ".mpo", ".bmp"} <= set(image_extensions())
+    assert {".eps", ".ps", ".pdf", ".h5", ".txt", ".heic"}.isdisjoint(image_extensions())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -166,16 +247,18 @@ def test_postscript_under_another_name_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(ghostscript.parent), prepend=os.pathsep)
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # looks for it anew
     with pytest.raises(ImageReadError, match=r"photo\.jpg.*cannot be decoded"):
-        read_image(str(path))
+        read_pixels(str(path))
     assert not started.exists()
-    assert "EPS" not in DECODERS
+    assert "EPS" not in decoders()
 
 
 @pytest.mark.filterwarnings("ignore")  # decoders say of broken files what they think
-@pytest.mark.parametrize("format_", [*DECODERS, "BLP", "DDS"])
+@pytest.mark.parametrize(
+    "format_", ["AVIF", "BLP", "BMP", "DDS", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"]
+)
 def test_flipped_bits_give_an_image_or_the_error_that_names_it(tmp_path, format_):
-    if format_ == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
+    if format_ not in decoders():
+        pytest.skip(f"this Pillow has no {format_}")
     random = np.random.default_rng(0)
     image = Image.fromarray(random.integers(0, 256, (24, 24, 3), dtype=np.uint8))
     stored = io.BytesIO()
@@ -185,9 +268,9 @@ def test_flipped_bits_give_an_image_or_the_error_that_names_it(tmp_path, format_
         flipped = whole.copy()
         flipped[random.integers(min(len(flipped), 200), size=3)] ^= 1 << random.integers(8, size=3).astype(np.uint8)
         try:
-            assert read_image("photo", io.BytesIO(flipped.tobytes())).mode == "RGB"
+            assert as_picture(read_pixels("photo", file=io.BytesIO(flipped.tobytes()))).mode == "RGB"
         except ImageReadError as error:
-            assert "image='photo': cannot be decoded" in str(error)  # noqa: PT017 (either outcome is right)
+            assert str(error).startswith("image='photo': ")  # noqa: PT017 (either outcome is right)
 
 
 def test_any_error_of_a_decoder_names_the_image(tmp_path, monkeypatch):
@@ -197,22 +280,22 @@ def test_any_error_of_a_decoder_names_the_image(tmp_path, monkeypatch):
     Image.new("RGB", (2, 2)).save(tmp_path / "0.png")
     monkeypatch.setattr(Image, "open", fail)
     with pytest.raises(ImageReadError, match=r"0\.png': cannot be decoded \('chunk'\)"):
-        read_image(str(tmp_path / "0.png"))
+        read_pixels(str(tmp_path / "0.png"))
 
 
 def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0.png")
     with pytest.raises(ImageReadError, match=r"0\.png.*not a regular file"):
-        read_image(str(tmp_path / "0.png"))
+        read_pixels(str(tmp_path / "0.png"))
 
 
 def test_a_file_of_four_bands_says_so_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(images, "_warned_bands", set())
+    monkeypatch.setattr(images, "_warned", set())
     for name in ("a.tif", "b.tif"):
         Image.new("RGBA", (4, 4)).save(tmp_path / name)
     Image.new("RGB", (4, 4)).save(tmp_path / "c.tif")
     with caplog.at_level(logging.WARNING):
-        modes = [images.read_image(str(tmp_path / name)).mode for name in ("c.tif", "a.tif", "b.tif")]
+        modes = [images.read_pixels(str(tmp_path / name)).mode for name in ("c.tif", "a.tif", "b.tif")]
     assert modes == ["RGB"] * 3
     (message,) = caplog.messages
     assert "a.tif': has 4 bands (R, G, B, A), read as three" in message
@@ -235,4 +318,4 @@ def five_bands(path, photometric):
 def test_a_file_of_five_bands_is_refused_with_what_helps(tmp_path, photometric):
     five_bands(tmp_path / "a.tif", photometric)
     with pytest.raises(ImageReadError, match=r"a.tif': cannot be decoded .*save three of them as RGB"):
-        images.read_image(str(tmp_path / "a.tif"))
+        images.read_pixels(str(tmp_path / "a.tif"))

@@ -115,6 +115,27 @@ def write_own(root: Path, rows: list[dict[str, Any]]) -> Path:
     return root
 
 
+@pytest.mark.parametrize("label", ["Forest", "forest\u200b", "nan", "NaN"])
+def test_labels_in_two_spellings_or_none_are_refused(tmp_path: Path, label: str) -> None:
+    rows = own_rows()
+    rows[4]["label"] = label
+    with pytest.raises(DataError, match=r"by spelling alone|column 'label' is"):
+        read_place_folder(write_own(tmp_path, rows))
+
+
+def test_data_for_evaluation_need_no_training_rows(tmp_path: Path) -> None:
+    rows = [*own_rows()[3:], {**own_rows()[0], "split": "id_val"}]
+    domains = read_place_folder(write_own(tmp_path, rows), evaluating=True)
+    assert [(domain.name, len(domain)) for domain in domains] == [("train north", 1), ("id south", 1), ("ood east", 2)]
+    with pytest.raises(DataError, match="needs images in train"):
+        read_place_folder(tmp_path)
+
+
+def test_a_training_group_without_validation_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read_place_folder(write_own(tmp_path, own_rows()))
+    assert "groups without id_val rows, which no validation counts: south (1 images)" in caplog.text
+
+
 def test_a_folder_with_a_table_of_coordinates(tmp_path: Path) -> None:
     domains = by_name(read_place_folder(write_own(tmp_path, own_rows())))
     assert list(domains) == ["train north", "train south", "id south", "ood east"]

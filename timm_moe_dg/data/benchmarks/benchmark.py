@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import ArgumentError, DataError
 from ..band_domains import with_bands
@@ -46,6 +47,9 @@ class Benchmark:
         swad_checkpoint_freq: Steps between evaluations under SWAD.
         takes_metadata_columns: Whether further columns of its table can be read as metadata.
         takes_data_dir: Whether the images are in a folder that the user names.
+        takes_evaluating: Whether `reader` takes `evaluating`.
+        upright: Whether the EXIF orientation of files is applied. DomainBed and WILDS do not, so that their data sets
+            are read as they read them.
         shares_photographs: Whether files with the same CLASS/IMAGE in several domains show the same photograph.
 
     >>> [domain.name for domain in timm_moe_dg.data.get_benchmark("colored_digits").read(None)]
@@ -75,9 +79,18 @@ class Benchmark:
     swad_checkpoint_freq: int = 100
     takes_metadata_columns: bool = False
     takes_data_dir: bool = True
+    takes_evaluating: bool = False
+    upright: bool = True
     shares_photographs: bool = False
 
-    def read(self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB) -> Sequence[Domain]:
+    def read(
+        self,
+        data_dir: DataDir,
+        metadata_columns: Sequence[str] = (),
+        in_chans: int = RGB,
+        *,
+        evaluating: bool = False,
+    ) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
         Other domains or another number of classes would be another task, and are a `DataError`. Another number of
@@ -87,17 +100,20 @@ class Benchmark:
             data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
             in_chans: Bands of the images. Numbers other than three need image files (see `data.bands`).
+            evaluating: Read data to evaluate a network on. The user's own may lack classes and training images then.
         """
         self.check_data_dir(data_dir)
         if metadata_columns and not self.takes_metadata_columns:
             remedy = f"{self.name} has no table of metadata columns; use --dataset place_folder, or leave it out"
             raise ArgumentError.of("metadata_columns", list(metadata_columns), remedy)
-        options = {"metadata_columns": metadata_columns} if metadata_columns else {}
+        options: dict[str, Any] = {"metadata_columns": metadata_columns} if metadata_columns else {}
+        options |= {"evaluating": True} if evaluating and self.takes_evaluating else {}
         domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **options)
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
-        return with_bands(domains, in_chans, self.name)
+        domains = with_bands(domains, in_chans, self.name)
+        return domains if self.upright else [replace(domain, upright=False) for domain in domains]
 
     def check_data_dir(self, data_dir: DataDir) -> None:
         """Refuses a folder that `read` would ignore, by an `ArgumentError`."""

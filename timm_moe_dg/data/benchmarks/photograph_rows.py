@@ -13,13 +13,13 @@ from ..readers.folders import FolderDomain, read_domain_net, read_folder
 from .benchmark import DEFAULTS, Benchmark
 
 
-def _read_folder(data_dir: DataDir) -> list[FolderDomain]:
+def _read_folder(data_dir: DataDir, evaluating: bool = False) -> list[FolderDomain]:
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds DOMAIN/CLASS/IMAGE")
-    return read_folder(data_dir)
+    return read_folder(data_dir, evaluating)
 
 
-_published = partial(Benchmark, reader=_read_folder, eval_train=True)
+_published = partial(Benchmark, reader=_read_folder, eval_train=True, upright=False)
 
 PHOTOGRAPH_ROWS = (
     Benchmark(
@@ -27,6 +27,7 @@ PHOTOGRAPH_ROWS = (
         reader=_read_folder,
         source="your own images",
         license="that of your images",
+        takes_evaluating=True,
     ),
     _published(
         name="PACS",

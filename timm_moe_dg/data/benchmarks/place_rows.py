@@ -21,7 +21,7 @@ from .benchmark import DEFAULTS, Benchmark
 _FMOW_LICENSE = "FMoW Challenge Public License"
 _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 
-_release = partial(Benchmark, license=_FMOW_LICENSE, layout="`fmow_v1.1`")
+_release = partial(Benchmark, upright=False, license=_FMOW_LICENSE, layout="`fmow_v1.1`")
 _fmow_domains = partial(_release, num_classes=62, checkpoint_freq=100, eval_train=True)
 _fmow = partial(_release, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, published={"classes": 62})
 _iwildcam = partial(
@@ -29,6 +29,7 @@ _iwildcam = partial(
     steps=97_001,
     checkpoint_freq=5000,
     image_size=448,
+    upright=False,
     published={"classes": 182, "images": 203_029},
     license="CDLA-Permissive-1.0",
     layout="`iwildcam_v2.0`",
@@ -37,6 +38,7 @@ _iwildcam = partial(
 PLACE_ROWS = (
     Benchmark(
         name="WILDSCamelyon",
+        upright=False,
         reader=read_camelyon,
         domains=HOSPITALS,
         num_classes=2,
@@ -63,6 +65,7 @@ PLACE_ROWS = (
         name="place_folder",
         reader=read_place_folder,
         takes_metadata_columns=True,
+        takes_evaluating=True,
         source="your own images",
         license="that of your images",
         layout="`metadata.csv` and its images",

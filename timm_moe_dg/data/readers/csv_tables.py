@@ -12,12 +12,18 @@ import numpy as np
 
 from ...errors import DataError, check_regular_file
 
-Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name
+Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Value = TypeVar("Value")
+
+
+class Table(dict[str, list[str]]):
+    """The fields of each column, by its name, and the line on which each row starts."""
+
+    lines: Sequence[int] = ()
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Columns:
@@ -28,7 +34,7 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             header = list(reader.fieldnames or [])
-            columns: dict[str, list[str]] = {name: [] for name in header}
+            columns, lines = Table({name: [] for name in header}), list[int]()
             if doubled := [name for name in columns if name and header.count(name) > 1]:
                 raise DataError(f"{str(path)!r}: line 1 names the column {doubled[0]!r} twice; rename or remove one")
             for row in reader:
@@ -37,6 +43,7 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
                         f"{str(path)!r}: line {reader.line_num} has {len(header) + len(row[None])} fields for "
                         f"{len(header)} columns; write numbers with a point, and texts that hold a comma in quotes"
                     )
+                lines.append(reader.line_num - sum(text.count("\n") for text in row.values()))
                 for name, fields in columns.items():
                     fields.append(row[name])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -46,7 +53,12 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
         raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}")
     if not _row_count(columns):
         raise DataError(f"{str(path)!r}: holds a header and no rows")
+    columns.lines = lines
     return columns
+
+
+def _line_numbers(columns: Columns) -> Sequence[int]:
+    return getattr(columns, "lines", range(2, 2 + _row_count(columns)))
 
 
 def _row_count(columns: Columns) -> int:
@@ -59,35 +71,38 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
     `parse` gets fields without surrounding spaces, never empty, and raises ValueError or KeyError on wrong ones.
     `expected` tells in messages what a field must be.
     """
-    values, wrong_lines = [], []
-    for line, text in enumerate(columns[name], start=2):
+    values, wrong = [], list[int]()
+    for row, text in enumerate(columns[name]):
         try:
             if not (stripped := text.strip()):
                 raise ValueError(text)
             values.append(parse(stripped))
         except (ValueError, KeyError):
-            wrong_lines.append(line)
-    if wrong_lines:
-        fields = [_shortened(columns[name][line - 2]) for line in wrong_lines[:MAX_LISTED]]
-        found = f"column {name!r} is {fields} in {_lines(wrong_lines)}"
+            wrong.append(row)
+    if wrong:
+        fields = [_shortened(columns[name][row]) for row in wrong[:MAX_LISTED]]
+        numbers = _line_numbers(columns)
+        found = f"column {name!r} is {fields} in {_lines([numbers[row] for row in wrong])}"
         raise DataError(f"{str(path)!r}: {found}; every row needs {expected}")
     return values
 
 
-def check_unique(path: Path, name: str, values: Sequence[str]) -> None:
+def check_unique(path: Path, columns: Columns, name: str, values: Sequence[str]) -> None:
     """Refuses a column with one value in two rows, by a `DataError` that names their lines."""
     first: dict[str, int] = {}
-    for line, value in enumerate(values, start=2):
+    for line, value in zip(_line_numbers(columns), values, strict=True):
         if (earlier := first.setdefault(value, line)) != line:
             raise DataError(f"{str(path)!r}: lines {earlier} and {line} have the same {name} {value!r}; remove one")
 
 
 def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
     """Reads every row's coordinates as float32 (N, 2), longitude first. "nan" in both columns means unknown."""
-    degrees = [
-        parsed(path, columns, name, partial(_within, limit), f"degrees in -{limit:g}..{limit:g}, or nan where unknown")
-        for name, limit in ((longitude, 180.0), (latitude, 90.0))
-    ]
+    degrees = []
+    for name, limit in ((longitude, 180.0), (latitude, 90.0)):
+        expected = f"degrees in -{limit:g}..{limit:g}, or nan where unknown"
+        if name == latitude and any(map(_is_longitude, columns[name])):
+            expected += "; are longitude and latitude swapped?"
+        degrees.append(parsed(path, columns, name, partial(_within, limit), expected))
     return np.array(degrees, dtype=np.float32).T
 
 
@@ -111,15 +126,24 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def below(folder: Path) -> Callable[[str], str]:
-    """Returns a parser of paths that stay below a folder. It does not check that they exist."""
+    """Returns a parser of paths that stay below a folder. It does not check that they exist.
+
+    Backslashes of Windows separate folders, unless a file has the name as it is written.
+    """
     root = str(folder)
 
     def parse(text: str) -> str:
-        if os.path.isabs(text) or os.pardir in text.replace(os.sep, "/").split("/"):
+        text = slashes(text, root)
+        if os.path.isabs(text) or os.pardir in text.split("/"):
             raise ValueError(text)
         return os.path.join(root, os.path.normpath(text))
 
     return parse
+
+
+def slashes(path: str, folder: str) -> str:
+    """Replaces the backslashes of a path from Windows, unless it names a file below the folder as it is."""
+    return path if "\\" not in path or os.path.exists(os.path.join(folder, path)) else path.replace("\\", "/")
 
 
 def number(text: str) -> str:
@@ -129,8 +153,24 @@ def number(text: str) -> str:
     return text
 
 
+def whole_number(text: str) -> int:
+    """A parser of whole numbers. Python's own reads 1_0 as 10."""
+    if "_" in text:
+        raise ValueError(text)
+    return int(text)
+
+
+def _is_longitude(text: str) -> bool:
+    try:
+        return 90 < abs(_within(180.0, text)) <= 180
+    except ValueError:
+        return False
+
+
 def _within(limit: float, text: str) -> float:
     value = float(text)
+    if "_" in text:  # Python reads 1_0 as 10
+        raise ValueError(text)
     if not math.isnan(value) and abs(value) > limit:
         raise ValueError(text)
     return value

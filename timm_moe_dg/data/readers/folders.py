@@ -2,22 +2,23 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from ...errors import DataError
-from ..domains import DataDir, Domain, file_names
-from .images import IMAGE_EXTENSIONS, images_below, read_picture, subfolders
+from ..class_names import check_spellings, normalized
+from ..domains import DataDir, FileDomain, file_names
+from .images import describe_left_out, images_below, subfolders
 
 DUPLICATES = "domain_net_duplicates.txt"
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class FolderDomain(Domain[str | bytes]):
+class FolderDomain(FileDomain[str | bytes]):
     """One domain of image files: `images` are their paths."""
 
     @property
@@ -25,16 +26,13 @@ class FolderDomain(Domain[str | bytes]):
         """One path per image."""
         return [os.fsdecode(path) for path in self.images]
 
-    def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB. Broken files are an `ImageReadError`."""
-        return read_picture(self.file(index), self.bands)
 
-
-def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
+def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> list[FolderDomain]:
     """Reads a folder of domains: sub-folders sorted by name, each with the same class folders.
 
-    Images are in the order of torchvision's ImageFolder, so that DomainBed's splits carry over. Links to folders are
-    errors.
+    Images are in the order of torchvision's ImageFolder, so that DomainBed's splits carry over. Files of kinds that
+    Pillow does not read are counted in the log. Links to folders are errors, and so are classes that differ between
+    domains or have no image. Data for `evaluating` a network alone may lack classes.
     """
     root = Path(data_dir)
     if not root.is_dir():
@@ -42,8 +40,15 @@ def read_folder(data_dir: str | os.PathLike[str]) -> list[FolderDomain]:
     names = subfolders(root)
     if not names:
         raise DataError(f"data_dir={str(root)!r}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
-    classes = _common_classes(root, names)
-    return [_read_domain(root / name, classes) for name in names]
+    left_out: Counter[str] = Counter()
+    listings = {name: _images_of_classes(root / name, left_out) for name in names}
+    classes = tuple(sorted(set().union(*listings.values())))
+    if not classes:
+        raise DataError(f"data_dir={str(root)!r}: no class folders in {', '.join(names)}; expected DOMAIN/CLASS/IMAGE")
+    _check_classes(root, listings, classes, describe_left_out(left_out) if left_out else "", evaluating)
+    if left_out:
+        _LOGGER.warning("data_dir=%r: %s", str(root), describe_left_out(left_out))
+    return [_domain(name, listing, classes) for name, listing in listings.items()]
 
 
 def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:
@@ -67,34 +72,48 @@ def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:
     return unique
 
 
-def _common_classes(root: Path, names: Sequence[str]) -> tuple[str, ...]:
-    classes = {name: set(subfolders(root / name)) for name in names}
-    all_classes = set().union(*classes.values())
-    if not all_classes:
-        raise DataError(f"data_dir={str(root)!r}: no class folders in {', '.join(names)}; expected DOMAIN/CLASS/IMAGE")
+def _images_of_classes(folder: Path, left_out: Counter[str]) -> dict[str, list[str]]:
+    """The images of each class of a domain. Two spellings of a name in Unicode are one class."""
+    images: dict[str, list[str]] = {}
+    for name in subfolders(folder):
+        paths = [
+            os.path.join(parent, image)
+            for parent, names in images_below(str(folder / name), left_out)
+            for image in names
+        ]
+        images.setdefault(normalized(name), []).extend(paths)
+    return images
+
+
+def _check_classes(
+    root: Path, listings: Mapping[str, Mapping[str, list[str]]], classes: Sequence[str], left_out: str, evaluating: bool
+) -> None:
+    source = f"data_dir={str(root)!r}"
+    places = {label: [name for name, images in listings.items() if images.get(label)] for label in classes}
+    check_spellings(source, {label: names for label, names in places.items() if names})
     differences = [
-        f"{name!r} lacks {', '.join(sorted(all_classes - present))}"
-        for name, present in classes.items()
-        if present != all_classes
+        f"{name!r} lacks {', '.join(label for label in classes if label not in images)}"
+        for name, images in listings.items()
+        if len(images) < len(classes)
     ]
-    if differences:
+    if differences and not evaluating:
         raise DataError(
-            f"data_dir={str(root)!r}: classes differ between domains: {'; '.join(differences)}; "
+            f"{source}: classes differ between domains: {'; '.join(differences)}; "
             "every domain needs the same class folders (an empty one will do)"
         )
-    return tuple(sorted(all_classes))
+    remark = f"; {left_out}" if left_out else ""
+    for name, images in listings.items():
+        if not any(images.values()):
+            raise DataError(f"{source}: domain {name!r} holds no images{remark}")
+    if (empty := [label for label, names in places.items() if not names]) and not evaluating:
+        remedy = f"add images, or remove these folders{remark}"
+        raise DataError(f"{source}: no domain holds an image of the classes {', '.join(map(repr, empty))}; {remedy}")
 
 
-def _read_domain(folder: Path, classes: tuple[str, ...]) -> FolderDomain:
-    files = [
-        [os.path.join(parent, name) for parent, names in images_below(str(folder / label)) for name in names]
-        for label in classes
-    ]
-    counts = [len(paths) for paths in files]
-    if not any(counts):
-        raise DataError(f"data_dir={str(folder.parent)!r}: domain {folder.name!r} holds no images ({IMAGE_EXTENSIONS})")
-    images = file_names(path for paths in files for path in paths)
-    return FolderDomain(folder.name, classes, np.repeat(np.arange(len(classes)), counts), images)
+def _domain(name: str, images: Mapping[str, list[str]], classes: tuple[str, ...]) -> FolderDomain:
+    files = [images.get(label, []) for label in classes]
+    targets = np.repeat(np.arange(len(classes)), list(map(len, files)))
+    return FolderDomain(normalized(name), classes, targets, file_names(path for paths in files for path in paths))
 
 
 def _read_list(path: Path) -> frozenset[str]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from ...errors import DataError, ImageReadError, MissingDependencyError
-from ..domains import Domain, file_names
-from .images import is_hidden, read_image
+from ..bands import Pixels
+from ..domains import FileDomain, file_names
+from .images import is_hidden, read_pixels
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,24 +28,28 @@ COLUMNS = ("image", "domain", "label")
 
 
 @dataclass(frozen=True, eq=False)
-class HubDomain(Domain[int]):
+class HubDomain(FileDomain[int]):
     """The rows of one domain: `images` are their positions in the table."""
 
     table: "Dataset" = field(kw_only=True, repr=False)  # the whole data set's column of images, read on demand
     roots: tuple[str, ...] = field(kw_only=True, repr=False)  # absolute folders that rows may name files in
 
-    def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB. Broken images and files outside of the data set are an `ImageReadError`."""
+    def pixels(self, index: int) -> Pixels:
+        """Reads one image for a transform. Files outside of the data set are an `ImageReadError`."""
         row = int(self.images[index])
         stored = self.table[row]["image"] or {"path": None, "bytes": b""}
         name = stored["path"] or f"row {row} of domain {self.name}"
         if stored["bytes"] is not None:
-            return read_image(name, io.BytesIO(stored["bytes"]))
+            return read_pixels(name, file=io.BytesIO(stored["bytes"]))
         # A data set from the Hub must not read other files of this machine.
         if not any(Path(os.path.abspath(name)).is_relative_to(root) for root in self.roots):
             remedy = "give a data set that holds its images, or --skip-unreadable"
             raise ImageReadError(f"image={name!r}: is a file of this machine and none of the data set's; {remedy}")
-        return read_image(name)
+        return read_pixels(name)
+
+    def content(self, index: int) -> bytes:
+        """Returns the bytes of one image as the table holds them, empty for those of other files."""
+        return (self.table[int(self.images[index])]["image"] or {}).get("bytes") or b""
 
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the names of the images, bytes (N,), and their sizes in bytes, (N,), -1 for those of other files."""

@@ -1,10 +1,14 @@
 """Images without labels, from files, folders or patterns, with metadata from a table."""
 
 import glob
+import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -14,25 +18,30 @@ from torch.utils.data import DataLoader, Dataset
 from ...errors import DataError, ImageReadError
 from ..bands import RGB, Transform
 from ..domains import file_names
-from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv
-from .images import IMAGE_EXTENSIONS, images_below, read_pixels
+from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
+from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
 
+_LOGGER = logging.getLogger(__name__)
 Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), optionally metadata
 
 
 def find_images(sources: Sequence[str]) -> list[str]:
     """Lists image files in the order of the sources, sorted by path within each, every file once.
 
-    Sources are files with any extension, patterns with *, ? and **, or folders with torchvision's image extensions at
-    any depth.
+    Sources are files with any extension, patterns with *, ? and **, or folders, in which files with an extension that
+    Pillow reads are searched at any depth. The log counts the other files of folders.
     """
     files: dict[str, str] = {}
+    left_out: Counter[str] = Counter()
     for source in sources:
-        paths = [source] if os.path.isfile(source) else _files_of(source)
+        paths = [source] if os.path.isfile(source) else _files_of(source, left_out)
         if not paths:
-            raise DataError(f"images={source!r}: no such file, or no image below or matching it ({IMAGE_EXTENSIONS})")
+            remark = f"; {describe_left_out(left_out)}" if left_out else ""
+            raise DataError(f"images={source!r}: no such file, or no image below or matching it{remark}")
         for path in paths:
             files.setdefault(os.path.abspath(path), path)
+    if left_out:
+        _LOGGER.warning("images: %s", describe_left_out(left_out))
     return list(files.values())
 
 
@@ -45,20 +54,26 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
     """
     fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
     if ids:
-        values = np.array(parsed(table, fields, "location", int, "a whole number"), dtype=np.int64)
+        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
     else:
         values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
-    files = [os.path.abspath(os.path.join(table.parent, path.strip())) for path in fields["path"]]
-    check_unique(table, "path", files)
+    folder, place = str(table.parent), cache(os.path.realpath)
+    files = [_same_file(os.path.join(folder, slashes(path.strip(), folder)), place) for path in fields["path"]]
+    check_unique(table, fields, "path", files)
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
-    return np.stack([metadata.get(os.path.abspath(path), unknown) for path in paths])
+    wanted = [_same_file(path, place) for path in paths]
+    if metadata.keys().isdisjoint(wanted):
+        expected = f"such as {fields['path'][0]!r}, which is {files[0]!r}; the first image is {wanted[0]!r}"
+        raise DataError(f"metadata={str(table)!r}: none of its {len(files)} paths is one of the images, {expected}")
+    return np.stack([metadata.get(path, unknown) for path in wanted])
 
 
 class ImageFiles(Dataset):
     """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
-    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
+    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`. Images many times the
+    `size` (height, width) of the network's input are warned of.
     """
 
     def __init__(
@@ -68,12 +83,14 @@ class ImageFiles(Dataset):
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
         in_chans: int = RGB,
+        size: tuple[int, int] | None = None,
     ) -> None:
         self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
         self.in_chans = in_chans
+        self.size = size
 
     def __len__(self) -> int:
         return len(self._files)
@@ -84,12 +101,15 @@ class ImageFiles(Dataset):
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            image = self.transform(read_pixels(self.path(index), self.in_chans))
+            pixels = read_pixels(self.path(index), self.in_chans)
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
             return None
-        return index, image, *(() if self.metadata is None else (torch.as_tensor(self.metadata[index]),))
+        if self.size:
+            warn_if_squeezed(self.path(index), pixels, self.size)
+        metadata = () if self.metadata is None else (torch.as_tensor(self.metadata[index]),)
+        return index, self.transform(pixels), *metadata
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
@@ -97,10 +117,18 @@ def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLo
     return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
 
 
-def _files_of(source: str) -> list[str]:
+def _files_of(source: str, left_out: Counter[str]) -> list[str]:
     if os.path.isdir(source):
-        return sorted(os.path.join(folder, name) for folder, names in images_below(source) for name in names)
-    return sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+        return sorted(os.path.join(folder, name) for folder, names in images_below(source, left_out) for name in names)
+    named = set(Path(source).parts)
+    paths = (path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+    return sorted(path for path in paths if not any(map(is_hidden, set(Path(path).parts) - named - {".."})))
+
+
+def _same_file(path: str, place: Callable[[str], str]) -> str:
+    """A name that a file has however its path is spelled: by links to folders, ./ and .., or other forms of letters."""
+    folder, name = os.path.split(path)
+    return normalize("NFC", os.path.join(place(folder), name))
 
 
 def _collate(samples: Sequence[Sample | None]) -> list[Tensor]:

@@ -1,43 +1,85 @@
-"""Image files: listed below a folder, and decoded as RGB without starting other programs."""
+"""Image files: listed below a folder, and decoded without starting other programs."""
 
 import logging
 import os
+from collections import Counter
+from contextlib import nullcontext
 from typing import BinaryIO, NoReturn
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
-from torchvision.datasets.folder import IMG_EXTENSIONS as IMAGE_EXTENSIONS
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
-from ...errors import DataError, ImageReadError, check_regular_file
-from ..bands import REPAIR, RGB, Pixels, as_picture, count_bands, installed_decoders, read_bands
+from ...errors import DataError, ImageReadError, MissingDependencyError, check_regular_file
+from ..bands import (
+    ORIENTATION,
+    PHOTOMETRIC,
+    REPAIR,
+    RGB,
+    SAMPLES_PER_PIXEL,
+    Pixels,
+    Source,
+    as_picture,
+    check_data,
+    decoders,
+    full_images,
+    image_extensions,
+    is_eight_bit,
+    is_tiff,
+    nodata_value,
+    read_values,
+    scaled,
+    turned,
+)
 
-SAMPLES_PER_PIXEL = 277  # the TIFF tag
+MAX_KINDS = 8  # in a message
+MANY_TIMES = 10  # sides of a network's input, from which details are lost
+# Written beside images by macOS's archives, Windows and network drives
+SYSTEM_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "@eadir", "@recycle", "#recycle"}
+SYSTEM_NAMES |= {"$recycle.bin", "system volume information", "lost+found"}
 
 _LOGGER = logging.getLogger(__name__)
-_warned_bands: set[tuple[str, ...]] = set()
+_warned: set[object] = set()
 
 
-def images_below(folder: str) -> list[tuple[str, list[str]]]:
+def images_below(folder: str, left_out: Counter[str] | None = None) -> list[tuple[str, list[str]]]:
     """Lists folders and their image names, both sorted, to any depth, in the order of torchvision's ImageFolder.
 
-    Hidden files and folders are skipped, such as the ._x.png that macOS writes beside x.png. Links to files are
-    followed. Links to folders are errors: they could form a circle, or lead to images that are listed elsewhere.
+    Images are files with an extension that Pillow reads. `left_out` counts the others by their extension. Hidden files
+    and folders are skipped, see `is_hidden`. Links to files are followed. Links to folders are errors: they could form
+    a circle, or lead to images that are listed elsewhere.
     """
-    listing = []
+    listing, suffixes = [], image_extensions()
     for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
         folders[:] = [name for name in folders if not is_hidden(name)]  # os.walk enters those that remain
         for path in (os.path.join(parent, name) for name in folders):
             if os.path.islink(path):
                 raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
-        images = sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS) and not is_hidden(name))
+        visible = [name for name in names if not is_hidden(name)]
+        images = sorted(name for name in visible if name.lower().endswith(suffixes))
+        if left_out is not None and len(images) < len(visible):
+            left_out.update(kind_of(name) for name in visible if not name.lower().endswith(suffixes))
         if images:
             listing.append((parent, images))
     return sorted(listing)
 
 
+def kind_of(name: str) -> str:
+    """Names the kind of a file by its extension, such as ".heic"."""
+    return os.path.splitext(name)[1].lower() or "no extension"
+
+
+def describe_left_out(left_out: Counter[str]) -> str:
+    """Counts files that are no images by their kind."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common(MAX_KINDS))
+    more = f" and {len(left_out) - MAX_KINDS} more kinds" if len(left_out) > MAX_KINDS else ""
+    return f"left out, since Pillow does not read such files: {kinds}{more}"
+
+
 def is_hidden(path: str) -> bool:
-    """Whether a file or folder has a name that starts with a dot."""
-    return os.path.basename(path).startswith(".")
+    """Whether a file or folder starts with a dot, such as ._x.png of macOS, or belongs to an operating system."""
+    name = os.path.basename(path)
+    return name.startswith(".") or name.casefold() in SYSTEM_NAMES
 
 
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
@@ -56,65 +98,160 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def read_image(path: str, file: BinaryIO | None = None) -> Image.Image:
-    """Reads an image file, or an open file that `path` names in messages, as RGB.
+def read_pixels(path: str, bands: int = RGB, *, file: BinaryIO | None = None, upright: bool = True) -> Pixels:
+    """Reads an image file, or an open file that `path` names in messages, for a network of so many input channels.
 
-    Other modes become RGB by PIL's `convert`, which drops transparency without blending. An EXIF rotation is ignored.
-    Both are what torchvision's ImageFolder does, and DomainBed with it. Two cases differ. 16 bits become the upper 8,
-    where torchvision clips at 255. A truncated file is an `ImageReadError`, where DomainBed fills in gray.
+    Three bands are an RGB image if the file has 8 bits. Transparency is dropped without blending, as torchvision's
+    ImageFolder does. Files of more bits, and other numbers of bands, become float32 (bands, height, width), see
+    `data.bands`. A gray file of more bits has its band three times.
+
+    Args:
+        path: The file.
+        bands: Number of bands that the file must have, if it is not three.
+        file: The content, instead of the file at `path`.
+        upright: Apply the EXIF orientation. DomainBed does not.
+
+    Raises:
+        ImageReadError: The file is damaged, has another number of bands, or pixels without data.
     """
     try:
         if file is None:
             check_regular_file(path)
-        with Image.open(file or path, formats=installed_decoders()) as image:
-            _check_bands(image)
-            image.load()
-            if len(image.getbands()) > 3:
-                _warn_of_bands(image.getbands(), path)
-            return image if image.mode == "RGB" else _as_rgb(image)
+        if bands == RGB:
+            return _read_rgb(path, file or path, upright)
+        return _read_bands(path, file or path, bands, upright)
+    except (ImageReadError, MissingDependencyError):
+        raise
+    except Image.DecompressionBombError as error:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        remedy = "cut it into tiles, or leave the file out"
+        raise ImageReadError(f"image={path!r}: is larger than {limit:,} pixels; {remedy}") from error
     except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
-        remedy = REPAIR
-        if path.lower().endswith((".tif", ".tiff")) and isinstance(error, UnidentifiedImageError):
-            count = count_bands(path)
-            case = f"it has {count} bands" if count else "if it has more bands than four"
-            remedy = f"{case}: give --in-chans {count or 'N'}, or save three of them as RGB; else {remedy}"
+        remedy = "pip install imagecodecs" if "imagecodecs" in str(error) else REPAIR
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
-def read_pixels(path: str, in_chans: int = RGB) -> Pixels:
-    """Reads an image file for a network with so many input channels (see `read_image` and `read_bands`)."""
-    return read_image(path) if in_chans == RGB else read_bands(path, in_chans)
+def warn_if_squeezed(path: str, pixels: Pixels, size: tuple[int, int]) -> None:
+    """Warns once per process of an image that is many times the size (height, width) of a network's input."""
+    width, height = pixels.size if isinstance(pixels, Image.Image) else (pixels.shape[2], pixels.shape[1])
+    ratio = max(height / size[0], width / size[1])
+    if ratio >= MANY_TIMES:
+        remark = f"has {width} x {height} pixels, {ratio:.0f} times the input of {size[1]} x {size[0]}"
+        _warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
 
 
 def read_picture(path: str, bands: int = RGB) -> Image.Image:
-    """Reads an image file as an RGB picture for people, whatever its number of bands (see `as_picture`)."""
-    return read_image(path) if bands == RGB else as_picture(read_bands(path, bands))
+    """Reads an image file as an RGB picture for people, whatever its bits and bands (see `as_picture`)."""
+    return as_picture(read_pixels(path, bands))
 
 
-def _check_bands(image: Image.Image) -> None:
-    """Raises for TIFF files with bands that Pillow would drop silently: from the fifth on, or in further pages."""
+def has_deep_values(path: str) -> bool:
+    """Whether a file has other values than 8-bit ones, by its first bytes. False if it cannot be opened."""
+    try:
+        check_regular_file(path)
+        with Image.open(path, formats=decoders()) as image:
+            return not is_eight_bit(image, path)
+    except UnidentifiedImageError:
+        return is_tiff(path)
+    except Exception:  # the image is refused when it is read
+        return False
+
+
+def _read_rgb(path: str, source: Source, upright: bool) -> Pixels:
+    image = _opened(source)
+    with image or nullcontext():
+        if image is not None and is_eight_bit(image, source) and _band_pages(image, source) != RGB:
+            return _eight_bit(path, source, image, upright)
+        values, transparent, nodata = _values(source, image, upright)
+    if transparent:
+        _warn_of_bands(path, len(values))
+        values = values[:-1]
+    if len(values) not in (1, RGB):
+        raise ValueError(_too_many(len(values)))
+    values = np.repeat(values, RGB // len(values), axis=0)
+    if values.dtype == np.uint8:
+        check_data(path, values, nodata)
+        return Image.fromarray(np.ascontiguousarray(values.transpose(1, 2, 0)))
+    _warn_once(path, f"holds {values.dtype} values, which are read in full depth", values.dtype)
+    return scaled(path, values, nodata)
+
+
+def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> Image.Image:
+    nodata = nodata_value(image, source) if image.format == "TIFF" else None
+    image.load()
+    if getattr(image, "is_animated", False) and image.format != "MPO" and full_images(image, source) > 1:
+        _warn_once(path, "holds several images, of which the first is read", image.format)
+    if nodata is not None:
+        check_data(path, np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), nodata)
+    if upright:
+        ImageOps.exif_transpose(image, in_place=True)
+    if len(image.getbands()) > RGB:
+        _warn_of_bands(path, len(image.getbands()), image.getbands())
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _read_bands(path: str, source: Source, bands: int, upright: bool) -> Tensor:
+    image = _opened(source)
+    with image or nullcontext():
+        values, _, nodata = _values(source, image, upright)
+    if len(values) != bands:
+        remedy = f"leave the file out, or give --in-chans {len(values)} if all files and the model have as many"
+        raise ImageReadError(f"image={path!r}: has {len(values)} bands, expected {bands}; {remedy}")
+    return scaled(path, values, nodata)
+
+
+def _values(source: Source, image: Image.Image | None, upright: bool) -> tuple[np.ndarray, bool, float | None]:
+    """All values of a file, whether the last band is transparency, and the value of missing data if there is one."""
+    tags = getattr(image, "tag_v2", None)
+    if image is None or tags is None:
+        values, transparent = read_values(source, image)
+        if image is not None and upright:
+            values = turned(values, image.getexif().get(ORIENTATION, 1))
+        return values, transparent, nodata_value(None, source) if image is None else None
+    # Pillow misreads many other TIFF files of more than 8 bits. These it reads without further packages.
+    is_gray = image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == tags.get(SAMPLES_PER_PIXEL, 1) == 1
+    is_single = is_gray and full_images(image, source) == 1
+    return *read_values(source, image if is_single else None), nodata_value(image, source)
+
+
+def _opened(source: Source) -> Image.Image | None:
+    """The file as Pillow opens it; None for TIFF files that Pillow does not know."""
+    try:
+        image = Image.open(source, formats=decoders())
+    except UnidentifiedImageError:
+        if not is_tiff(source):
+            raise
+        return None
+    if getattr(image, "tag_v2", {}).get(ORIENTATION, 1) > 4:
+        image.filename = ""  # Pillow would map it into memory with height and width exchanged
+    return image
+
+
+def _band_pages(image: Image.Image, source: Source) -> int:
+    """Counts the pages that are bands of one image, and refuses bands that Pillow would drop: from the fifth on."""
     tags = getattr(image, "tag_v2", {})  # only TIFF files have tags
-    # Bands may be samples of one page, or pages of one sample each.
     in_page = tags.get(SAMPLES_PER_PIXEL, 1)
-    bands = getattr(image, "n_frames", 1) if tags and in_page == 1 else in_page
-    if bands > 4 or bands > in_page:
-        raise ValueError(f"it has {bands} bands: give --in-chans {bands}, or save three of them as RGB")
+    pages = full_images(image, source) if tags and in_page == 1 else 1
+    count = max(pages, in_page)
+    if count > 4 or (count > in_page and pages != RGB):
+        raise ValueError(_too_many(count))
+    return pages
 
 
-def _warn_of_bands(bands: tuple[str, ...], path: str) -> None:
-    """Warns once per process that images have more bands than are read."""
-    if bands not in _warned_bands:
-        _warned_bands.add(bands)
-        remark = "read as three (RGB), without --in-chans; others like it are not mentioned"
-        _LOGGER.warning("image=%r: has %d bands (%s), %s", path, len(bands), ", ".join(bands), remark)
+def _too_many(bands: int) -> str:
+    return f"it has {bands} bands: give --in-chans {bands}, or save three of them as RGB"
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "F"):
-        raise ValueError(f"mode {image.mode!r} has no fixed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("RGB")
+def _warn_of_bands(path: str, count: int, names: tuple[str, ...] = ()) -> None:
+    listed = f" ({', '.join(names)})" if names else ""
+    _warn_once(path, f"has {count} bands{listed}, read as three (RGB), without --in-chans", (count, names))
+
+
+def _warn_once(path: str, remark: str, kind: object) -> None:
+    """Warns once per process and kind."""
+    if kind not in _warned:
+        _warned.add(kind)
+        _LOGGER.warning("image=%r: %s; others like it are not mentioned", path, remark)
 
 
 def _raise_not_listed(error: OSError) -> NoReturn:

@@ -6,18 +6,21 @@ role, and outside what the benchmark reserves for validation under shift.
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 from PIL import Image
 
 from ...errors import DataError
-from ..domains import DataDir, Domain, Split, file_names, take
+from ..bands import Pixels
+from ..class_names import check_spellings, normalized
+from ..domains import DataDir, FileDomain, Split, file_names, take
 from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
-from .images import read_picture
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 PARTS_OF_ROLES = {
@@ -62,27 +65,29 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacesDomain(Domain[FileOrPixels]):
+class PlacesDomain(FileDomain[FileOrPixels]):
     """One domain of a `Places` table, named by role and group, such as "id Europe"."""
 
     metadata: np.ndarray = field(kw_only=True, repr=False)
 
-    def image(self, index: int) -> Image.Image:
-        """Reads one image as RGB. Broken files are an `ImageReadError`."""
+    def pixels(self, index: int) -> Pixels:
+        """Reads one image for a transform, from its file or from memory."""
         image = self.images[index]
-        if isinstance(image, np.ndarray):
-            return Image.fromarray(image).convert("RGB")
-        return read_picture(self.file(index), self.bands)
+        return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else super().pixels(index)
 
 
-def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None = None) -> list[PlacesDomain]:
+def domains_of(
+    places: Places, pooled: bool = False, training: np.ndarray | None = None, evaluating: bool = False
+) -> list[PlacesDomain]:
     """Divides a table into domains: training domains first, then "id", then "ood", groups in alphabetical order.
 
     All groups are one training domain if `pooled`. Otherwise each training step draws equally from every group.
-    `training` names other training domains, (N,), such as camera traps, whose "out" part may be empty.
+    `training` names other training domains, (N,), such as camera traps, whose "out" part may be empty. Data for
+    `evaluating` a network alone may have any splits.
     """
     counts = {part: int((places.part == part).sum()) for part in PARTS}
-    if not counts["train"] or not counts["id_val"] or not counts["id_test"] + counts["ood_test"]:
+    enough = counts["train"] and counts["id_val"] and counts["id_test"] + counts["ood_test"]
+    if not (evaluating or enough):
         raise DataError(
             f"split={counts}: needs images in train, in id_val, and in id_test or ood_test; check the split column"
         )
@@ -93,7 +98,7 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
         else:
             names = training if role == "train" and training is not None else places.group
             present = places.part == inside
-            if role != "train":  # a group may have validation rows alone
+            if role != "train" or evaluating:  # a group may have validation rows alone
                 present |= places.part == outside
             elif untrained := _untrained(places, names).sum():
                 _LOGGER.warning("%d rows of split %s are left out: their groups have no train row", untrained, outside)
@@ -102,35 +107,47 @@ def domains_of(places: Places, pooled: bool = False, training: np.ndarray | None
     return domains
 
 
-def read_place_folder(data_dir: DataDir, metadata_columns: Sequence[str] = ()) -> list[PlacesDomain]:
+def read_place_folder(
+    data_dir: DataDir, metadata_columns: Sequence[str] = (), evaluating: bool = False
+) -> list[PlacesDomain]:
     """Reads a folder of images with coordinates in its metadata.csv. Every training step draws equally from each group.
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
     labels in alphabetical order. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the
-    metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows.
+    metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows, except in data
+    for `evaluating` a network alone.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
     table = Path(data_dir) / "metadata.csv"
     fields = read_csv(table, COLUMNS)
     paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
-    check_unique(table, "path", paths)
-    labels = parsed(table, fields, "label", str, "a label")
-    classes = tuple(sorted(set(labels)))
+    check_unique(table, fields, "path", paths)
+    labels = parsed(table, fields, "label", _name, "a label")
+    groups = parsed(table, fields, "group", normalized, "the name of a group")
+    classes, places_of = tuple(sorted(set(labels))), defaultdict(set)
+    for label, group in zip(labels, groups, strict=True):
+        places_of[label].add(group)
+    check_spellings(repr(str(table)), places_of)
     places = Places(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
         metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
         part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
-        group=np.array(parsed(table, fields, "group", str, "the name of a group")),
+        group=np.array(groups),
     )
     untrained = places.group[_untrained(places, places.group)]
-    if len(untrained) and "train" in places.part:
-        groups, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
-        raise DataError(f"split='id_val': {len(untrained)} rows of groups without a train row ({groups}); {remedy}")
-    return domains_of(places)
+    if len(untrained) and "train" in places.part and not evaluating:
+        listed, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
+        raise DataError(f"split='id_val': {len(untrained)} rows of groups without a train row ({listed}); {remedy}")
+    domains = domains_of(places, evaluating=evaluating)
+    training = [domain for domain in domains if domain.role == "train" and not evaluating]
+    if unvalidated := [domain for domain in training if domain.split and not len(domain.split.outside)]:
+        listed = ", ".join(f"{domain.group} ({len(domain)} images)" for domain in unvalidated)
+        _LOGGER.warning("%r: groups without id_val rows, which no validation counts: %s", str(table), listed)
+    return domains
 
 
 def _untrained(places: Places, names: np.ndarray) -> np.ndarray:
@@ -155,12 +172,21 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
     )
 
 
+def _name(text: str) -> str:
+    if text.casefold() == "nan":  # what other programs write for an empty field
+        raise ValueError(text)
+    return normalized(text)
+
+
 def _existing(folder: Path) -> Callable[[str], str]:
     below_folder = below(folder)
 
     def parse(text: str) -> str:
-        if not os.path.isfile(path := below_folder(text)):
-            raise ValueError(text)
-        return path
+        path = below_folder(text)
+        # The table and the file system may hold different forms of the same letters
+        for spelling in (path, *(normalize(form, path) for form in ("NFC", "NFD"))):
+            if os.path.isfile(spelling):
+                return spelling
+        raise ValueError(text)
 
     return parse

@@ -30,7 +30,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..domains import UNGROUPED, DataDir, file_names, take
-from .csv_tables import MAX_LISTED, below, choice, coordinates, number, parsed, read_csv
+from .csv_tables import MAX_LISTED, below, choice, coordinates, number, parsed, read_csv, whole_number
 from .folders import FolderDomain
 from .places import POOLED, Places, PlacesDomain, domains_of
 
@@ -92,8 +92,8 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     fields = read_csv(table, ("split", "y", "filename", "location_remapped"))
     official = parsed(table, fields, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
     part = np.array([_OFFICIAL[name] for name in official])
-    targets = np.array(parsed(table, fields, "y", int, "a class index"))
-    locations = np.array(parsed(table, fields, "location_remapped", int, "a location id"))
+    targets = np.array(parsed(table, fields, "y", whole_number, "a class index"))
+    locations = np.array(parsed(table, fields, "location_remapped", whole_number, "a location id"))
     # Ids of traps that are not trained on would mean nothing to an embedding.
     trained = np.isin(locations, locations[part == "train"])
     files = parsed(table, fields, "filename", below(root / "train"), "the name of a file below train/")
@@ -174,7 +174,7 @@ def _fmow_part(split: str, year: int) -> str:
 def _iwildcam_classes(root: Path, count: int) -> tuple[str, ...]:
     table = root / "categories.csv"
     fields = read_csv(table, ("y", "name"))
-    names = dict(zip(parsed(table, fields, "y", int, "a class index"), fields["name"], strict=True))
+    names = dict(zip(parsed(table, fields, "y", whole_number, "a class index"), fields["name"], strict=True))
     missing = [index for index in range(count) if index not in names]
     if missing:
         raise DataError(f"{str(table)!r}: names no class {missing[:5]}; give the release's categories.csv")

@@ -1,0 +1,315 @@
+"""Training, evaluation and prediction as functions: the commands' numbers, and a process left as it was found."""
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+
+import timm_moe_dg
+from tests.load_tool import load_tool
+from tests.tools.test_finetune_resume import during_step
+from timm_moe_dg.errors import (
+    ArgumentError,
+    FolderInUseError,
+    MoeDgError,
+    OptionError,
+    RouterError,
+    RunInterruptedError,
+)
+from timm_moe_dg.protocols.options import RunOptions
+
+SIZE = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8, "moe_layers": (1,), "num_experts": 3}
+RUN = {"model": "gmoe_tiny_patch16", "model_kwargs": SIZE, "img_size": 16, "steps": 4, "eval_freq": 2, "batch_size": 2}
+RUN |= {"dataset": "rotated_digits", "workers": 0, "cpu_threads": 1, "lr": 1e-3}
+
+
+def state():
+    """Everything of the process that a run changes."""
+    logger = logging.getLogger("timm_moe_dg")
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "log": (logger.level, list(logger.handlers), list(logging.getLogger().handlers)),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "threads": torch.get_num_threads(),
+        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
+        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),  # noqa: NPY002
+    }
+
+
+def outcome(folder):
+    """Numbers and weights of a run, without times."""
+    rows = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["step_time"], row["args"]
+    return rows, *(Path(folder, name, "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run, whose folder must not be changed."""
+    before = state()
+    trained = timm_moe_dg.finetune(**RUN, output=tmp_path_factory.mktemp("runs"), experiment="a")
+    assert state() == before
+    return trained
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (5, 20, 20, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_from_python_has_the_bits_of_the_shell_whatever_ran_before_in_the_process(run, tmp_path):
+    words = ["--model-kwargs", *(f"{name}={value}" for name, value in SIZE.items())]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if name != "model_kwargs"]
+    load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "shell"])
+    assert outcome(tmp_path / "shell") == outcome(run.path)
+    mixed = {**RUN, "amp_dtype": "bfloat16", "cpu_threads": 2, "log_tensorboard": True}
+    other = timm_moe_dg.finetune(**mixed, output=tmp_path, experiment="mixed")
+    assert outcome(other) != outcome(run)
+    assert list((other.path / "tensorboard").rglob("events*"))
+    again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")
+    assert outcome(again) == outcome(run)
+    assert not (again.path / "tensorboard").exists()
+
+
+def test_an_accelerator_of_the_caller_keeps_its_precision(run, tmp_path):
+    own = Accelerator(mixed_precision="bf16", cpu=True)
+    again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")
+    assert outcome(again) == outcome(run)
+    assert own.mixed_precision == "bf16"
+    own.free_memory()
+
+
+def test_records_have_a_row_for_each_evaluation_and_domain(run):
+    frame = run.records
+    rows = [json.loads(line) for line in (run.path / "results.jsonl").read_text().splitlines()]
+    assert frame.step.tolist() == [step for step in (0, 2, 3) for _ in range(6)]
+    assert frame.domain[:2].tolist() == ["rot_0", "rot_15"]
+    assert frame.role[:2].tolist() == ["test", "train"]
+    assert frame.out_acc.tolist() == [row[f"env{domain}_out_acc"] for row in rows for domain in range(6)]
+    assert frame.loss.tolist() == [row["loss"] for row in rows for _ in range(6)]
+
+
+def test_the_frames_are_the_files_of_the_commands(run, images, tmp_path):
+    scores = timm_moe_dg.evaluate(run, workers=0, output=tmp_path / "scores")
+    pd.testing.assert_frame_equal(scores, pd.read_csv(tmp_path / "scores" / "per_domain.csv"), check_exact=True)
+    table = timm_moe_dg.predict(run, images, workers=0, top_k=3, output=tmp_path / "table.csv")
+    written = pd.read_csv(tmp_path / "table.csv", dtype={name: str for name in table if name.startswith("class")})
+    pd.testing.assert_frame_equal(table, written, check_exact=True)
+    assert len(table) == 5
+    assert timm_moe_dg.predict(str(run.path), [images / "3.png"], workers=0).path.tolist() == [str(images / "3.png")]
+    runs = timm_moe_dg.read_runs(run.path.parent)
+    assert runs.groupby("model").test_acc.max().notna().all()
+
+
+def test_a_network_takes_the_place_of_its_run(run, images):
+    network = run.model()
+    assert not network.training
+    options = {"dataset": "rotated_digits", "test_domains": [0], "workers": 0}
+    scores = timm_moe_dg.evaluate(network, **options, trial_seed=0)
+    of_run = timm_moe_dg.evaluate(run, workers=0)
+    pd.testing.assert_frame_equal(scores.drop(columns="role"), of_run.drop(columns="role"))
+    pd.testing.assert_frame_equal(*(timm_moe_dg.predict(model, images, workers=0) for model in (network, run)))
+
+
+def test_help_lists_every_option_of_the_command():
+    parameters = inspect.signature(timm_moe_dg.finetune).parameters
+    options = {name: value for name, value in vars(RunOptions()).items() if name != "filled_in"}
+    assert {name: part.default for name, part in parameters.items() if name != "imports"} == options
+    assert all(f"\n    {name}: " in timm_moe_dg.finetune.__doc__ for name in options)
+    assert "%" not in timm_moe_dg.finetune.__doc__
+    for function, option in ((timm_moe_dg.evaluate, "trial_seed"), (timm_moe_dg.predict, "top_k")):
+        assert option in inspect.signature(function).parameters
+        assert f"\n    {option}: " in function.__doc__
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"modle": "x"}, OptionError, "modle='x': finetune has no such option; did you mean model?"),
+        ({"qqq": 1}, OptionError, r"help\(timm_moe_dg.finetune\) lists the options"),
+        ({"steps": "61"}, ArgumentError, "steps='61': must be a whole number"),
+        ({"steps": 61.0}, ArgumentError, "steps=61.0: must be a whole number"),
+        ({"steps": True}, ArgumentError, "steps=True: must be a whole number"),
+        ({"steps": 0}, ArgumentError, "steps=0: is not a whole number from 1"),
+        ({"lr": float("nan")}, ArgumentError, "lr=nan: is not a number of 0 or more"),
+        ({"pretrained": "yes"}, ArgumentError, "pretrained='yes': must be a boolean"),
+        ({"model": None}, ArgumentError, "model=None: must be a text"),
+        ({"freeze": "backbon"}, ArgumentError, "freeze='backbon': did you mean backbone?"),
+        ({"test_domains": [0.5]}, ArgumentError, "must be a list of whole numbers or texts|texts or whole numbers"),
+        ({"test_domains": "nowhere"}, ArgumentError, "no domain is called nowhere"),
+        ({"metadata_columns": []}, ArgumentError, "--metadata-columns: expected at least one argument"),
+        ({"model_kwargs": {"act_layer": torch.nn.GELU}}, ArgumentError, "give texts, numbers and lists of them"),
+        ({"hparams": [1]}, ArgumentError, r"hparams=\[1\]: must be a mapping"),
+        ({"resume": "missing"}, ArgumentError, "resume='missing': is not the folder of a run"),
+        ({"config": "missing.yaml"}, ArgumentError, "config='missing.yaml': cannot be read"),
+        ({"imports": ["no_such"]}, ArgumentError, "import='no_such': no such module in"),
+        ({"imports": 3}, ArgumentError, "imports=3: must be a list of texts"),
+        ({"model_kwargs": {"router": "mine"}}, RouterError, r"router='mine': .*imports=\[...\]"),
+    ],
+)
+def test_an_option_that_cannot_work_is_named_and_nothing_is_written(options, kind, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = state()
+    with pytest.raises(kind, match=message):
+        timm_moe_dg.finetune(**{**RUN, **options})
+    assert state() == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_values_of_python_mean_what_they_say(run, tmp_path):
+    values = {"steps": np.int64(4), "test_envs": np.array([0]), "output": tmp_path, "lr": np.float64(1e-3)}
+    rest = {name: value for name, value in RUN.items() if name not in values}
+    again = timm_moe_dg.finetune(**rest, **values, experiment="again", freeze=None, pretrained=False)
+    assert outcome(again) == outcome(run)
+
+
+@pytest.mark.parametrize(
+    ("model", "sources", "message"),
+    [
+        ("missing", "images/0.png", "model='missing': no such model"),
+        ("empty", "images/0.png", "run_or_model='empty': is not the folder of a run or of a network"),
+        (3, "images/0.png", "run_or_model=3: give a run, its folder, the name of a model, or a network"),
+        (torch.nn.Linear(2, 2).eval(), "images/0.png", "run_or_model='Linear': is not a model of timm"),
+        (torch.nn.Linear(2, 2), "images/0.png", "run_or_model='Linear': is in training mode"),
+        ("unfinished", "images/0.png", "the run has not finished; go on with finetune.resume='unfinished'"),
+        ("finished", [], r"images=\[\]: give files, folders or patterns"),
+        ("finished", 7, "images=7: give files"),
+        ("finished", "nothing", "images='nothing': no such file"),
+    ],
+)
+def test_a_model_or_images_that_are_none_are_named(run, images, tmp_path, monkeypatch, model, sources, message):
+    monkeypatch.chdir(tmp_path)
+    Path("images").symlink_to(images)
+    Path("empty").mkdir()
+    Path("finished").symlink_to(run.path)
+    Path("unfinished").mkdir()
+    for part in ("args.yaml", "best"):
+        Path("unfinished", part).symlink_to(run.path / part)
+    with pytest.raises(MoeDgError, match=message):
+        timm_moe_dg.predict(model, sources, workers=0)
+    with pytest.raises(ArgumentError, match="path='empty': is not the folder of a run"):
+        timm_moe_dg.Run("empty")
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(run, tmp_path):
+    before = state()
+    interrupted = during_step(2, partial(os.kill, os.getpid(), signal.SIGINT))
+    with interrupted, pytest.raises(RunInterruptedError, match=r"go on with: timm_moe_dg.finetune\(resume='.*/a'\)"):
+        timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="a")
+    assert state() == before
+    unfinished = timm_moe_dg.Run(tmp_path / "a")
+    assert not unfinished.is_finished
+    assert unfinished.records.step.max() == 0
+    assert outcome(timm_moe_dg.finetune(resume=unfinished)) == outcome(run)
+    assert timm_moe_dg.finetune(resume=unfinished).path == unfinished.path  # nothing to do
+
+
+def test_training_works_in_an_event_loop_and_outside_the_main_thread(run, tmp_path):
+    async def train():
+        return timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="loop")
+
+    assert outcome(asyncio.run(train())) == outcome(run)
+    runs = []
+    thread = threading.Thread(
+        target=lambda: runs.append(timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="thread"))
+    )
+    thread.start()
+    thread.join()
+    assert outcome(runs[0]) == outcome(run)
+
+
+@pytest.mark.parametrize("name", ["same", "other"])
+def test_two_calls_at_a_time_are_refused_in_one_process(run, tmp_path, name):
+    found = []
+
+    def second():
+        try:
+            timm_moe_dg.finetune(**RUN, output=tmp_path, experiment=name)
+        except FolderInUseError as error:
+            found.append(str(error))
+
+    def start():
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    with during_step(1, start):
+        first = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="same")
+    assert len(found) == 1
+    assert f"output='{tmp_path}/{name}': another call trains or evaluates in this process; wait" in found[0]
+    assert outcome(first) == outcome(run)
+
+
+def test_a_dry_run_gives_no_run(tmp_path):
+    assert timm_moe_dg.finetune(**RUN, output=tmp_path, dry_run=True) is None
+    assert not list(tmp_path.iterdir())
+
+
+ROUTER = """
+import timm_moe_dg
+
+
+@timm_moe_dg.layers.register_router("toy_of_a_file")
+class Toy(timm_moe_dg.layers.LinearRouter):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_modules_of_ones_own_are_imported_by_every_command(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("toy_router.py").write_text(ROUTER)
+    words = ["--import", "toy_router", "--output", "out", "--experiment", "a"]
+    words += ["--model-kwargs", *(f"{name}={value}" for name, value in {**SIZE, "router": "toy_of_a_file"}.items())]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if name != "model_kwargs"]
+    routers, path = timm_moe_dg.layers.router.ROUTERS, list(sys.path)
+    try:
+        load_tool("finetune").main(words)
+        assert "toy_router" not in Path("out/a/args.yaml").read_text()  # a run folder names no code
+        commands = {
+            "evaluate": ["--model", "out/a", "-j", "0"],
+            "predict": ["--model", "out/a", "-j", "0", str(images)],
+            "export": ["--model", "out/a", "--output", "exported", "--formats", "pt2"],
+            "push_to_hub": ["out/a", "--repo-id", "someone/toy", "--dry-run"],
+            "finetune": ["--resume", "out/a", "--steps", "5"],
+        }
+        for name, further in commands.items():
+            routers.pop("toy_of_a_file", None)
+            sys.modules.pop("toy_router", None)
+            if name != "push_to_hub":
+                with pytest.raises(SystemExit, match=r"RouterError: router='toy_of_a_file': .*--import MODULE"):
+                    load_tool(name).main(further)
+            load_tool(name).main(["--import=toy_router", *further])
+        sys.modules.pop("toy_router")
+        assert len(timm_moe_dg.predict("out/a", images, workers=0, imports=["toy_router"])) == 5
+        assert "toy_router" in sys.modules
+        sweep = ["--datasets", "rotated_digits", "--trial-seeds", "0", "--dry-run", "--output", "sweep"]
+        capsys.readouterr()
+        load_tool("sweep").main(["--import", "toy_router", *sweep])
+        commands = [line for line in capsys.readouterr().out.splitlines() if "finetune.py" in line]
+        assert len(commands) == 6
+        assert all("--import toy_router" in line for line in commands)
+    finally:
+        routers.pop("toy_of_a_file", None)
+        sys.modules.pop("toy_router", None)
+        sys.path[:] = path
