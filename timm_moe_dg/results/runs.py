@@ -132,8 +132,7 @@ def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         RecordError: There is no such folder, no run in it has an evaluation, or a results.jsonl is damaged.
 
-    >>> runs = read_runs("output/pacs")
-    >>> runs[runs.selected].groupby(["algorithm", "model"]).test_acc.mean()
+    For example, `runs[runs.selected].groupby(["algorithm", "model"]).test_acc.mean()` averages accuracies.
     """
     finished, folders = find_runs([folder])
     runs = [*finished, *(FinishedRun(path, read_records(path / RESULTS, unfinished=True)) for path in folders)]
