@@ -12,7 +12,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from ..cli.arguments import default_device
-from ..errors import FolderInUseError
+from ..errors import ArgumentError, FolderInUseError
 
 _STATES = (PartialState, AcceleratorState, GradientState)
 _running = threading.Lock()
@@ -26,7 +26,11 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises:
         FolderInUseError: Another call is in progress in this process. Both would share these states.
+        ArgumentError: The caller is within torch.autocast.
     """
+    if torch.is_autocast_enabled(default_device()):  # its cache would keep weights of earlier steps
+        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
+        raise ArgumentError.of("torch.autocast", True, remedy)
     if not _running.acquire(blocking=False):
         remedy = "another call trains or evaluates in this process; wait until it has ended, or start a second process"
         raise FolderInUseError.of("output", str(Path(folder)), remedy)
@@ -69,8 +73,7 @@ def _settings() -> Iterator[None]:
     number_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        # The caller may have switched off gradients, or be within autocast
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(default_device(), enabled=False):
+        with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched off gradients
             yield
     finally:
         torch.set_default_dtype(number_type)
