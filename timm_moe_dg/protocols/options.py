@@ -245,7 +245,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(DataOptions, ModelOptions, MethodOptions, TrainingOptions, OutputOptions):
+class RunOptions(OutputOptions, TrainingOptions, MethodOptions, ModelOptions, DataOptions):  # fields of the last first
     """All options of a run, as parsed."""
 
     filled_in: Sequence[str] = ()  # names of the options that `make_plan` has filled in
