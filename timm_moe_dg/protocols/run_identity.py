@@ -204,8 +204,8 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
             source, reason = name, f"the run to resume was started with {old!r}; use that"
             if name == "data":
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
-                # A change of the fingerprint as a whole may be in no part of it
-                change = difference(*tables) or "its fingerprint is another"
+                # The whole may differ and no part that both have, such as the content of images
+                change = difference(*tables) or "the version that started it recorded less of them"
                 source, reason = "data_dir", f"the run to resume was started on other data: {change}"
             elif name == "weights_sha256":
                 check_weights_files(recorded, given)
