@@ -206,9 +206,9 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
                 # The whole may differ and no part that both have, such as the content of images
                 change = difference(*tables)
-                earlier = "by a version that recorded less of the data; finish it there"
-                reason = f"the run to resume was started {f'on other data: {change}' if change else earlier}"
-                source = "data_dir"
+                other = f"the run to resume was started on other data: {change}"
+                less = "the run to resume was started by a version that recorded less of the data; finish it there"
+                source, reason = "data_dir", other if change else less
             elif name == "weights_sha256":
                 check_weights_files(recorded, given)
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
