@@ -81,6 +81,8 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         domains_per_step=plan.benchmark.domains_per_step,
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
+    images = torch.empty(options.batch_size // accelerator.num_processes)
+    algorithm.chunk([(images,)], options.grad_accum_steps)  # refuses an accumulation that no step can take
     optimizer, schedule = optimization(options, network, algorithm)
     probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
