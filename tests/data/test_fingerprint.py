@@ -63,17 +63,44 @@ def test_every_change_of_files_is_named(tmp_path, change, words):
 
 @pytest.mark.parametrize("side", [8, 600])
 def test_other_images_of_equal_names_and_sizes_are_other_images(tmp_path, side):
-    """As those of formats without compression."""
+    """As those of formats without compression, with borders or without."""
     for root in ("old", "new", "copy"):
         for number in range(3):
             (tmp_path / root / "a" / "x").mkdir(parents=True, exist_ok=True)
             image = Image.new("L", (side, side), number)
-            image.putpixel((side - 1, 0), 255 * (root == "new"))
+            image.putpixel((side - 1 if side < 99 else side // 2, side // 2), 255 * (root == "new"))
             image.save(tmp_path / root / "a" / "x" / f"{number}.bmp")
     old, new, copy = (of_folder(tmp_path / root) for root in ("old", "new", "copy"))
     assert old == copy
     assert not same_images(old[0], new[0])
     assert difference(old, new) == "domain 'a' differs in the content of images"
+
+
+def test_classes_that_were_swapped_are_found_among_many_of_equal_sizes(tmp_path, monkeypatch):
+    for label in range(100):
+        (tmp_path / "a" / f"{label:03}").mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / "a" / f"{label:03}" / f"{number}.bmp").write_bytes(bytes((label, number)))
+    before = of_folder(tmp_path)
+    for name, other in (("040", "x"), ("041", "040"), ("x", "041")):
+        (tmp_path / "a" / name).rename(tmp_path / "a" / other)
+    assert difference(before, of_folder(tmp_path)) == "domain 'a' differs in the content of images"
+    opened = []
+    monkeypatch.setattr("timm_moe_dg.data.fingerprint._content", lambda path: opened.append(path) or b"")
+    of_folder(tmp_path)
+    assert len(opened) == 512
+
+
+def test_files_of_a_data_set_of_the_hub_count_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "metadata.csv").write_text("file_name,domain,label\n0.bmp,a,x\n")
+    found = []
+    for level in (0, 9):
+        Image.new("L", (8, 8), level).save(tmp_path / "data" / "0.bmp")
+        found += fingerprint(get_benchmark(f"hub:{tmp_path / 'data'}").read(None))
+    assert found[0]["contents"] == found[1]["contents"]
+    assert not same_images(*found)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from tests.saved_run import saved_run
 from timm_moe_dg.data import FolderDomain, Split
-from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, match_classes, takes_metadata
 from timm_moe_dg.storage.run_folder import run_arguments
@@ -88,6 +88,8 @@ def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_ou
     domains = [FolderDomain("a", ("dog",), [0], ["0"])]
     assert list(match_classes(network, domains, [Split(np.arange(1), np.arange(0))])[0][0].targets) == [0]
     assert "no images of the model's classes 'cat'" in caplog.text
+    with pytest.raises(DataError, match="differ by spelling alone: 'Cat' in the data, 'cat' in the model"):
+        match_classes(network, [FolderDomain("a", ("Cat", "dog"), [0], ["0"])], [Split(np.arange(1), np.arange(0))])
     for classes, targets in ((("cow",), [0]), (("cat", "cow"), [1])):
         with pytest.raises(ArgumentError, match="classes="):
             match_classes(network, [FolderDomain("a", classes, targets, ["0"])], [Split(np.arange(1), np.arange(0))])

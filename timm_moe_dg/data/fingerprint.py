@@ -1,7 +1,7 @@
 """Fingerprints of data: of files by names, sizes and the content of a sample, of images in memory by pixels.
 
 Names are those below the domain's folder. Files without compression have equal sizes, whatever they show, so that the
-content of a few files in equal distances counts too.
+content of files in equal distances counts too: of a few, and of more where sizes repeat.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from .readers.hub_data import HubDomain
 Fingerprint: TypeAlias = Sequence[Mapping[str, Any]]  # a table for each domain: its name, its size and digests
 
 DIGITS = 12  # hexadecimal ones of a digest
-SAMPLED = 64  # files of a domain whose content is read
-SAMPLED_BYTES = 1 << 18  # at the start and at the end of a file
+SAMPLED, SAMPLED_OF_EQUAL = 64, 512  # files of a domain whose content is read
+SAMPLED_BYTES = 1 << 16  # at the start, in the middle and at the end of a file
 UNKNOWN = -1  # size of a file that is not known
 # entry of a domain's table -> its name in messages
 PARTS: Mapping[str, str] = {
@@ -103,19 +103,20 @@ def digest(*parts: np.ndarray | bytes) -> str:
 def _images(domain: Domain) -> tuple[str, str | None, str | None]:
     """Digests of the images' names, of sizes or pixels, and of a sample; None for neither files nor arrays."""
     images = domain.images
-    positions = np.unique(np.linspace(0, max(0, len(images) - 1), SAMPLED).astype(int))[: len(images)]
     if isinstance(domain, HubDomain):
-        return *_files(*domain.stored()), digest(*(domain.content(int(index)) for index in positions))
+        paths, sizes = domain.stored()
+        return *_files(paths, sizes), digest(*(_content(domain.content(index)) for index in _sampled(sizes)))
     if len(images) and isinstance(images[0], str | bytes):
         paths = images if isinstance(images, np.ndarray) and images.dtype.kind == "S" else file_names(images)
-        return *_files(paths, np.full(len(paths), UNKNOWN)), digest(*map(_content, paths[positions].tolist()))
+        sizes = np.full(len(paths), UNKNOWN)
+        return *_files(paths, sizes), digest(*(_content(os.fsdecode(paths[index])) for index in _sampled(sizes)))
     names = digest("\n".join(domain.file(index) for index in range(len(images))).encode())
     arrays = all(isinstance(image, np.ndarray) for image in images)
     return names, digest(b"".join(image.tobytes() for image in images)) if arrays else None, None
 
 
 def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
-    """Digests of paths below the folder that all of them share, and of sizes, which are looked up where unknown."""
+    """Digests of paths below the folder that all of them share, and of sizes, which are filled in where unknown."""
     letters = paths[:, None].view(np.uint8)
     shared = (letters == letters[0]).all(axis=0)
     start = bytes(letters[0, : len(shared) if shared.all() else shared.argmin()]).rfind(os.sep.encode()) + 1
@@ -126,14 +127,24 @@ def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
     return digest(letters[:, start:end]), digest(sizes)
 
 
-def _content(path: bytes) -> bytes:
-    """The start and the end of a file."""
+def _sampled(sizes: np.ndarray) -> list[int]:
+    """Positions of the files whose content is read."""
+    count = SAMPLED if 2 * len(np.unique(sizes)) > len(sizes) else SAMPLED_OF_EQUAL
+    return np.unique(np.linspace(0, len(sizes) - 1, count).astype(int)).tolist() if len(sizes) else []
+
+
+def _content(image: str | bytes) -> bytes:
+    """Parts of a file, or an image in memory."""
+    if isinstance(image, bytes):
+        return image
     try:
-        check_regular_file(os.fsdecode(path))
-        with open(path, "rb") as file:
-            start = file.read(SAMPLED_BYTES)
-            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - SAMPLED_BYTES))
-            return start + file.read(SAMPLED_BYTES)
+        check_regular_file(image)
+        with open(image, "rb") as file:
+            size, parts = os.fstat(file.fileno()).st_size, list[bytes]()
+            for start in (0, size // 2, size - SAMPLED_BYTES):
+                file.seek(max(0, start))
+                parts.append(file.read(SAMPLED_BYTES))
+            return b"".join(parts)
     except OSError:  # the image is refused when it is read
         return b""
 

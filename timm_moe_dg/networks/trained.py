@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Domain, Split
-from ..data.class_names import normalized
+from ..data.class_names import check_spellings, normalized, places_of
 from ..errors import ArgumentError, CheckpointError
 from .build import UNUSED, Network, build_network, check_name, saved_config
 
@@ -106,6 +106,7 @@ def match_classes(
     classes, names = domains[0].classes, tuple(map(normalized, label_names(network) or ()))
     if not set(names) & set(classes) or set(names) == set(classes):
         return domains, splits, class_positions(network, classes)
+    check_spellings("classes", places_of([*classes, *names], ["the data"] * len(classes) + ["the model"] * len(names)))
     positions = {name: position for position, name in enumerate(names)}
     renumbered = np.array([positions.get(name, -1) for name in classes])
     counts = np.bincount(np.concatenate([domain.targets for domain in domains]), minlength=len(classes))

@@ -204,9 +204,11 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
             source, reason = name, f"the run to resume was started with {old!r}; use that"
             if name == "data":
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
-                # A change of the fingerprint as a whole may be in no part of it
-                change = difference(*tables) or "its fingerprint is another"
-                source, reason = "data_dir", f"the run to resume was started on other data: {change}"
+                # The whole may differ and no part that both have, such as the content of images
+                change = difference(*tables)
+                other = f"the run to resume was started on other data: {change}"
+                less = "the run to resume was started by a version that recorded less of the data; finish it there"
+                source, reason = "data_dir", other if change else less
             elif name == "weights_sha256":
                 check_weights_files(recorded, given)
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")

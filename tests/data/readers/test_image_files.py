@@ -78,6 +78,8 @@ def test_paths_of_metadata_are_compared_as_files(folder, tmp_path_factory, monke
         monkeypatch.chdir(folder)
         for paths in (["a/z.JPG", "b.png"], [str(link / "a" / "z.JPG"), "b.png"]):
             assert read_metadata(table, paths)[0].tolist() == [1, 2]
+    (link.parent / "other.JPG").symlink_to(folder / "a" / "z.JPG")
+    assert read_metadata(table, [str(link.parent / "other.JPG"), "b.png"])[0].tolist() == [1, 2]
     table.write_text("path,lon,lat\nelsewhere/z.JPG,1,2\n")
     with pytest.raises(DataError, match=r"metadata=.*places.csv': none of its 1 paths is one of the images"):
         read_metadata(table, [str(folder / "b.png")])

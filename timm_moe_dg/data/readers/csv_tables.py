@@ -33,7 +33,8 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
-            header = list(reader.fieldnames or [])
+            if not (header := list(reader.fieldnames or [])):
+                raise DataError(f"{str(path)!r}: line 1 is empty; write the names of the columns there")
             columns, lines = Table({name: [] for name in header}), list[int]()
             if doubled := [name for name in columns if name and header.count(name) > 1]:
                 raise DataError(f"{str(path)!r}: line 1 names the column {doubled[0]!r} twice; rename or remove one")
@@ -47,12 +48,13 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
                 for name, fields in columns.items():
                     fields.append(row[name])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{str(path)!r}: cannot be read as csv ({error})") from error
+        raise DataError(f"{str(path)!r}: cannot be read as csv ({error}); save it as text in UTF-8") from error
     missing = [name for name in required if name not in columns]
     if missing:
-        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}")
+        remedy = "name them in line 1, separated by commas"
+        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}; {remedy}")
     if not _row_count(columns):
-        raise DataError(f"{str(path)!r}: holds a header and no rows")
+        raise DataError(f"{str(path)!r}: holds a header and no rows; add one for each image")
     columns.lines = lines
     return columns
 
@@ -154,8 +156,8 @@ def number(text: str) -> str:
 
 
 def whole_number(text: str) -> int:
-    """A parser of whole numbers. Python's own reads 1_0 as 10."""
-    if "_" in text:
+    """A parser of whole numbers below 2 ** 63. Python's own reads 1_0 as 10."""
+    if "_" in text or abs(int(text)) >= 1 << 63:
         raise ValueError(text)
     return int(text)
 

@@ -42,15 +42,19 @@ class HubDomain(FileDomain[int]):
         name = stored["path"] or f"row {row} of domain {self.name}"
         if stored["bytes"] is not None:
             return read_pixels(name, file=io.BytesIO(stored["bytes"]))
-        # A data set from the Hub must not read other files of this machine.
-        if not any(Path(os.path.abspath(name)).is_relative_to(root) for root in self.roots):
+        if not self._holds(name):
             remedy = "give a data set that holds its images, or --skip-unreadable"
             raise ImageReadError(f"image={name!r}: is a file of this machine and none of the data set's; {remedy}")
         return read_pixels(name)
 
-    def content(self, index: int) -> bytes:
-        """Returns the bytes of one image as the table holds them, empty for those of other files."""
-        return (self.table[int(self.images[index])]["image"] or {}).get("bytes") or b""
+    def content(self, index: int) -> str | bytes:
+        """Returns the bytes of one image, or the path of its file if that is one of the data set's."""
+        stored = self.table[int(self.images[index])]["image"] or {"path": None, "bytes": b""}
+        return stored["bytes"] or (stored["path"] if self._holds(stored["path"]) else b"")
+
+    def _holds(self, path: str | None) -> bool:
+        """Whether a file belongs to the data set. One from the Hub must not read other files of this machine."""
+        return path is not None and any(Path(os.path.abspath(path)).is_relative_to(root) for root in self.roots)
 
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the names of the images, bytes (N,), and their sizes in bytes, (N,), -1 for those of other files."""

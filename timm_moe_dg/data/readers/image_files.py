@@ -62,7 +62,8 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
     check_unique(table, fields, "path", files)
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
-    wanted = [_same_file(path, place) for path in paths]
+    # Images may be links to the files of the table
+    wanted = [path if path in metadata else os.path.realpath(path) for path in (_same_file(p, place) for p in paths)]
     if metadata.keys().isdisjoint(wanted):
         expected = f"such as {fields['path'][0]!r}, which is {files[0]!r}; the first image is {wanted[0]!r}"
         raise DataError(f"metadata={str(table)!r}: none of its {len(files)} paths is one of the images, {expected}")

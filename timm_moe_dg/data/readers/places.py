@@ -124,7 +124,7 @@ def read_place_folder(
     paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
     check_unique(table, fields, "path", paths)
     labels = parsed(table, fields, "label", _name, "a label")
-    groups = parsed(table, fields, "group", normalized, "the name of a group")
+    groups = parsed(table, fields, "group", _name, "the name of a group")
     parts = parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")
     check_spellings(repr(str(table)), places_of(labels, groups))
     check_spellings(repr(str(table)), places_of(groups, parts), "groups")
