@@ -56,7 +56,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
             check(step, meter.total(), checkpoints.describe())
         if shows_loss:
             bar.show(step, losses["loss"].item(), meter.rate())
-        if evaluates or stopping or run.is_saved(step):
+        if evaluates or stopping or (options.save_freq and step % options.save_freq == 0):
             total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
             check(step, total, checkpoints.describe())
             run.save_checkpoint(step)

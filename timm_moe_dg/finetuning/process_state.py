@@ -3,9 +3,10 @@
 import os
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from ..errors import FolderInUseError
 
-_STATES = (PartialState, AcceleratorState, GradientState)
 _running = threading.Lock()
 
 
@@ -29,45 +29,21 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
     if not _running.acquire(blocking=False):
         remedy = "another call trains or evaluates in this process; wait until it has ended, or start a second process"
         raise FolderInUseError.of("output", str(Path(folder)), remedy)
-    try:
-        with _accelerate_state(), _random_numbers(), _settings():
-            yield
-    finally:
-        _running.release()
-
-
-@contextmanager
-def _accelerate_state() -> Iterator[None]:
-    saved = [dict(state._shared_state) for state in _STATES]  # there is no public way to keep it
-    for state in _STATES:
-        state._shared_state.clear()
-    try:
-        yield
-    finally:
-        for state, values in zip(_STATES, saved, strict=True):
+    with ExitStack() as stack:
+        stack.callback(_running.release)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the state that set_seed changes)
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(_restore, os.environ, dict(os.environ))
+        for state in (PartialState, AcceleratorState, GradientState):
+            stack.callback(_restore, state._shared_state, dict(state._shared_state))  # there is no public way
             state._shared_state.clear()
-            state._shared_state.update(values)
-
-
-@contextmanager
-def _random_numbers() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that set_seed changes)
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    threads, environment = torch.get_num_threads(), dict(os.environ)
-    try:
         yield
-    finally:
-        torch.set_num_threads(threads)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
+
+
+def _restore(table: MutableMapping[str, Any], saved: dict[str, Any]) -> None:
+    for name in table.keys() - saved.keys():
+        del table[name]
+    table.update(saved)
