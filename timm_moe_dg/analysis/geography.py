@@ -89,7 +89,7 @@ class Extent(NamedTuple):
 
 
 WORLD = Extent(-180.0, 180.0, -90.0, 90.0)
-_KM_PER_DEGREE = 111.2
+KM_PER_DEGREE = 111.2
 _COLUMNS, _MOST_COLUMNS = 180, 720  # cells across a map, by default and at most
 
 
@@ -105,7 +105,7 @@ def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
         return WORLD
     low, high = rows.amin(0), rows.amax(0)
     span = high - low
-    span = torch.maximum(span * 1.2, span + min(2.2 * (radius or 0.0) / _KM_PER_DEGREE, 20.0))
+    span = torch.maximum(span * 1.2, span + min(2.2 * (radius or 0.0) / KM_PER_DEGREE, 20.0))
     width = max(float(span[0]), float(span[1]), 1.0)
     height = min(max(float(span[1]), width / 2), 180.0)
     if width > 180.0:
@@ -126,7 +126,7 @@ def cell_width(extent: Extent, radius: float | None, most: float | None = None) 
     across = extent.east - extent.west
     step = across / _COLUMNS if most is None else most
     if radius is not None:
-        step = min(step, max(radius, 1e-3) / _KM_PER_DEGREE / 1.5)
+        step = min(step, max(radius, 1e-3) / KM_PER_DEGREE / 1.5)
     return max(step, across / _MOST_COLUMNS)
 
 

@@ -142,7 +142,11 @@ def _from_cub(
 
 def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
     """Reads the annotations in CUB_200_2011, or in the folder that contains it. Errors name the file and the line."""
-    root = _root(Path(folder))
+    folder = Path(folder)
+    root = folder / "CUB_200_2011" if (folder / "CUB_200_2011").is_dir() else folder
+    if missing := [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]:
+        remedy = "give the folder CUB_200_2011 of the original release, with its parts"
+        raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
     ids, paths = zip(*((row[0], row[1]) for row in _rows(root / IMAGES, 2)), strict=True)
     index_of = {name: index for index, name in enumerate(ids)}
     parts = {row[0]: " ".join(row[1:]) for row in _rows(root / PARTS, 2)}
@@ -153,15 +157,6 @@ def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
     attributes, names = _read_attributes(root, index_of)
     images = {picture_key(path): index for index, path in enumerate(paths)}
     return CubAnnotations(images, tuple(parts.values()), points, visible, boxes, attributes, names)
-
-
-def _root(folder: Path) -> Path:
-    root = folder / "CUB_200_2011" if (folder / "CUB_200_2011").is_dir() else folder
-    missing = [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]
-    if missing:
-        remedy = "give the folder CUB_200_2011 of the original release, with its parts"
-        raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
-    return root
 
 
 def _rows(path: Path, fields: int) -> Iterator[list[str]]:

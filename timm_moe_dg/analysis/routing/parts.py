@@ -19,7 +19,6 @@ from .association import (
     lift,
     normalized_mutual_information,
     permutation_test,
-    row_shares,
 )
 
 NUM_NEAREST = 9  # patches counted for a part that is a point
@@ -144,4 +143,5 @@ def _association(names: Sequence[str], counts: Tensor, test: PermutationTest) ->
         raise ArgumentError.of("parts", list(names), remedy)
     pairs = sides(names)
     distances = {name: jensen_shannon_distance(counts[left], counts[right]) for name, (left, right) in pairs.items()}
-    return Association(tuple(names), counts, row_shares(counts), lift(counts), test, cramers_v(counts), distances)
+    shares = counts.double() / counts.double().sum(-1, keepdim=True)
+    return Association(tuple(names), counts, shares, lift(counts), test, cramers_v(counts), distances)
