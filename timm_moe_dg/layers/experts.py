@@ -77,11 +77,6 @@ def _is_compiled() -> bool:
     return torch.compiler.is_compiling() and not exported and not in_transforms()
 
 
-def _values_hidden(x: Tensor) -> bool:
-    """Whether shapes may not depend on values: on the meta device and inside torch.vmap."""
-    return x.is_meta or in_vmap()
-
-
 def expert_implementation_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
     """Returns the implementation in each mixture layer's last eager forward, by the experts' module.
 
@@ -237,7 +232,7 @@ class StackedExperts(nn.Module):
     @torch.jit.unused
     def _choose(self, x: Tensor, expert_indices: Tensor) -> str:
         """Returns the implementation, by the table at the top of this file."""
-        if _values_hidden(x):
+        if x.is_meta or in_vmap():  # shapes may not depend on values
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)

@@ -64,17 +64,9 @@ def _plain(mlp: Any) -> FeedForward:
     return FeedForward(nn.Identity(), (mlp.fc1,), mlp.act, mlp.drop1.p, mlp.norm, mlp.fc2, mlp.drop2.p)
 
 
-def _packed(mlp: Any) -> FeedForward:
-    return _plain(mlp)._replace(act=GatedActivation(mlp.act, mlp.gate_last))
-
-
 def _split(mlp: Any) -> FeedForward:
     gate, act = (mlp.fc1_g, mlp.fc1_x), GatedActivation(mlp.act)
     return FeedForward(nn.Identity(), gate, act, mlp.drop1.p, mlp.norm, mlp.fc2, mlp.drop2.p)
-
-
-def _normed(mlp: Any) -> FeedForward:
-    return FeedForward(mlp.norm, (mlp.fc1,), mlp.act, mlp.drop1.p, nn.Identity(), mlp.fc2, mlp.drop2.p)
 
 
 def _normed_gated(mlp: Any) -> FeedForward:
@@ -90,9 +82,9 @@ def _convolutional(mlp: Any) -> FeedForward:
 DENSE_FORMS: MappingProxyType[type[nn.Module], Callable[[Any], FeedForward]] = MappingProxyType(
     {
         Mlp: _plain,
-        GluMlp: _packed,
+        GluMlp: lambda mlp: _plain(mlp)._replace(act=GatedActivation(mlp.act, mlp.gate_last)),
         SwiGLU: _split,
-        NormMlp: _normed,
+        NormMlp: lambda mlp: _plain(mlp)._replace(pre_norm=mlp.norm, norm=nn.Identity()),
         GeGluMlp: _normed_gated,
         ConvMlp: _convolutional,
         InceptionConvMlp: _convolutional,

@@ -85,7 +85,10 @@ def build_network(
     if in_chans not in (None, RGB):
         kwargs = {"in_chans": in_chans, **kwargs}
     _check_kwargs(kwargs)
-    source = _source_of_weights(name, kwargs)
+    source = name  # the model whose weights the network starts from: its `backbone` if it has one
+    if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
+        source = str(kwargs["backbone"])
+        check_name(source)
     overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
     from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
@@ -355,15 +358,6 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     if isinstance(error, OptionError) and str(error).partition("=")[0] in kwargs:
         return error
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
-
-
-def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
-    """The model whose weights a network starts from: its `backbone` if it has one."""
-    backbone = kwargs.get("backbone")
-    if not isinstance(backbone, str) or parse_model_name(name)[0] is not None:
-        return name
-    check_name(backbone)
-    return backbone
 
 
 def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:
