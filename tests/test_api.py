@@ -45,7 +45,7 @@ def state():
         "folder": os.getcwd(),
         "log": (logger.level, list(logger.handlers), list(logging.getLogger().handlers)),
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-        "threads": torch.get_num_threads(),
+        "threads": (torch.get_num_threads(), threading.excepthook),
         "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
         "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),  # noqa: NPY002
     }
@@ -83,7 +83,9 @@ def test_a_run_from_python_has_the_bits_of_the_shell_whatever_ran_before_in_the_
     load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "shell"])
     assert outcome(tmp_path / "shell") == outcome(run.path)
     mixed = {**RUN, "amp_dtype": "bfloat16", "cpu_threads": 2, "log_tensorboard": True}
+    before = state()
     other = timm_moe_dg.finetune(**mixed, output=tmp_path, experiment="mixed")
+    assert state() == before
     assert outcome(other) != outcome(run)
     assert list((other.path / "tensorboard").rglob("events*"))
     again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")

@@ -36,6 +36,7 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         stack.enter_context(torch.random.fork_rng(devices))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(setattr, threading, "excepthook", threading.excepthook)  # see `silence_writer`
         stack.callback(_restore, os.environ, dict(os.environ))
         for state in (PartialState, AcceleratorState, GradientState):
             stack.callback(_restore, state._shared_state, dict(state._shared_state))  # there is no public way
