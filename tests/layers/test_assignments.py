@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.references.naive_moe import naive_drops
-from timm_moe_dg.layers.assignments import (
-    counts_of,
-    expert_capacity,
-    group_assignments,
-    over_capacity,
-    sort_assignments,
-)
+from timm_moe_dg.layers.assignments import expert_capacity, group_assignments, over_capacity, sort_assignments
 
 TABLES = st.integers(1, 6).flatmap(
     lambda experts: st.tuples(
@@ -55,7 +49,7 @@ def test_grouped_assignments_have_those_of_nowhere_at_the_end():
     assert assignments.order.tolist() == [1, 2, 6, 7, 0, 5, 3, 4]
     assert assignments.experts.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     assert assignments.ends.tolist() == [3, 4, 8]
-    assert counts_of(assignments.ends) == [3, 1, 4]
+    assert assignments.counts() == [3, 1, 4]
     assert assignments.ranks.tolist() == [[4, 0], [1, 6], [7, 5], [2, 3]]
     assert assignments.absent.tolist() == [[False, False], [False, True], [True, False], [False, False]]
     assert group_assignments(indices.clamp(max=2), 3).absent is None

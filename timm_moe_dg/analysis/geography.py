@@ -111,9 +111,7 @@ def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
     if width > 180.0:
         return WORLD
     west, south = (low + high)[0].item() / 2 - width / 2, (low + high)[1].item() / 2 - height / 2
-    west, south = (
-        min(max(value, -half), half - side) for value, half, side in ((west, 180, width), (south, 90, height))
-    )
+    west, south = min(max(west, -180.0), 180.0 - width), min(max(south, -90.0), 90.0 - height)
     return Extent(west, west + width, south, south + height)
 
 
@@ -162,10 +160,8 @@ def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
         weights_LBE = torch.stack([layer.router(context[is_routed]).probabilities for layer in layers]).cpu()
     best = nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
     shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    blocks = enumerate(getattr(model, "blocks", ()))
-    with_experts = tuple(
-        index for index, block in blocks if any(isinstance(part, GeoMoeMlp) for part in block.modules())
-    )
+    holders = [{*block.modules()} & {*layers} for block in getattr(model, "blocks", ())]
+    with_experts = tuple(index for index, held in enumerate(holders) if held)
     return ExpertUsage(*shares, int(is_routed.sum()), len(metadata), with_experts)
 
 

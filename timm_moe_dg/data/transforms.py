@@ -54,11 +54,7 @@ def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequ
 
 
 def with_timm_augmentation(
-    transform: Transform,
-    policy: str | None,
-    erasing: float,
-    size: Sequence[int],
-    mean: Sequence[float],
+    transform: Transform, policy: str | None, erasing: float, size: Sequence[int], mean: Sequence[float]
 ) -> Transform:
     """Adds timm's automatic augmentation before a transform and its random erasing after it, if either is given.
 

@@ -1,7 +1,7 @@
 """The loaders of a run, for training and for evaluation."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -64,10 +64,9 @@ def build_loaders(
         splits[domain] = Split(splits[domain].inside[:0], splits[domain].outside)
     transform = evaluation_transform(size, mean, std)
     images = EvaluationImages(plan.domains, splits, transform, with_metadata=with_metadata, augmented=validation)
-    evaluation = evaluation_loader(
-        images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
-    )
-    return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
+    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
+    evaluation = evaluation_loader(images, batch_size=options.validation_batch_size, **loading)
+    return training_loader(draws, sampler, **loading), evaluation
 
 
 def stated_domains(plan: RunPlan) -> list[Domain]:

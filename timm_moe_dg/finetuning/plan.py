@@ -139,8 +139,8 @@ def make_plan(options: RunOptions) -> RunPlan:
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
     by_photograph = filled.split_by_photograph
-    ways = ["photograph" if by_photograph else "official" if domain.split else "random" for domain in domains]
-    facts = [[domain.role, domain.group, way] for domain, way in zip(domains, ways, strict=True)]
+    kinds = ["photograph" if by_photograph else "official" if domain.split else "random" for domain in domains]
+    facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     record_args["split_sizes"] = sizes

@@ -163,29 +163,24 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     if options.save_features and Path(options.save_features).suffix != ".npz":
         raise ArgumentError.of("save_features", options.save_features, "give a file that ends in .npz")
     filled = _fill_in(options)
-    with process_state_kept(options.output or ""):
+    with ExitStack() as stack:
+        stack.enter_context(process_state_kept(options.output or ""))
         grouped = distributed.is_initialized()
         accelerator = Accelerator()
-        try:
-            check_world_size(os.environ, accelerator.num_processes)
-            return _evaluate(filled, accelerator)
-        finally:
-            leave_processes(accelerator, keep_group=grouped)
-
-
-def _evaluate(filled: FilledEvaluateOptions, accelerator: Accelerator) -> Evaluation:
-    options, is_main = filled, accelerator.is_main_process
-    with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
-        data = _read_data(filled)
-        filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
-        scores = _evaluate_network(filled, data, accelerator)
-        if folder:
-            names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
-            write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
-        if features:
-            save_features(scores, features)
-        files = sorted(path.name for path in folder.iterdir()) if folder else []
-    return Evaluation(filled, scores, files, is_main)
+        stack.callback(leave_processes, accelerator, keep_group=grouped)
+        check_world_size(os.environ, accelerator.num_processes)
+        is_main = accelerator.is_main_process
+        with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
+            data = _read_data(filled)
+            filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
+            scores = _evaluate_network(filled, data, accelerator)
+            if folder:
+                names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
+                write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
+            if features:
+                save_features(scores, features)
+            files = sorted(path.name for path in folder.iterdir()) if folder else []
+        return Evaluation(filled, scores, files, is_main)
 
 
 def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:

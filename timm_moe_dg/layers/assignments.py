@@ -36,6 +36,10 @@ class GroupedAssignments(NamedTuple):
     ranks: Tensor  # (T, K) rank of each assignment in that order
     absent: Tensor | None  # (T, K) bool, True where an assignment goes nowhere, or None if surely none does
 
+    def counts(self) -> list[int]:
+        """Returns the number of each expert's assignments. On CUDA this waits for the device."""
+        return _counts(self.ends)
+
 
 def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssignments:
     """Orders a (T, K) int64 routing table by expert, without waiting for a CUDA device."""
@@ -51,7 +55,7 @@ def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssign
 def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
     """Orders a (T, K) int64 routing table by expert, without assignments that go nowhere. On CUDA this waits once."""
     order, experts = _by_expert(expert_indices)
-    counts = counts_of(_ends(experts, num_experts))
+    counts = _counts(_ends(experts, num_experts))
     ranks = _inverse(order[: sum(counts)], torch.full_like(order, sum(counts)))
     return SortedAssignments.of(order, counts, ranks.view_as(expert_indices))
 
@@ -69,8 +73,7 @@ def _ends(experts: Tensor, num_experts: int) -> Tensor:
     return torch.searchsorted(experts, indices, right=True, out_int32=True)
 
 
-def counts_of(ends: Tensor) -> list[int]:
-    """Ends of each expert's entries -> their numbers. On CUDA this waits for the device."""
+def _counts(ends: Tensor) -> list[int]:
     on_host = ends.tolist()
     return [end - start for start, end in zip([0, *on_host], on_host, strict=False)]
 

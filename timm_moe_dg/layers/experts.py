@@ -64,10 +64,8 @@ def _is_known(device_type: str, dtype: torch.dtype) -> bool:
 def _is_known_or_warn(device_type: str, dtype: torch.dtype) -> bool:
     if _is_known(device_type, dtype):
         return True
-    message = (
-        f"experts on {device_type} in {dtype}: only the loop over experts is known to work there, and is used instead"
-    )
-    warnings.warn(message, stacklevel=2)
+    remark = "only the loop over experts is known to work there, and is used instead"
+    warnings.warn(f"experts on {device_type} in {dtype}: {remark}", stacklevel=2)
     return False
 
 

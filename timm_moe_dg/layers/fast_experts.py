@@ -230,11 +230,7 @@ def gradients_needed(inputs: ExpertInputs) -> bool:
 
 
 def _prepare(
-    inputs: ExpertInputs,
-    assignments: SortedAssignments,
-    seed: Tensor | None,
-    drop: float,
-    activation: SortedActivation,
+    inputs: ExpertInputs, assignments: SortedAssignments, seed: Tensor | None, drop: float, activation: SortedActivation
 ) -> tuple[_Constants, ExpertInputs]:
     constants = _Constants(assignments, activation, None if seed is None else HiddenDropout(drop, int(seed)))
     number = len(assignments.items)

@@ -124,9 +124,8 @@ def _public_name(cls: type[nn.Module]) -> str:
 def _check_layers(parts: FeedForward) -> None:
     for layer in (*parts.first, parts.second):
         if type(layer) is not nn.Linear and not _is_pointwise(layer):
-            raise RouterError.of(
-                "mlp.fc1", type(layer).__name__, "give a feed-forward of linear layers or 1x1 convolutions"
-            )
+            remedy = "give a feed-forward of linear layers or 1x1 convolutions"
+            raise RouterError.of("mlp.fc1", type(layer).__name__, remedy)
     first, second = parts.weights()
     if first.shape[1] != second.shape[0]:
         remedy = f"an expert returns as many features as it takes, in_features={first.shape[1]}"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat import is_batch_of_gradients
-from .assignments import GroupedAssignments, counts_of, group_assignments
+from .assignments import GroupedAssignments, group_assignments
 
 # What torch's grouped product requires
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,7 +72,7 @@ def _grouped_linear(
     if has_grouped_product(weight.shape, weight.dtype):
         outputs = F.grouped_mm(rows, weight.mT, offs=assignments.ends * tokens)
     else:
-        parts = zip(rows.split([count * tokens for count in counts_of(assignments.ends)]), weight.unbind(), strict=True)
+        parts = zip(rows.split([count * tokens for count in assignments.counts()]), weight.unbind(), strict=True)
         outputs = torch.cat([F.linear(expert_rows, expert_weight) for expert_rows, expert_weight in parts])
     if bias is None:
         return outputs

@@ -11,12 +11,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 import timm
 import torch
 from huggingface_hub import constants, get_session
-from timm.data.constants import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DPN_MEAN,
-    IMAGENET_INCEPTION_MEAN,
-    OPENAI_CLIP_MEAN,
-)
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DPN_MEAN, IMAGENET_INCEPTION_MEAN, OPENAI_CLIP_MEAN
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -103,9 +98,8 @@ def build_network(
                 # timm keeps saved options with the value None only if it reads config.json itself
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
-            network = _create(
-                options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None
-            )
+            options |= {"num_classes": classes, "pretrained": loads}
+            network = _create(options, optional_drop_path=drop_path is None)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
     except MoeDgError:

@@ -60,10 +60,7 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
 
 @torch.no_grad()
 def collect_outputs(
-    network: Callable[..., Tensor | tuple[Tensor, ...]],
-    batches: Batches,
-    positions: Tensor,
-    gather: Gather = tuple,
+    network: Callable[..., Tensor | tuple[Tensor, ...]], batches: Batches, positions: Tensor, gather: Gather = tuple
 ) -> Outputs:
     """Runs a network, in the mode that it is in, on every batch; see `predict`.
 

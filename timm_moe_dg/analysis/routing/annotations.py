@@ -57,11 +57,7 @@ class CubAnnotations:
 
 
 def annotate(
-    view: RunView,
-    domains: Sequence[Domain],
-    images: Sequence[Sequence[int]],
-    grid: tuple[int, int],
-    cub: Path | None,
+    view: RunView, domains: Sequence[Domain], images: Sequence[Sequence[int]], grid: tuple[int, int], cub: Path | None
 ) -> list[AnnotatedDomain]:
     """Annotates images of every domain, by position, on H x W patches, from `cub` or else from part maps."""
     if cub is not None:
@@ -150,7 +146,12 @@ def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
     ids, paths = zip(*((row[0], row[1]) for row in _rows(root / IMAGES, 2)), strict=True)
     index_of = {name: index for index, name in enumerate(ids)}
     parts = {row[0]: " ".join(row[1:]) for row in _rows(root / PARTS, 2)}
-    points, visible = _read_points(root / POINTS, index_of, {name: index for index, name in enumerate(parts)})
+    part_of = {name: index for index, name in enumerate(parts)}
+    points, visible = torch.zeros(len(ids), len(parts), 2), torch.zeros(len(ids), len(parts), dtype=torch.bool)
+    for line, row in enumerate(_rows(root / POINTS, 5), 1):
+        cell = _index(index_of, row[0], root / POINTS, line), _index(part_of, row[1], root / POINTS, line)
+        x, y, is_visible = _numbers(row[2:5], root / POINTS, line)
+        points[cell], visible[cell] = torch.stack([x, y]), bool(is_visible)
     boxes = torch.zeros(len(ids), 4)
     for line, row in enumerate(_rows(root / BOXES, 5), 1):
         boxes[_index(index_of, row[0], root / BOXES, line)] = _numbers(row[1:5], root / BOXES, line)
@@ -180,15 +181,6 @@ def _index(index_of: dict[str, int], name: str, path: Path, line: int) -> int:
     if name not in index_of:
         raise DataError(f"{str(path)!r}, line {line}: no image or part has the number {name!r}; complete the copy")
     return index_of[name]
-
-
-def _read_points(path: Path, images: dict[str, int], parts: dict[str, int]) -> tuple[Tensor, Tensor]:
-    points, visible = torch.zeros(len(images), len(parts), 2), torch.zeros(len(images), len(parts), dtype=torch.bool)
-    for line, row in enumerate(_rows(path, 5), 1):
-        cell = _index(images, row[0], path, line), _index(parts, row[1], path, line)
-        x, y, is_visible = _numbers(row[2:5], path, line)
-        points[cell], visible[cell] = torch.stack([x, y]), bool(is_visible)
-    return points, visible
 
 
 def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -86,10 +86,8 @@ def associate_parts(
     """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each image."""
     generator = torch.Generator().manual_seed(seed)
     counts = count_parts(members, first, num_experts)
-    null_tables = torch.stack(
-        [count_parts(members, permuted_patches(first, generator), num_experts) for _ in range(permutations)]
-    )
-    null = normalized_mutual_information(null_tables)
+    permuted = (permuted_patches(first, generator) for _ in range(permutations))
+    null = normalized_mutual_information(torch.stack([count_parts(members, f, num_experts) for f in permuted]))
     return _association(names, counts, permutation_test(normalized_mutual_information(counts), null))
 
 

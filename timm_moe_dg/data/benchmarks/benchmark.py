@@ -84,12 +84,7 @@ class Benchmark:
     shares_photographs: bool = False
 
     def read(
-        self,
-        data_dir: DataDir,
-        metadata_columns: Sequence[str] = (),
-        in_chans: int = RGB,
-        *,
-        evaluating: bool = False,
+        self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB, *, evaluating: bool = False
     ) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
