@@ -45,7 +45,8 @@ def state():
         "folder": os.getcwd(),
         "log": (logger.level, list(logger.handlers), list(logging.getLogger().handlers)),
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-        "threads": (torch.get_num_threads(), threading.excepthook),
+        "threads": torch.get_num_threads(),
+        "hook": threading.excepthook,
         "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
         "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),  # noqa: NPY002
     }
@@ -123,8 +124,25 @@ def test_the_frames_are_the_files_of_the_commands(run, images, tmp_path):
     assert runs.groupby("model").test_acc.max().notna().all()
 
 
+def test_settings_of_the_caller_have_no_effect_on_a_run(run, tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")
+            assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert outcome(again) == outcome(run)
+    with torch.autocast("cpu"), pytest.raises(ArgumentError, match=r"torch\.autocast=True: leave this context"):
+        timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="autocast")
+
+
 def test_a_network_takes_the_place_of_its_run(run, images):
+    before = state()
     network = run.model()
+    timm_moe_dg.predict(network, images.glob("*.png"), workers=0)
+    assert state() == before
     assert not network.training
     options = {"dataset": "rotated_digits", "test_domains": [0], "workers": 0}
     scores = timm_moe_dg.evaluate(network, **options, trial_seed=0)
@@ -152,6 +170,10 @@ def test_help_lists_every_option_of_the_command():
         ({"steps": "61"}, ArgumentError, "steps='61': must be a whole number"),
         ({"steps": 61.0}, ArgumentError, "steps=61.0: must be a whole number"),
         ({"steps": True}, ArgumentError, "steps=True: must be a whole number"),
+        ({"pretrained": 1}, ArgumentError, "pretrained=1: must be a boolean"),
+        ({"grad_accum_steps": 3, "dry_run": True}, ArgumentError, "grad_accum_steps=3: does not divide the batch"),
+        ({"algorithm": "Fish", "grad_accum_steps": 2, "dry_run": True}, ArgumentError, "Fish needs a whole step at"),
+        ({"test_domains": [-1]}, ArgumentError, r"test_domains=\[-1\]: name different domains out of: 0 rot_0"),
         ({"steps": 0}, ArgumentError, "steps=0: is not a whole number from 1"),
         ({"lr": float("nan")}, ArgumentError, "lr=nan: is not a number of 0 or more"),
         ({"pretrained": "yes"}, ArgumentError, "pretrained='yes': must be a boolean"),
@@ -211,6 +233,15 @@ def test_a_model_or_images_that_are_none_are_named(run, images, tmp_path, monkey
         timm_moe_dg.predict(model, sources, workers=0)
     with pytest.raises(ArgumentError, match="path='empty': is not the folder of a run"):
         timm_moe_dg.Run("empty")
+    for function, argument in ((timm_moe_dg.Run, "path"), (timm_moe_dg.read_runs, "folder")):
+        with pytest.raises(ArgumentError, match=f"{argument}=None: give one folder, as a text or a path"):
+            function(None)
+    with pytest.raises(ArgumentError, match="model='misspelled': no such model"):
+        timm_moe_dg.evaluate("misspelled")
+    with pytest.raises(OptionError, match="model='x': the first argument is the model"):
+        timm_moe_dg.predict("finished", "images", model="x")
+    with pytest.raises(ArgumentError, match=r"run_or_model='.*': has weights in torch.float64; call its method float"):
+        timm_moe_dg.predict(run.model().double(), "images")
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(run, tmp_path):

@@ -6,12 +6,13 @@ Keywords are the options of the command, with the same names, defaults and check
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments
@@ -20,7 +21,7 @@ from .cli.keywords import call_text, describe_keywords, keyword_words
 from .cli.parser import ToolParser
 from .cli.program import EXTRAS
 from .cli.values import holds_network, run_folder
-from .errors import ArgumentError, MissingDependencyError
+from .errors import ArgumentError, MissingDependencyError, OptionError
 from .networks.trained import load_trained
 from .protocols.options import RunOptions, run_parser
 from .protocols.records import Record, read_records
@@ -47,6 +48,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        _check_path("path", path)
         self.path = run_folder(os.fspath(path))
         if not (self.path / ARGUMENTS).is_file():
             remedy = f"is not the folder of a run; give one that holds {ARGUMENTS}"
@@ -78,7 +80,10 @@ class Run:
 
     def model(self) -> nn.Module:
         """Loads the best network so far, as `timm.create_model` does, in evaluation mode."""
-        return load_trained(f"local-dir:{self.path / 'best'}")
+        with _extra():
+            from .finetuning.process_state import random_numbers_kept
+        with random_numbers_kept():  # those of the first weights
+            return load_trained(f"local-dir:{self.path / 'best'}")
 
 
 def finetune(**options: Any) -> Run | None:
@@ -156,7 +161,7 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
 
 def predict(
     run_or_model: Run | str | os.PathLike[str] | nn.Module,
-    images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     **options: Any,
 ) -> "DataFrame":
     """Predicts the classes of image files; the command `timm-moe-dg predict`.
@@ -179,28 +184,31 @@ def predict(
     with _extra():
         from pandas import DataFrame
 
+        from .finetuning.process_state import random_numbers_kept
         from .inference.predict import PredictOptions, column_names, predict_parser
         from .inference.predict import predict as run_prediction
-    sources = [images] if isinstance(images, str | os.PathLike) else images
-    if not isinstance(sources, Sequence) or not sources or not all(isinstance(s, str | os.PathLike) for s in sources):
+    sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
+    if not sources or not all(isinstance(source, str | os.PathLike) for source in sources):
         raise ArgumentError.of("images", images, "give files, folders or patterns, as a text, a path or a list of them")
     words, network = _model_words("predict", PredictOptions, run_or_model, options)
     parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
     filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
-    return DataFrame(run_prediction(replace(filled, network=network)), columns=column_names(filled.top_k))
+    with random_numbers_kept():
+        return DataFrame(run_prediction(replace(filled, network=network)), columns=column_names(filled.top_k))
 
 
 def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
     """Reads the evaluations of all runs below a folder, with settings and scores as columns.
 
-    `timm_moe_dg.results.frame.read_runs` describes the columns.
+    `timm_moe_dg.results.runs.read_runs` describes the columns.
 
     >>> timm_moe_dg.read_runs("output/missing")
     Traceback (most recent call last):
     timm_moe_dg.errors.RecordError: ...
     """
     with _extra():
-        from .results.frame import read_runs as read
+        from .results.runs import read_runs as read
+    _check_path("folder", folder)
     return read(folder)
 
 
@@ -208,6 +216,8 @@ def _model_words(
     function: str, table: Any, run_or_model: object, options: Mapping[str, Any]
 ) -> tuple[list[str], nn.Module | None]:
     """Returns the words of a command line, and the network if one was given in place of a name."""
+    if "model" in options:
+        raise OptionError.of("model", options["model"], "the first argument is the model; leave this one out")
     if isinstance(run_or_model, nn.Module):
         network, name = run_or_model, type(run_or_model).__name__
         if network.training:
@@ -216,6 +226,8 @@ def _model_words(
             raise ArgumentError.of(given[0], options[given[0]], "describes a model by name; leave it out for a network")
         if not hasattr(network, "pretrained_cfg"):
             raise ArgumentError.of("run_or_model", name, "is not a model of timm; give one, or the folder of a run")
+        if (dtype := next(network.parameters()).dtype) != torch.float32:
+            raise ArgumentError.of("run_or_model", name, f"has weights in {dtype}; call its method float() first")
     elif isinstance(run_or_model, str | os.PathLike):
         network, name = None, _checked_name(os.fspath(run_or_model))
     else:
@@ -224,6 +236,11 @@ def _model_words(
     words = keyword_words(function, table, {**options, "model": name})
     import_modules(named_imports(words))
     return words, network
+
+
+def _check_path(name: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise ArgumentError.of(name, value, "give one folder, as a text or a path")
 
 
 def _checked_name(name: str) -> str:

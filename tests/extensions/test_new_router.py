@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, ERM, Setup, StepContext
-from timm_moe_dg.errors import RouterError
-from timm_moe_dg.layers import Router, RouterOutput, register_router
+from timm_moe_dg.errors import ArgumentError, RouterError
+from timm_moe_dg.layers import LinearRouter, MoeMlp, Router, RouterOutput, register_router
 from timm_moe_dg.layers.router import ROUTERS
+from timm_moe_dg.losses import auxiliary_loss, reported_losses
 
 SIZES = {"img_size": 32, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 4}
 
@@ -241,4 +242,26 @@ def test_an_option_that_it_does_not_have_and_a_taken_name_are_refused() -> None:
         timm.create_model("gmoe_tiny_patch16", router="toy", router_kwargs={"tempo": 1}, **SIZES)
     with pytest.raises(RouterError, match=r"router='linear': .*LinearRouter has this name; choose another"):
         register_router("linear")(DistanceRouter)
+    with pytest.raises(RouterError, match=r"router='other': .*Linear'> is not a subclass of"):
+        register_router("other")(torch.nn.Linear)
     register_router("toy")(DistanceRouter)  # the same class again, as when a notebook's cell is run twice
+
+
+class Faulty(LinearRouter):
+    def __init__(self, in_features: int, num_experts: int, top_k: int) -> None:
+        super().__init__(in_features, num_experts, top_k)
+
+    def loss(self, routing: RouterOutput) -> Tensor:
+        return routing.logits
+
+
+def test_a_constructor_that_lacks_arguments_and_a_loss_that_is_no_scalar_are_refused(monkeypatch) -> None:
+    monkeypatch.setitem(ROUTERS, "faulty", Faulty)
+    with pytest.raises(RouterError, match="its constructor must accept device, dtype, noise_std, normalize"):
+        timm.create_model("gmoe_tiny_patch16", router="faulty", **SIZES)
+    layer = MoeMlp(8, num_experts=2)
+    layer.router = Faulty(8, 2, 1)
+    layer(torch.randn(3, 8))
+    for collect in (auxiliary_loss, lambda model: reported_losses(model, torch.zeros(3, dtype=torch.int64))):
+        with pytest.raises(ArgumentError, match=r"loss=\(3, 2\): .* must report a scalar tensor"):
+            collect(layer)

@@ -15,7 +15,7 @@ def option_kind(hint: Any) -> Kind:
     parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if get_origin(parts[0]) is Sequence:
         return [option_kind(get_args(parts[0])[0])]
-    kinds = {float: int | float, bool: bool | int, Mapping: dict}
+    kinds = {float: int | float, Mapping: dict}
     return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
 
 
@@ -32,4 +32,4 @@ def fits(value: object, kind: Kind) -> bool:
     if isinstance(kind, list):
         return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
     # To Python, True and False are whole numbers
-    return isinstance(value, kind) and (not isinstance(value, bool) or bool in get_args(kind))
+    return isinstance(value, kind) and (not isinstance(value, bool) or bool in (kind, *get_args(kind)))

@@ -17,7 +17,7 @@ MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 def position_or_name(text: str) -> int | str:
     """Reads @I as the position I. Any other text is a domain's name, or a position that is no name."""
-    return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else text
+    return int(text[1:]) if text.startswith("@") and text[1:].removeprefix("-").isdecimal() else text
 
 
 def key_value(text: str) -> tuple[str, object]:

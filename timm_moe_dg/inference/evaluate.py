@@ -37,7 +37,7 @@ from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
-from ..networks.build import Network, check_channels, data_config, warn_of_other_values
+from ..networks.build import Network, check_channels, check_name, data_config, warn_of_other_values
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.assessment import SPLITS, restrict
@@ -192,6 +192,8 @@ def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
         defaults |= {"data_dir": None}
     values = vars(options) | {name: defaults.get(name) for name in RUN_OPTIONS if vars(options)[name] is None}
     if values["dataset"] is None:
+        if options.network is None:
+            check_name(options.model)  # a misspelled folder is more likely than a model without data
         raise ArgumentError.of("dataset", None, f"give --dataset, one of {', '.join(BENCHMARKS)}")
     return FilledEvaluateOptions(**values)
 

@@ -254,6 +254,8 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
     """
 
     def register(router: RouterT) -> RouterT:
+        if not (isinstance(router, type) and issubclass(router, Router)):
+            raise RouterError.of("router", name, f"{router!r} is not a subclass of timm_moe_dg.layers.Router")
         other = ROUTERS.get(name)
         # Names are compared rather than classes: a notebook's cell that runs twice defines a new class
         if other is not None and (other.__module__, other.__qualname__) != (router.__module__, router.__qualname__):
@@ -269,7 +271,12 @@ def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) 
     """Builds the router of a token-routed layer by name, from its own options and those that all routers have."""
     if name not in ROUTERS:
         raise RouterError.of("router", name, choices(sorted(ROUTERS)))
-    options = [option for option in inspect.signature(ROUTERS[name]).parameters if option not in common]
+    parameters = inspect.signature(ROUTERS[name]).parameters
+    if (lacking := common.keys() - parameters) and not any(
+        part.kind is part.VAR_KEYWORD for part in parameters.values()
+    ):
+        raise RouterError.of("router", name, f"its constructor must accept {', '.join(sorted(lacking))}")
+    options = [option for option in parameters if option not in common]
     if not set(router_kwargs) <= set(options):
         raise RouterError.of("router_kwargs", dict(router_kwargs), f"router={name!r} takes {options or 'no options'}")
     return ROUTERS[name](**common, **router_kwargs)

@@ -53,8 +53,20 @@ def auxiliary_loss(model: nn.Module, form: str | None = None) -> Tensor:
         remedy = "its mixture layers have recorded no routing; run a forward in training mode"
         raise ArgumentError.of("model", type(model).__name__, remedy)
     loss = None if form is None else _form(form)
-    losses = [(loss or module.router.loss)(outputs[name]) for name, module in layers if name in outputs]
+    losses = [
+        _scalar(module, (loss or module.router.loss)(outputs[name])) for name, module in layers if name in outputs
+    ]
     return torch.stack(losses).sum() if losses else _zero(model)
+
+
+def _scalar(module: nn.Module, value: object) -> Tensor:
+    """Checks what a router or another module returned as a loss."""
+    if not isinstance(value, Tensor) or value.ndim:
+        words = tuple(value.shape) if isinstance(value, Tensor) else value
+        raise ArgumentError.of(
+            "loss", words, f"{type(module).__name__} must report a scalar tensor, or a ReportedLoss of one"
+        )
+    return value
 
 
 def set_auxiliary_form(model: nn.Module, form: str) -> None:
@@ -95,6 +107,7 @@ def reported_losses(
     for module in model.modules():
         if hasattr(module, "training_losses"):
             for name, loss in cast(ReportsLosses, module).training_losses(targets, weights).items():
+                _scalar(module, loss.value if isinstance(loss, ReportedLoss) else type(loss).__name__)
                 found.setdefault(name, []).append(loss)
     return {name: _over_modules(losses) if losses else ReportedLoss(_zero(model)) for name, losses in found.items()}
 
