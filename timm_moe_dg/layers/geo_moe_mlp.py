@@ -198,7 +198,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         if present.all():
             return
         samples = (~present).nonzero().flatten().tolist()
-        remedy = "have none, and there is no shared expert for them; leave them out, or keep the shared expert"
+        remedy = "have none, and shared_expert=False leaves none for them; leave them out, or keep the shared expert"
         raise MetadataError.of("metadata of samples", samples, remedy)
 
     @torch.jit.unused
