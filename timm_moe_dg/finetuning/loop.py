@@ -116,7 +116,7 @@ def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
 def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
     """Builds the model, and trains from the start or the newest checkpoint to the end, or until a signal comes."""
     resume_point = find_resume_point(plan, accelerator)
-    log.keep_in(plan.folder)
+    log.folder = plan.folder
     set_seed(plan.options.seed)
     fine_tuning = start(plan, accelerator, build_model(plan, accelerator), resume_point)
     if accelerator.device.type != "cpu":
