@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from PIL import Image
 
 import timm_moe_dg
@@ -84,7 +85,9 @@ def test_a_run_from_python_has_the_bits_of_the_shell_whatever_ran_before_in_the_
     load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "shell"])
     assert outcome(tmp_path / "shell") == outcome(run.path)
     mixed = {**RUN, "amp_dtype": "bfloat16", "cpu_threads": 2, "log_tensorboard": True}
+    before = state()
     other = timm_moe_dg.finetune(**mixed, output=tmp_path, experiment="mixed")
+    assert state() == before
     assert outcome(other) != outcome(run)
     assert list((other.path / "tensorboard").rglob("events*"))
     again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")
@@ -93,6 +96,7 @@ def test_a_run_from_python_has_the_bits_of_the_shell_whatever_ran_before_in_the_
 
 
 def test_an_accelerator_of_the_caller_keeps_its_precision(run, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)  # of other tests in this process
     own = Accelerator(mixed_precision="bf16", cpu=True)
     again = timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="again")
     assert outcome(again) == outcome(run)

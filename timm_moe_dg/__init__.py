@@ -44,16 +44,12 @@ __all__ = [
 ]
 
 
-_FROM_API = ("Run", "evaluate", "finetune", "predict", "read_runs")
-
-
 def __getattr__(name: str) -> Any:
     # When first needed, because the options of runs take time to import
-    if name in _FROM_API:
+    if name in __all__:
         from . import api
 
-        globals().update({public: getattr(api, public) for public in _FROM_API})
-        return globals()[name]
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,29 +5,19 @@ these libraries.
 """
 
 import torch
-from timm.models._features import FeatureGetterNet, feature_take_indices
-from timm.models._hub import download_from_hf, load_state_dict_from_path
-from timm.models._input import update_model_args
+from timm.models._features import (
+    FeatureGetterNet,  # the class that timm.create_model(features_only=True) returns for transformers
+    feature_take_indices,  # the `indices` of forward_intermediates, as timm's own models read them
+)
+from timm.models._hub import (
+    download_from_hf,  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
+    load_state_dict_from_path,  # the loader behind local-dir: names
+)
+from timm.models._input import update_model_args  # records a changed argument in the saved config.json
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-
-__all__ = [
-    "GROUPED_PRODUCT",
-    "BatchNorm",  # the base class of batch normalization of every dimension
-    "FeatureGetterNet",  # the class that timm.create_model(features_only=True) returns for transformers
-    "assert_async",
-    "download_from_hf",  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
-    "feature_take_indices",  # the `indices` of forward_intermediates, as timm's own models read them
-    "in_backward",
-    "in_forward_derivatives",
-    "in_transforms",
-    "in_vmap",
-    "is_batch_of_gradients",
-    "load_state_dict_from_path",  # the loader behind local-dir: names
-    "update_model_args",  # records a changed argument in the saved config.json
-]
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # the base class for all dimensions
 
 # The operator behind the public F.grouped_mm, for counting its operations
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm

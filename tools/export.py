@@ -39,7 +39,6 @@ from timm_moe_dg.export.programs import (
     OPSET,
     Exported,
     Inputs,
-    Program,
     as_tuple,
     export_model,
     preprocessing,
@@ -138,8 +137,9 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     """Prints the table in Markdown, one row for the model and one for each program."""
     callables = {"eager": model} | {name: exported.program for name, exported in programs.items()}
     batches = [tuple(torch.cat([part] * -(-size // len(part)))[:size] for part in inputs) for size in args.batch_size]
-    seconds = [time_programs(callables, batch, args.rounds) for batch in batches]
     with torch.inference_mode():
+        calls = [{name: partial(seconds_of, partial(f, *batch)) for name, f in callables.items()} for batch in batches]
+        seconds = [interleaved(of_batch, args.rounds, warmup=2) for of_batch in calls]
         largest = as_tuple(model(*inputs))[0].abs().max().item()
     heads = [f"ms, batch {size}" for size in args.batch_size]
     print(f"| model | format | MiB | largest difference | {' | '.join(heads)} |")
@@ -150,13 +150,6 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
         difference = f"{programs[name].difference:.1e}" if name in programs else f"(largest logit {largest:.2f})"
         times = [f"{median(of[name]) * 1e3:.1f} ({median(ratios(of[name], of['eager'])):.2f})" for of in seconds]
         print(f"| {args.model} | {name} | {bytes_ / 2**20:.1f} | {difference} | {' | '.join(times)} |", flush=True)
-
-
-@torch.inference_mode()
-def time_programs(programs: Mapping[str, Program], inputs: Inputs, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one call of each program, one entry per round."""
-    calls = {name: partial(seconds_of, partial(program, *inputs)) for name, program in programs.items()}
-    return interleaved(calls, rounds, warmup=2)
 
 
 @tool

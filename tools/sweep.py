@@ -213,15 +213,14 @@ def show_status(jobs: Sequence[Job]) -> None:
                 print(f"{state:<10} {job.name}{progress}" + (f"  (log: {job.log})" if job.log.exists() else ""))
 
 
-def show_running(jobs: Sequence[Job]) -> None:
-    """Prints the progress of the running jobs in one line."""
-    print(f"running: {'; '.join(f'{job.name} {job.progress()}' for job in jobs)}", flush=True)
-
-
 def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> list[Job]:
     """Runs jobs, prints how each ended, and returns those that failed."""
+
+    def show(running: Sequence[Job]) -> None:
+        print(f"running: {'; '.join(f'{job.name} {job.progress()}' for job in running)}", flush=True)
+
     failed = []
-    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show_running), start=1):
+    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show), start=1):
         state = job.state() + (" already, left alone" if status is None else "")
         print(f"[{number}/{len(jobs)}] {state} {job.name} ({seconds:.0f} s)", flush=True)
         if status is not None and state != "finished":

@@ -36,96 +36,64 @@ from timm_moe_dg.results.runs import domain_names
 
 CURVES, CURVES_OF_RUNS = "curves.png", "curves_of_runs.png"
 EVERYTHING = "everything"  # the default command
-Add = Callable[..., Any]  # a parser's `add_argument`
 
 
 def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("visualize.py", __doc__, "COMMAND [options] RUN")
     commands = parser.add_subparsers(prog=parser.prog, dest="command", required=True, metavar="COMMAND")
-    for name, (groups, function) in COMMANDS.items():
+    for name, (function, options) in COMMANDS.items():
         place = {"data": "", "curves": "RUN [RUN ...]"}.get(name, "RUN")
         words = (function.__doc__ or "").partition(".")[0]
-        add = commands.add_parser(name, help=words, description=words, usage=f"%(prog)s [options] {place}").add_argument
-        if name != "data":
-            several: dict[str, Any] = {"nargs": "+"} if name == "curves" else {}
-            add("run", type=run_folder, metavar="RUN", help="run folder", **several)
-        for add_options in groups:
-            add_options(add)
+        command = commands.add_parser(name, help=words, description=words, usage=f"%(prog)s [options] {place}")
+        if name == "data":
+            add_data_options(command.add_argument)
+            continue
+        several: dict[str, Any] = {"nargs": "+"} if name == "curves" else {}
+        command.add_argument("run", type=run_folder, metavar="RUN", help="run folder", **several)
+        add_options(command, options)
     return parser
 
 
-def add_network_options(add: Add) -> None:
-    """Adds the options of the data's place and of the network."""
+def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Adds those of the commands' options whose names are given."""
+
+    def add(*spellings: str, **keywords: Any) -> None:
+        if spellings[-1].removeprefix("--").replace("-", "_") in names:
+            parser.add_argument(*spellings, **keywords)
+
     add("--data-dir", metavar="DIR", help="folder of the run's images, if it was moved")
     add_device_option(add)
     skipped = "leave out damaged images (default: as the run did)"
     add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
-    images = "images at a time (default: %(default)s)"
-    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=images)
-
-
-def add_picture_options(add: Add) -> None:
-    """Adds the options of the images that are drawn."""
+    at_a_time = "images at a time (default: %(default)s)"
+    add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=at_a_time)
     add("--images", nargs="+", metavar="FILE", help="files, folders or patterns, instead of the run's data")
     add("--class", dest="target", metavar="NAME", help="class whose images are drawn (default: the first)")
     add("--columns", type=positive_int, default=4, metavar="N", help="images side by side (default: %(default)s)")
-
-
-def add_block_option(add: Add) -> None:
-    """Adds the index of the mixture block."""
+    same = "files with the same CLASS/IMAGE show the same photograph in all domains (default: as the run or data say)"
+    add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
     block = "index of the transformer block (default: the last one with experts)"
     add("--block", type=non_negative_int, metavar="I", help=block)
-
-
-def add_attention_options(add: Add) -> None:
-    """Adds the options of `attention` alone."""
+    add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
     add("--twin", type=run_folder, metavar="RUN", help="run of the dense model, drawn above the other")
     mass = "show the fewest patches that hold this share of a head's attention, 0 to 1 (default: all patches)"
     add("--mass", type=fraction_to_1, metavar="Q", help=mass)
-
-
-def add_statistics_options(add: Add) -> None:
-    """Adds the options of statistics: images, permutations and the baseline."""
     add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
     baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
     add("--untrained-router", action="store_true", help=baseline)
     null = "random permutations for the p-values (default: %(default)s)"
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
-
-
-def add_photograph_option(add: Add) -> None:
-    """Adds the option of commands that compare a picture over domains."""
-    same = "files with the same CLASS/IMAGE show the same photograph in all domains (default: as the run or data say)"
-    add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
-
-
-def add_expert_options(add: Add) -> None:
-    """Adds the option of `experts` alone."""
-    add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
-
-
-def add_cub_option(add: Add) -> None:
-    """Adds the folder of annotations."""
-    folder = "folder CUB_200_2011, for runs on its photographs or on CUB-DG"
-    add("--cub", type=Path, metavar="DIR", help=folder)
-
-
-def add_invariance_options(add: Add) -> None:
-    """Adds the options of `invariance` alone."""
+    add("--cub", type=Path, metavar="DIR", help="folder CUB_200_2011, for runs on its photographs or on CUB-DG")
     rotation = "counter-clockwise rotation of a domain's pictures (default: the data set's, else 0)"
     add("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=rotation)
-
-
-def add_geography_options(add: Add) -> None:
-    """Adds the options of `domains` and `forced`."""
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
     step = "largest width of the map's cells, in degrees (default: by the extent of the data and the coverage radius)"
     add("--map-step", type=positive, metavar="DEGREES", help=step)
 
 
-def add_data_options(add: Add) -> None:
-    """Adds the options of `data`."""
+def add_data_options(add: Callable[..., Any]) -> None:
+    """Adds the options of `data`, by a parser's `add_argument`."""
     add("--dataset", required=True, metavar="NAME", help="a benchmark, as in finetune.py")
     add("--data-dir", metavar="DIR", help="folder of the data")
     add("--columns", type=positive_int, default=8, metavar="N", help="classes side by side (default: %(default)s)")
@@ -234,25 +202,21 @@ def select(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: vars(options)[name] for name in names}
 
 
-STATISTICS = (add_network_options, add_block_option, add_statistics_options)
-GEOGRAPHY = (add_network_options, add_geography_options)
-# Groups of options, and the function of a command
-COMMANDS: dict[str, tuple[Sequence[Callable[[Add], None]], Callable[[argparse.Namespace], None]]] = {
-    "experts": (
-        (
-            *(add_network_options, add_picture_options, add_photograph_option),
-            *(add_block_option, add_expert_options, add_cub_option),
-        ),
-        experts,
-    ),
-    "attention": ((add_network_options, add_picture_options, add_attention_options), attention),
-    "attributes": ((*STATISTICS, add_cub_option), attributes),
-    "invariance": ((*STATISTICS, add_photograph_option, add_invariance_options), invariance),
-    "domains": (GEOGRAPHY, domains),
-    "forced": (GEOGRAPHY, forced),
-    "curves": ((), curves),
-    "data": ((add_data_options,), data),
-    EVERYTHING: (GEOGRAPHY, everything),
+NETWORK = ("data_dir", "device", "skip_unreadable", "batch_size")
+PICTURES = (*NETWORK, "images", "class", "columns")
+STATISTICS = (*NETWORK, "block", "max_images", "untrained_router", "permutations")
+GEOGRAPHY = (*NETWORK, "role", "map_step")
+# The function of each command, and its options
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Sequence[str]]] = {
+    "experts": (experts, (*PICTURES, "split_by_photograph", "block", "parts", "cub")),
+    "attention": (attention, (*PICTURES, "twin", "mass")),
+    "attributes": (attributes, (*STATISTICS, "cub")),
+    "invariance": (invariance, (*STATISTICS, "split_by_photograph", "angles")),
+    "domains": (domains, GEOGRAPHY),
+    "forced": (forced, GEOGRAPHY),
+    "curves": (curves, ()),
+    "data": (data, ()),
+    EVERYTHING: (everything, GEOGRAPHY),
 }
 
 
@@ -271,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
     options.run = options.runs[0]  # whose folder gets the pictures
     for run in options.runs:
         check_run(run)
-    COMMANDS[options.command][1](options)
+    COMMANDS[options.command][0](options)
     print(f"written: {', '.join(str(path) for path in sorted(figures_folder(options).iterdir()) if path.is_file())}")
 
 

@@ -32,7 +32,7 @@ def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, c
     def run():
         with RunLog(["--lr", "a b"]) as log:
             LOGGER.info("one")
-            log.keep_in(folder)
+            log.folder = folder
             LOGGER.info("two \udcff\x1b[0m")
             assert not folder.path.exists()
             evaluated(folder)
@@ -54,7 +54,7 @@ def test_other_processes_show_errors_alone_and_write_nothing(folder, capsys, mon
     monkeypatch.setenv(variable, "1")
     evaluated(folder)
     with RunLog([]) as log:
-        log.keep_in(folder)
+        log.folder = folder
         LOGGER.info("hidden")
         LOGGER.error("shown")
     assert capsys.readouterr().out == "shown\n"
@@ -67,7 +67,7 @@ def test_a_log_that_cannot_be_written_is_one_line(folder, monkeypatch):
 
     evaluated(folder)
     with RunLog([]) as log, monkeypatch.context() as patch:
-        log.keep_in(folder)
+        log.folder = folder
         patch.setattr(logging.StreamHandler, "flush", refuse)
         with pytest.raises(StorageError, match=r"log.txt': cannot be written .No space"):
             LOGGER.info("one")

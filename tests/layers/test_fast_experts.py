@@ -88,7 +88,6 @@ def test_dropped_features_and_their_derivatives_are_exactly_zero(act, dtype):
     mask = torch.arange(5 * HIDDEN).view(5, HIDDEN) % 3 == 0
     expected = act(before).masked_fill(mask, 0)
     activation.halves(before)[0].masked_fill_(mask, DROPPED)
-    assert torch.equal(activation.is_dropped(before), mask)
     hidden = torch.empty_like(expected)
     activation.write(before, hidden)
     assert hidden[mask].eq(0).all()

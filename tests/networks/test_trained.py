@@ -83,7 +83,7 @@ def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_ou
     assert (list(matched.targets), list(matched.images)) == ([1, 0], ["0", "2"])
     assert (split.inside.tolist(), split.outside.tolist()) == ([1], [0])
     assert positions.tolist() == [0, 1, 2]
-    assert "2 images are left out, whose classes the model lacks: 'cow' (2)" in caplog.text
+    assert "2 images of classes that the model lacks are left out: 'cow' (2)" in caplog.text
     assert "unused" not in caplog.text
     domains = [FolderDomain("a", ("dog",), [0], ["0"])]
     assert list(match_classes(network, domains, [Split(np.arange(1), np.arange(0))])[0][0].targets) == [0]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import reduce
 from operator import add
@@ -135,7 +136,9 @@ class Algorithm(Tunable, ABC):
         context.optimizer.zero_grad()
         scalars = []
         for position, part in enumerate(parts, start=1):
-            with context.synchronized(last=position == len(parts)):
+            # A distributed model exchanges gradients in the last part of a step alone
+            separate = nullcontext if position == len(parts) else getattr(context.model, "no_sync", nullcontext)
+            with separate():
                 losses = self.objective(context, part)
                 context.backward(losses["loss"] / len(parts))
             scalars.append(detached(losses))

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from ..errors import ArgumentError, ProtocolError
-from .base import ParameterGroup, Setup
+from .base import Setup
 from .erm import ERM
 from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, detached, mean_scalars
+
+_ADAM = ("params", "lr", "weight_decay")  # of the run's optimizer, which the inner steps of MLDG take over
 
 
 class Fish(ERM):
@@ -91,7 +93,7 @@ class MLDG(ERM):
         for inner, outer in self._pairs(context, minibatches):
             start = [parameter.detach().clone() for parameter in parameters]
             losses = self._add_gradients(context, inner, parameters, totals, 1.0)
-            _fresh_adam(groups).step()
+            Adam([{name: group[name] for name in _ADAM if name in group} for group in groups]).step()
             ahead = self._add_gradients(context, outer, parameters, totals, beta)
             with torch.no_grad():
                 for parameter, value in zip(parameters, start, strict=True):
@@ -126,9 +128,3 @@ class MLDG(ERM):
             if parameter.grad is not None:
                 total.add_(parameter.grad, alpha=weight)
         return detached(losses)
-
-
-def _fresh_adam(groups: Sequence[ParameterGroup]) -> Adam:
-    """Makes an Adam without moments, with the learning rates and weight decays of an optimizer's groups."""
-    names = ("params", "lr", "weight_decay")
-    return Adam([{name: group[name] for name in names if name in group} for group in groups])

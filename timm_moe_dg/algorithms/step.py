@@ -32,10 +32,6 @@ class StepContext:
         # The launcher averages gradients over processes, which makes the gradient of a function of the mean exact
         return value + (self.reduce(value.detach()) - value.detach())
 
-    def synchronized(self, *, last: bool) -> AbstractContextManager[object]:
-        """Returns a context in which a distributed model exchanges gradients only in the last part of a step."""
-        return nullcontext() if last else getattr(self.model, "no_sync", nullcontext)()
-
 
 @dataclass(frozen=True)
 class ForwardPass:

@@ -43,7 +43,10 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         upper.axvline(selected, color="black", linewidth=1, linestyle=":", label=f"selected step {selected}")
         upper.set(ylabel="accuracy (%)", ylim=(-3, 103))
         _draw(lower, steps, below)
-        _set_scale(lower, below)
+        losses = [value for line in below for value in line.values if isfinite(value)]
+        if losses and min(losses) > 0 and max(losses) > LOG_RATIO * min(losses):  # small ones could not be seen
+            lower.set_yscale("log")
+            lower.yaxis.set_major_formatter("{x:g}")
         lower.set(xlabel="step", ylabel="loss")
         lower.legend(loc="upper right")  # "best" takes seconds on a busy machine, and warns
         figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=2)
@@ -100,16 +103,12 @@ def accuracy_lines(curves: Mapping[str, Sequence[float]], held_out: Collection[s
     domains = [Line(name, percent[name], "--" if name in held_out else "-") for name in percent if name.endswith(OUT)]
     others = [name for name in percent if name not in MEANS and not name.endswith(OUT)]
     roles = [Line(name, percent[name], ":", width=2.2) for name in others]
-    if len(domains) + len(roles) > CATEGORIES:
-        domains = _in_gray(domains)
+    if len(domains) + len(roles) > CATEGORIES:  # thin and gray; the first of each kind labels all of them
+        labels = {"-": f"each training domain{OUT}", "--": f"each held-out domain{OUT}"}
+        grays = [(labels.pop(line.dashes, ""), line) for line in domains]
+        domains = [line._replace(label=label, color="#777777", width=0.6) for label, line in grays]
     colors = map(category_color, range(CATEGORIES))
     return [*means, *(line if line.color else line._replace(color=next(colors)) for line in (*roles, *domains))]
-
-
-def _in_gray(domains: Sequence[Line]) -> list[Line]:
-    """Makes all lines thin and gray; the first of each kind labels all of them."""
-    labels = {"-": f"each training domain{OUT}", "--": f"each held-out domain{OUT}"}
-    return [line._replace(label=labels.pop(line.dashes, ""), color="#777777", width=0.6) for line in domains]
 
 
 def loss_lines(records: Sequence[Record]) -> list[Line]:
@@ -126,11 +125,3 @@ def _draw(axes: "Axes", steps: Sequence[int], lines: Sequence[Line]) -> None:
     for label, values, dashes, color, width in lines:
         style: Style = {"linestyle": dashes, "color": color, "linewidth": width, "marker": marker}
         axes.plot(steps, values, label=fitted(label, 30) if label else None, **style)
-
-
-def _set_scale(axes: "Axes", lines: Sequence[Line]) -> None:
-    """Makes the axis logarithmic if small losses could not be seen otherwise."""
-    values = [value for line in lines for value in line.values if isfinite(value)]
-    if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")

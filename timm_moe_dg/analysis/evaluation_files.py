@@ -96,7 +96,7 @@ def _prediction_rows(evaluated: Evaluated) -> Iterator[list[object]]:
 
 def score_table(evaluated: Evaluated) -> str:
     """Formats the scores for the screen: a row for each domain, held-out domains first, then the totals."""
-    assessment, roles = evaluated.assessment, evaluated.domain_roles
+    assessment, roles, overall = evaluated.assessment, evaluated.domain_roles, evaluated.assessment.overall
     name_width = max(len("domain"), *(len(domain.name) for domain in evaluated.domains))
     role_width = max(len("role"), *map(len, roles))
     inside, outside = evaluated.split_accuracies
@@ -107,7 +107,8 @@ def score_table(evaluated: Evaluated) -> str:
             + _columns(assessment.domains[index], inside[index], outside[index])
             for index in evaluated.domain_order
         ),
-        f"together ({evaluated.counted_name}): {_sentence(assessment.overall)}",
+        f"together ({evaluated.counted_name}): {overall.images} images, accuracy {_number(overall.accuracy)}, "
+        f"F1-macro {_number(overall.f1_macro)}, ECE {_number(overall.ece)}",
     ]
     if len(evaluated.counted) > 1:
         worst = [assessment.domains[index] for index in assessment.worst]
@@ -121,13 +122,6 @@ def score_table(evaluated: Evaluated) -> str:
 def _columns(scores: Scores, inside: float, outside: float) -> str:
     accuracies = f"{_number(scores.accuracy, 8)}  {_number(inside, 8)}  {_number(outside, 9)}"
     return f"{scores.images:7d}  {accuracies}  {_number(scores.f1_macro, 8)}  {_number(scores.ece, 6)}"
-
-
-def _sentence(scores: Scores) -> str:
-    return (
-        f"{scores.images} images, accuracy {_number(scores.accuracy)}, F1-macro {_number(scores.f1_macro)}, "
-        f"ECE {_number(scores.ece)}"
-    )
 
 
 def _number(value: float, width: int = 0) -> str:

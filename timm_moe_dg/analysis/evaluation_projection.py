@@ -3,15 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .evaluated import Evaluated
-from .style import CATEGORIES, category_color, fitted, legend_below, picture, swatch
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .style import CATEGORIES, category_color, fitted, picture, swatch
 
 MAX_POINTS = 3000  # more points hide each other, and t-SNE takes long
 
@@ -58,10 +54,13 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
         panels.insert(0, ("class", target, evaluated.classes))
     with picture(path, 4.2 * len(panels), 5.4) as figure:
         for axes, (title, values, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _scatter(axes, points, values, is_test)
+            for marker, size, rows in ((".", 20, ~is_test), ("x", 14, is_test)):
+                colors = [category_color(value) for value in values[rows].tolist()]
+                axes.scatter(*points[rows].T, s=size, c=colors, marker=marker, linewidths=0.8, alpha=0.7)
             axes.set(title=title, xticks=[], yticks=[])
             present = [index for index in range(len(names)) if (values == index).any()]
-            legend_below(axes, [swatch(category_color(index), fitted(names[index], 18)) for index in present])
+            handles = [swatch(category_color(index), fitted(names[index], 18)) for index in present]
+            axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, columnspacing=1.0)
         number = f"{total} images" if len(selected) == total else f"{len(selected)} of {total} images"
         crosses = "; crosses: not trained on" if is_test.any() else ""
         figure.suptitle(f"{TITLES[method]} of features\n{fitted(evaluated.model, 60)}\n{number}{crosses}")
@@ -74,9 +73,3 @@ def _by_domain(evaluated: Evaluated, domain: np.ndarray) -> tuple[str, np.ndarra
     roles = evaluated.domain_roles
     kinds = sorted(set(roles))
     return "role of the domain", np.array([kinds.index(roles[index]) for index in domain]), kinds
-
-
-def _scatter(axes: "Axes", points: np.ndarray, values: np.ndarray, is_test: np.ndarray) -> None:
-    for marker, size, rows in ((".", 20, ~is_test), ("x", 14, is_test)):
-        colors = [category_color(value) for value in values[rows].tolist()]
-        axes.scatter(points[rows, 0], points[rows, 1], s=size, c=colors, marker=marker, linewidths=0.8, alpha=0.7)

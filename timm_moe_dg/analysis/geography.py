@@ -89,7 +89,7 @@ class Extent(NamedTuple):
 
 
 WORLD = Extent(-180.0, 180.0, -90.0, 90.0)
-_KM_PER_DEGREE = 111.2
+KM_PER_DEGREE = 111.2
 _COLUMNS, _MOST_COLUMNS = 180, 720  # cells across a map, by default and at most
 
 
@@ -105,15 +105,13 @@ def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
         return WORLD
     low, high = rows.amin(0), rows.amax(0)
     span = high - low
-    span = torch.maximum(span * 1.2, span + min(2.2 * (radius or 0.0) / _KM_PER_DEGREE, 20.0))
+    span = torch.maximum(span * 1.2, span + min(2.2 * (radius or 0.0) / KM_PER_DEGREE, 20.0))
     width = max(float(span[0]), float(span[1]), 1.0)
     height = min(max(float(span[1]), width / 2), 180.0)
     if width > 180.0:
         return WORLD
     west, south = (low + high)[0].item() / 2 - width / 2, (low + high)[1].item() / 2 - height / 2
-    west, south = (
-        min(max(value, -half), half - side) for value, half, side in ((west, 180, width), (south, 90, height))
-    )
+    west, south = min(max(west, -180.0), 180.0 - width), min(max(south, -90.0), 90.0 - height)
     return Extent(west, west + width, south, south + height)
 
 
@@ -126,7 +124,7 @@ def cell_width(extent: Extent, radius: float | None, most: float | None = None) 
     across = extent.east - extent.west
     step = across / _COLUMNS if most is None else most
     if radius is not None:
-        step = min(step, max(radius, 1e-3) / _KM_PER_DEGREE / 1.5)
+        step = min(step, max(radius, 1e-3) / KM_PER_DEGREE / 1.5)
     return max(step, across / _MOST_COLUMNS)
 
 
@@ -162,10 +160,8 @@ def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
         weights_LBE = torch.stack([layer.router(context[is_routed]).probabilities for layer in layers]).cpu()
     best = nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
     shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    blocks = enumerate(getattr(model, "blocks", ()))
-    with_experts = tuple(
-        index for index, block in blocks if any(isinstance(part, GeoMoeMlp) for part in block.modules())
-    )
+    holders = [{*block.modules()} & {*layers} for block in getattr(model, "blocks", ())]
+    with_experts = tuple(index for index, held in enumerate(holders) if held)
     return ExpertUsage(*shares, int(is_routed.sum()), len(metadata), with_experts)
 
 

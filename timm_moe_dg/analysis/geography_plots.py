@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..layers import Coverage, thin_coordinates
 from ..layers.encoders.coverage import distances
-from .geography import WORLD, DomainMap, ExpertMatrix, ExpertUsage
+from .geography import KM_PER_DEGREE, WORLD, DomainMap, ExpertMatrix, ExpertUsage
 from .style import LEGEND_BELOW, SHARED_COLOR, Style, expert_color, fitted, picture, swatch, write_numbers
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ FAR = 1000.0  # km to the nearest training coordinate; routed cells beyond are p
 VEIL = 0.7  # opacity of the white over pale cells
 WIDTH = 6.4  # inches, of the map
 _COAST, _INK = "#404040", "#000000"
-_KM_PER_DEGREE = 111.2
 _LEGEND_COLUMNS = 6
 _OUTLINED = 1000  # places that are outlined each for itself
 _NAME_GAP = 4.0  # points between a group and its name
@@ -129,7 +128,7 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
         # A black line on a white one is visible on every color
         for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, dashes)):
-            level = [_margin(domains) * _KM_PER_DEGREE]
+            level = [_margin(domains) * KM_PER_DEGREE]
             axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)
 
 
@@ -145,18 +144,13 @@ def _separate(figure: "Figure", axes: "Axes") -> None:
             (box.width * 1.05 * column, box.height * 1.1 * row) for column in range(-4, 5) for row in range(-20, 21)
         ]
         moved = [first.translated(*step) for step in sorted(steps, key=lambda step: math.hypot(*step))]
-        fitting = [new for new in moved if _contains(inside, new)]
+        fitting = [new for new in moved if inside.contains(*new.min) and inside.contains(*new.max)]
         free = [new for new in fitting if not any(new.overlaps(other) for other in placed)]
         placed.append((free or fitting or moved)[0])
         across, up = text.xyann
         points = 72 / figure.dpi  # of a pixel
         text.xyann = (across + points * (placed[-1].x0 - box.x0), up + points * (placed[-1].y0 - box.y0))
         text.set_in_layout(False)  # or the layout would move the map
-
-
-def _contains(outer: Any, inner: Any) -> bool:
-    is_across = outer.x0 <= inner.x0 and inner.x1 <= outer.x1
-    return is_across and outer.y0 <= inner.y0 and inner.y1 <= outer.y1
 
 
 def _write_name(axes: "Axes", name: str, lonlat: np.ndarray, margin: float = 0.0) -> None:
@@ -188,12 +182,16 @@ def _without_unknown(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
     """Draws, for each mixture layer, how often each expert has the largest weight and how often it is selected."""
     layers, num_experts = usage.frequency.shape
+    positions, colors = np.arange(num_experts), list(map(expert_color, range(num_experts)))
     across = min(layers, 2)
     down = -(-layers // across)
     with picture(path, max(3.4, 0.26 * num_experts) * across + 1.0, 3.0 * down + 0.8) as figure:
         panels = figure.subplots(down, across, sharey=True, squeeze=False).flat
         for index, axes in enumerate(list(panels)[:layers]):
-            _usage_bars(axes, usage.frequency[index], usage.selected[index])
+            for shift, shares, opacity in ((-0.2, usage.frequency, 1.0), (0.2, usage.selected, _SELECTED)):
+                axes.bar(positions + shift, shares[index].numpy(), 0.4, color=colors, alpha=opacity)
+            axes.axhline(1 / num_experts, **_EVEN)
+            axes.set(xticks=positions[:: -(-num_experts // 8)])  # there is room for eight numbers
             axes.set_title(f"block {usage.blocks[index]}" if usage.blocks else f"mixture layer {index}")
         for axes in figure.axes[layers:]:
             axes.remove()
@@ -204,15 +202,6 @@ def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
         pale.set_alpha(_SELECTED)
         even = figure.axes[0].axhline(1 / num_experts, **_EVEN, label="even use")
         figure.legend(handles=[solid, pale, even], **{**LEGEND_BELOW, "ncols": across + 1})
-
-
-def _usage_bars(axes: "Axes", frequency: Tensor, selected: Tensor) -> None:
-    positions, colors = np.arange(len(frequency)), list(map(expert_color, range(len(frequency))))
-    axes.bar(positions - 0.2, frequency.numpy(), 0.4, color=colors)
-    axes.bar(positions + 0.2, selected.numpy(), 0.4, color=colors, alpha=_SELECTED)
-    axes.axhline(1 / len(frequency), **_EVEN)
-    step = -(-len(frequency) // 8)  # there is room for eight numbers
-    axes.set(xticks=positions[::step])
 
 
 def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:

@@ -59,7 +59,10 @@ def draw_domains(
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     discovered = domains_at(view.model, metadata)
     if metadata.is_floating_point():  # coordinates; other metadata are integer indices
-        held_out = _held_out_places(view, data_dir)
+        everything, tested = view.domains(data_dir), view.args.get("test_domains") or ()
+        trained = {domain.group for index, domain in enumerate(everything) if index not in tested}
+        unseen = [domain for domain in everything if domain.group not in trained and domain.metadata is not None]
+        held_out = {domain.group: torch.as_tensor(domain.metadata) for domain in unseen}
         with optional_picture(figures / "map.png") as path:
             plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)
@@ -112,14 +115,6 @@ def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[Pl
 
 def _domains_with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
     return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
-
-
-def _held_out_places(view: RunView, data_dir: str | None) -> dict[str, Tensor]:
-    """Coordinates of the groups that were not trained on."""
-    domains, test_domains = view.domains(data_dir), view.args.get("test_domains") or ()
-    trained = {domain.group for index, domain in enumerate(domains) if index not in test_domains}
-    held_out = [domain for domain in domains if domain.group not in trained and domain.metadata is not None]
-    return {domain.group: torch.as_tensor(domain.metadata) for domain in held_out}
 
 
 def _test_split(domain: PlacesDomain) -> Split:

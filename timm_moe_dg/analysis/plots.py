@@ -131,7 +131,6 @@ def _bars(axes: "Axes", table: Table, colors: Mapping[RowKey, str]) -> None:
     if not isnan(guessed):
         axes.axhline(guessed, color="black", linestyle=":", linewidth=1.2)
         # Right of the axes, at the height of the line
-        axes.text(
-            1.01, guessed, f"chance\n{guessed:.1f}", transform=axes.get_yaxis_transform(), va="center", size="small"
-        )
+        words, place = f"chance\n{guessed:.1f}", axes.get_yaxis_transform()
+        axes.text(1.01, guessed, words, transform=place, va="center", size="small")
     axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=fitted(table.title, 60))

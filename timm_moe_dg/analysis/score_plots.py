@@ -45,9 +45,8 @@ def plot_reliability(groups: Mapping[str, CalibrationBins], path: Path) -> None:
         upper.plot([0, 1], [0, 1], color="gray", linestyle=":", linewidth=1)
         for number, (name, bins) in enumerate(groups.items()):
             filled, color, width = bins.num_samples > 0, category_color(number), 1 / len(bins.num_samples)
-            upper.plot(
-                bins.confidence[filled].numpy(), bins.accuracy[filled].numpy(), marker="o", color=color, label=name
-            )
+            confidence, accuracy = bins.confidence[filled].numpy(), bins.accuracy[filled].numpy()
+            upper.plot(confidence, accuracy, marker="o", color=color, label=name)
             centers = [(index + 0.5) * width for index in range(len(filled))]
             shares = bins.num_samples / bins.num_samples.sum().clamp(min=1)
             lower.bar(centers, shares.tolist(), 0.9 * width, color=color, alpha=0.5)

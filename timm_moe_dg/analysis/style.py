@@ -17,7 +17,6 @@ from ..storage.atomic import replaced_file
 
 # matplotlib is imported inside functions, so that the package loads without it
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -200,8 +199,3 @@ def line_handle(label: str, **style: Any) -> "Line2D":
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"color": "#555555", **style})
-
-
-def legend_below(axes: "Axes", handles: Sequence["Artist"], columns: int = 2) -> None:
-    """Puts a legend below a panel."""
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=columns, columnspacing=1.0)

@@ -55,10 +55,7 @@ def read_yaml(path: str, argument: str) -> Options:
 
 
 def parse_arguments(
-    parser: ToolParser,
-    argv: Sequence[str],
-    saved: Path | None = None,
-    read: Callable[[str, str], Options] = read_yaml,
+    parser: ToolParser, argv: Sequence[str], saved: Path | None = None, read: Callable[[str, str], Options] = read_yaml
 ) -> argparse.Namespace:
     """Parses a command line, the YAML file that its `--config` names, and the args.yaml of a run to resume.
 

@@ -41,15 +41,10 @@ def named_imports(words: Sequence[str]) -> list[str]:
     ]
 
 
-def add_import_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --import to a parser. Modules that a file of options names are imported as it is read."""
-    words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
-    parser.add_argument(OPTION, action=_Import, dest="imports", default=argparse.SUPPRESS, metavar="MODULE", help=words)
-
-
-class _Import(argparse.Action):
-    """Imports a module and keeps its name."""
+class ImportAction(argparse.Action):
+    """Imports a module and keeps its name, at once: the file of options that names it may need it."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, value: object, __: object = None) -> None:
+        """Takes the option's value, as argparse calls it."""
         import_modules([str(value)])
         namespace.imports = [*getattr(namespace, "imports", ()), str(value)]

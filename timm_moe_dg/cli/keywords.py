@@ -37,17 +37,21 @@ def keyword_words(function: str, table: "type[DataclassInstance]", keywords: Map
     """
     declarations, words = declared(table), []
     kinds = {item.name: option_kind(item.type) for item in fields(table)}
+    defaults = {CONFIG: None, **{item.name: item.default for item in fields(table)}}
     others = {other: name for name, declaration in declarations.items() for other in declaration.long_names()}
     for given, value in keywords.items():
         name = others.get(given, given)
         if name == IMPORTS:
-            words += [f"{OPTION}={module}" for module in _listed_texts(name, value)]
+            modules = [value] if isinstance(value, str) else plain_value(value)
+            if not fits(modules, [str]):
+                raise ArgumentError.of(name, value, "must be a list of texts, the names of modules")
+            words += [f"{OPTION}={module}" for module in modules]
             continue
         if name not in declarations and name != CONFIG:
             nearest = did_you_mean(name, [*declarations, *others, IMPORTS])
             remedy = nearest or f"help(timm_moe_dg.{function}) lists the options"
             raise OptionError.of(name, value, f"{function} has no such option; {remedy}")
-        if value is None and (name == CONFIG or _default(table, name) is None):
+        if value is None and defaults[name] is None:
             continue
         plain, kind = plain_value(value), kinds.get(name, str)
         if isinstance(kind, list) and not isinstance(plain, list):
@@ -98,18 +102,6 @@ def describe_keywords(
     lines.append(f"    {IMPORTS}: {words}")
     vars(function)["__signature__"] = signature.replace(parameters=parameters)
     function.__doc__ = f"{inspect.getdoc(function)}\n\nKeyword Args:\n" + "\n".join(lines) + "\n"
-
-
-def _default(table: "type[DataclassInstance]", name: str) -> object:
-    return next(item.default for item in fields(table) if item.name == name)
-
-
-def _listed_texts(name: str, value: object) -> list[str]:
-    plain = plain_value(value)
-    texts = [plain] if isinstance(plain, str) else plain
-    if not fits(texts, [str]):
-        raise ArgumentError.of(name, value, "must be a list of texts, the names of modules")
-    return texts
 
 
 def _check_values(name: str, value: Any, keywords: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from ..errors import ArgumentError, did_you_mean
 from .escape import one_line
-from .imports import add_import_option
+from .imports import OPTION, ImportAction
 from .program import program
 
 Actions = argparse._SubParsersAction  # argparse has no public name for it
@@ -27,7 +27,8 @@ class ToolParser(argparse.ArgumentParser):
         super().__init__(*args, **{"formatter_class": _Formatter, "usage": "%(prog)s [options]", **keywords})
         hidden: Any = argparse.SUPPRESS
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
-        add_import_option(self)
+        words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
+        self.add_argument(OPTION, action=ImportAction, dest="imports", default=hidden, metavar="MODULE", help=words)
 
     def format_help(self) -> str:
         """Returns the text of `--help`."""

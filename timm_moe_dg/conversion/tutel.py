@@ -28,10 +28,6 @@ def _two_axes(value: Tensor) -> Tensor:
     return value.reshape(value.shape[0], -1)
 
 
-def _one_axis(value: Tensor) -> Tensor:
-    return value.reshape(1)
-
-
 _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "experts.batched_fc1_w": ("experts.fc1.weight", _keep),
     "experts.batched_fc2_w": ("experts.fc2.weight", _transpose),
@@ -41,7 +37,7 @@ _RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gates.0.cosine_projector.weight": ("router.proj.weight", _keep),
     "gates.0.cosine_projector.bias": ("router.proj.bias", _keep),
     "gates.0.sim_matrix": ("router.codes", _transpose),
-    "gates.0.temperature": ("router.logit_scale", _one_axis),
+    "gates.0.temperature": ("router.logit_scale", lambda value: value.reshape(1)),
 }
 
 

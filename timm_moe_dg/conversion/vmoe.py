@@ -188,7 +188,9 @@ def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
     used = {name: value for name, value in arrays.items() if not headless or name.partition("/")[0] not in _HEADS}
     projections = {name for name in used if (match := _BLOCK.fullmatch(name)) and _PROJECTION.fullmatch(match[2])}
     new_names = {name: _rename(name) for name in used.keys() - projections}
-    unknown = sorted(name for name, new in new_names.items() if new is None or _is_of_ensemble(name, used[name]))
+    # The router of an ensemble has an additional axis, its members
+    of_ensemble = [name for name in used if name.endswith("Router/dense/kernel") and used[name].ndim != 2]
+    unknown = sorted({*of_ensemble, *(name for name, new in new_names.items() if new is None)})
     if unknown:
         raise CheckpointError(f"has arrays that no V-MoE of this kind has ({len(unknown)}): {'; '.join(unknown[:4])}")
     weights = {new: _to_torch(name, used[name]) for name, new in new_names.items() if new is not None}
@@ -201,11 +203,6 @@ def _rename(name: str) -> str | None:
         return _NAMES.get(name)
     new = _IN_BLOCK.get(match[2])
     return new and f"blocks.{match[1]}.{new}"
-
-
-def _is_of_ensemble(name: str, value: Tensor) -> bool:
-    # The router of an ensemble has an additional axis, its members
-    return name.endswith("Router/dense/kernel") and value.ndim != 2
 
 
 def _to_torch(name: str, value: Tensor) -> Tensor:

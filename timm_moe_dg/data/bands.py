@@ -49,7 +49,8 @@ _REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no imag
 def decoders() -> tuple[str, ...]:
     """Returns the names of the formats that this Pillow decodes by itself."""
     Image.init()
-    stubs = {name for name, (factory, _) in Image.OPEN.items() if _is_stub(factory)}
+    factories = {name: factory for name, (factory, _) in Image.OPEN.items() if isinstance(factory, type)}
+    stubs = {name for name, factory in factories.items() if issubclass(factory, ImageFile.StubImageFile)}
     names = set(Image.OPEN) - stubs - {*_EXTERNAL, *_WITHOUT_IMAGES}
     return tuple(sorted(names, key=lambda name: (name not in ("JPEG", "PNG"), name)))  # the most frequent ones first
 
@@ -181,10 +182,6 @@ def as_picture(pixels: Pixels) -> Image.Image:
     low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
     levels = (channels - low) / np.maximum(high - low, 1e-12)
     return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-
-
-def _is_stub(factory: Any) -> bool:
-    return isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)
 
 
 def _head(source: Source, size: int = -1) -> bytes:

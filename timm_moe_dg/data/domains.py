@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -31,34 +31,22 @@ class Domain(ABC, Generic[Stored]):
     """A named, ordered list of labeled images. Subclasses define `image`.
 
     The order is part of the contract: splits and draws are positions in it.
-
-    Attributes:
-        name: The domain's name, as tables show it.
-        classes: Class names, indexed by `targets`. All domains of a benchmark have the same.
-        targets: One class index per image.
-        images: The images as they are stored: file names (see `file_names`), arrays, or rows of a table.
-        role: "train", or "id" or "ood" if the benchmark reserves the domain for testing.
-        group: The evaluation group of its images, by default its own name.
-        metadata: One row per image, such as longitude and latitude, or None.
-        split: The official split. None leaves it to `split_domains`.
-        pictures: A name for each image, equal across domains that hold the same picture, or None.
-        bands: Bands per image. If there are not three, files are read whole and `image` shows the first three bands.
-        upright: Whether the EXIF orientation of files is applied. DomainBed does not.
-        angle: Degrees by which its images are turned relative to other domains, counter-clockwise.
     """
 
-    name: str
-    classes: tuple[str, ...]
-    targets: Sequence[int] | np.ndarray = field(repr=False)
-    images: Sequence[Stored] | np.ndarray = field(repr=False)
-    role: str = field(default="train", kw_only=True)
-    group: str = field(default="", kw_only=True)
-    metadata: np.ndarray | None = field(default=None, kw_only=True, repr=False)
-    split: Split | None = field(default=None, kw_only=True, repr=False)
-    pictures: Sequence[str] | None = field(default=None, kw_only=True, repr=False)
-    bands: int = field(default=RGB, kw_only=True)
-    upright: bool = field(default=True, kw_only=True)
-    angle: float = field(default=0.0, kw_only=True)
+    name: str  # as tables show it
+    classes: tuple[str, ...]  # names, indexed by `targets`; the same in all domains of a benchmark
+    targets: Sequence[int] | np.ndarray = field(repr=False)  # one class index per image
+    images: Sequence[Stored] | np.ndarray = field(repr=False)  # names (see `file_names`), arrays, or rows of a table
+    _: KW_ONLY
+    role: str = "train"  # or "id" or "ood", if the benchmark reserves the domain for testing
+    group: str = ""  # the evaluation group of its images, by default its own name
+    metadata: np.ndarray | None = field(default=None, repr=False)  # one row per image, such as longitude and latitude
+    split: Split | None = field(default=None, repr=False)  # the official one; None leaves it to `split_domains`
+    # A name for each image, equal across domains that hold the same picture
+    pictures: Sequence[str] | None = field(default=None, repr=False)
+    bands: int = RGB  # of other numbers, files are read whole, and `image` shows the first three bands
+    upright: bool = True  # whether the EXIF orientation of files is applied, as DomainBed does not
+    angle: float = 0.0  # degrees by which its images are turned against other domains, counter-clockwise
 
     def __post_init__(self) -> None:
         if not self.group:

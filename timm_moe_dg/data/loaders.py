@@ -48,8 +48,11 @@ class TrainingDraws(Dataset):
         """For each domain, positions with equal probability: one array, or one for each class."""
         if not self.class_balanced:
             return [[split.inside] for split in self.splits]
-        pairs = zip(self.domains, self.splits, strict=True)
-        return [_positions_by_class(np.asarray(domain.targets), split.inside) for domain, split in pairs]
+        pools = []
+        for domain, split in zip(self.domains, self.splits, strict=True):
+            classes = np.asarray(domain.targets)[split.inside]
+            pools.append([split.inside[classes == target] for target in np.unique(classes)])
+        return pools
 
     def __getitem__(self, draw: DrawIndex) -> TrainingSample:
         domain, number = draw
@@ -191,11 +194,6 @@ def seeded_torch(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-def _positions_by_class(targets: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    classes = targets[positions]
-    return [positions[classes == target] for target in np.unique(classes)]
 
 
 def _metadata(domain: Domain, index: int) -> tuple[Tensor]:

@@ -25,20 +25,12 @@ def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list
     return [*geometric, *([_OnEightBits(v2.Compose(color))] if channels == RGB else ())]
 
 
-def _digit_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """The crop alone: a mirrored digit is another sign, and ink has no color."""
-    return [v2.RandomResizedCrop(size, scale=(0.7, 1.0))]
-
-
-def _no_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
-    """The whole image, as in evaluation. DomainBed does not augment colored and rotated digits."""
-    return [v2.Resize(size)]
-
-
 AUGMENTATIONS: Mapping[str, Callable[..., list[Callable]]] = {
     "photograph": _photograph_augmentation,
-    "digit": _digit_augmentation,
-    "none": _no_augmentation,
+    # The crop alone: a mirrored digit is another sign, and ink has no color
+    "digit": lambda size, channels=RGB: [v2.RandomResizedCrop(size, scale=(0.7, 1.0))],
+    # As in evaluation. DomainBed does not augment colored and rotated digits
+    "none": lambda size, channels=RGB: [v2.Resize(size)],
 }
 _AUTO_AUGMENTATIONS = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
 
@@ -62,11 +54,7 @@ def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequ
 
 
 def with_timm_augmentation(
-    transform: Transform,
-    policy: str | None,
-    erasing: float,
-    size: Sequence[int],
-    mean: Sequence[float],
+    transform: Transform, policy: str | None, erasing: float, size: Sequence[int], mean: Sequence[float]
 ) -> Transform:
     """Adds timm's automatic augmentation before a transform and its random erasing after it, if either is given.
 

@@ -133,14 +133,14 @@ def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> None:
     save_onnx(record_program(model, inputs), path, {DIGEST: network_digest(model)})
 
 
-def _write_pt2(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    torch.export.save(record_program(model, inputs), path)
-
-
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "onnx": Format("model.onnx", _write_onnx, load_onnx),
-        "pt2": Format("model.pt2", _write_pt2, lambda path: torch.export.load(path).module()),
+        "pt2": Format(
+            "model.pt2",
+            lambda model, inputs, path: torch.export.save(record_program(model, inputs), path),
+            lambda path: torch.export.load(path).module(),
+        ),
         "torchscript": Format(
             "model.torchscript.pt", lambda model, _, path: torch.jit.script(model).save(path), torch.jit.load
         ),

@@ -173,9 +173,8 @@ def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | Non
     count = sum(len(plan.splits[domain].inside) for domain in plan.training)
     _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
     measured = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
-    _logger.info(
-        f"values of the training images, whole numbers divided by their type's maximum:\n{measured.describe()}"
-    )
+    unit = "whole numbers divided by their type's maximum"
+    _logger.info(f"values of the training images, {unit}:\n{measured.describe()}")
     mean, std = options.mean or measured.mean, options.std or measured.std
     warn_of_far_values(plan.domains, mean, std)
     return mean, std
@@ -222,12 +221,8 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
         remedy = f"reads {reads}, and no training image of {options.dataset} has one; use --dataset {dataset}{shared}"
         raise ArgumentError.of("model", options.model, remedy)
     drops = any(isinstance(module, LocationEncoder) and module.drop.p for module in network.modules())
-    if (
-        _has_modes(network)
-        and drops
-        and _starts_from_random_weights(options)
-        and "metadata_drop" not in options.model_kwargs
-    ):
+    is_given = "metadata_drop" in options.model_kwargs
+    if _has_modes(network) and drops and _starts_from_random_weights(options) and not is_given:
         _logger.warning(
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
             "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"

@@ -94,16 +94,12 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
     # do not know of each other. Both would run to the end and report something else than was asked for.
     requested = next((environment[name] for name in _WORLD_SIZES if name in environment), None)
     if requested is not None and int(requested) != num_processes:
-        raise ArgumentError.of(
-            "num_processes", int(requested), f"but this process is in a world of {num_processes}; {_ON_CPU}"
-        )
+        remedy = f"but this process is in a world of {num_processes}; {_ON_CPU}"
+        raise ArgumentError.of("num_processes", int(requested), remedy)
     # accelerate's launcher exports an address as soon as more than one process is asked for
     if requested is None and "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment:
-        raise ArgumentError.of(
-            "num_processes",
-            num_processes,
-            f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)",
-        )
+        remedy = f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)"
+        raise ArgumentError.of("num_processes", num_processes, remedy)
 
 
 def threads_given(environment: Mapping[str, str]) -> bool:
@@ -114,9 +110,8 @@ def threads_given(environment: Mapping[str, str]) -> bool:
 
     # The launchers set it to 1 if it is not there, so that the launcher's own environment has to be asked
     try:
-        return (
-            "OMP_NUM_THREADS" in psutil.Process().parent().environ() or environment.get("OMP_NUM_THREADS", "1") != "1"
-        )
+        is_set_outside = "OMP_NUM_THREADS" in psutil.Process().parent().environ()
+        return is_set_outside or environment.get("OMP_NUM_THREADS", "1") != "1"
     except (psutil.Error, AttributeError):  # the launcher has ended, or belongs to another user
         return False
 
@@ -154,7 +149,5 @@ def check_distribution(distributed_type: str, gradient_accumulation_steps: int) 
     if distributed_type not in _DISTRIBUTED:
         raise ArgumentError.of("distributed_type", str(distributed_type), _UNSUPPORTED)
     if gradient_accumulation_steps != 1:
-        remedy = (
-            "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS; to cut a step's images into parts use --grad-accum-steps"
-        )
+        remedy = "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS; to cut a step into parts use --grad-accum-steps"
         raise ArgumentError.of("gradient_accumulation_steps", gradient_accumulation_steps, remedy)

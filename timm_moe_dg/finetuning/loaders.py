@@ -1,8 +1,7 @@
 """The loaders of a run, for training and for evaluation."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -59,13 +58,14 @@ def build_loaders(
     drawing = {"with_metadata": with_metadata, "class_balanced": options.class_balanced}
     draws = TrainingDraws(domains, plan.splits, augmented, seed=options.seed, **drawing)
     validation = AugmentedValidation(augmented, plan.training, options.seed) if options.val_augment else None
-    splits = plan.splits if options.eval_train else _not_trained_on(plan.splits, plan.training)
+    splits = list(plan.splits)
+    for domain in () if options.eval_train else plan.training:
+        splits[domain] = Split(splits[domain].inside[:0], splits[domain].outside)
     transform = evaluation_transform(size, mean, std)
     images = EvaluationImages(plan.domains, splits, transform, with_metadata=with_metadata, augmented=validation)
-    evaluation = evaluation_loader(
-        images, batch_size=options.validation_batch_size, workers=options.workers, pin_memory=pin_memory
-    )
-    return training_loader(draws, sampler, workers=options.workers, pin_memory=pin_memory), evaluation
+    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
+    evaluation = evaluation_loader(images, batch_size=options.validation_batch_size, **loading)
+    return training_loader(draws, sampler, **loading), evaluation
 
 
 def stated_domains(plan: RunPlan) -> list[Domain]:
@@ -87,9 +87,3 @@ def check_loaders(plan: RunPlan, config: DataConfig, with_metadata: bool) -> Non
         images[first]
     for domain in plan.training:
         batches.dataset[domain, 0]
-
-
-def _not_trained_on(splits: Sequence[Split], training: Sequence[int]) -> list[Split]:
-    return [
-        Split(split.inside[:0], split.outside) if domain in training else split for domain, split in enumerate(splits)
-    ]

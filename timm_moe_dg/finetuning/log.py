@@ -64,7 +64,7 @@ class RunLog(MemoryHandler):
     def __init__(self, words: Sequence[str], call: str | None = None) -> None:
         super().__init__(capacity=sys.maxsize)
         self._words, self._call = words, call
-        self._folder: RunFolder | None = None
+        self.folder: RunFolder | None = None  # of the run, which sets it before it exists
         # Rank comes from the environment: the process group does not exist yet
         self._is_main = is_main_rank()
         self._screen = _Screen()
@@ -89,10 +89,6 @@ class RunLog(MemoryHandler):
         if self.target is not None:
             self.target.close()
 
-    def keep_in(self, folder: RunFolder) -> None:
-        """Sets the run folder, which need not exist yet."""
-        self._folder = folder
-
     def go_on(self, plan: RunPlan, num_processes: int) -> str:
         """Returns the command or call that continues a run."""
         path, algorithm = str(plan.folder.path), plan.options.algorithm
@@ -107,7 +103,7 @@ class RunLog(MemoryHandler):
 
     def shouldFlush(self, record: logging.LogRecord) -> bool:  # noqa: N802 (logging's name)
         """Whether messages can be written. Until its first evaluation the run has no folder, or one to be replaced."""
-        folder = self._folder
+        folder = self.folder
         if self.target is None and self._is_main and folder is not None and folder.records and folder.path.is_dir():
             self.target = _LogFile(folder.path / LOG, encoding="utf-8", errors="backslashreplace")
             self.target.setFormatter(_Escaped())

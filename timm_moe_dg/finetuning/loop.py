@@ -56,7 +56,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
             check(step, meter.total(), checkpoints.describe())
         if shows_loss:
             bar.show(step, losses["loss"].item(), meter.rate())
-        if evaluates or stopping or run.is_saved(step):
+        if evaluates or stopping or (options.save_freq and step % options.save_freq == 0):
             total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
             check(step, total, checkpoints.describe())
             run.save_checkpoint(step)
@@ -116,7 +116,7 @@ def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
 def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
     """Builds the model, and trains from the start or the newest checkpoint to the end, or until a signal comes."""
     resume_point = find_resume_point(plan, accelerator)
-    log.keep_in(plan.folder)
+    log.folder = plan.folder
     set_seed(plan.options.seed)
     fine_tuning = start(plan, accelerator, build_model(plan, accelerator), resume_point)
     if accelerator.device.type != "cpu":

@@ -106,12 +106,11 @@ def make_plan(options: RunOptions) -> RunPlan:
     check_optimizer(options.opt)
     check_name(options.model)
     check_trackers(wanted_trackers(options))
-    _check_rate(options, method)
-    _check_task_loss(options, method)
-    _check_linear_steps(options, method)
-    if options.freeze == "backbone" and options.head:
-        raise ArgumentError.of("head", options.head, "--freeze backbone trains a new classifier; leave one out")
-    _check_channels(options)
+    _check_method(options, method)
+    for name in ("mean", "std"):
+        values = vars(options)[name]
+        if values and len(values) != options.in_chans:
+            raise ArgumentError.of(name, values, f"give a value for each of the {options.in_chans} bands (--in-chans)")
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
@@ -139,7 +138,9 @@ def make_plan(options: RunOptions) -> RunPlan:
     weights = weights_files(vars(filled))
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
-    facts = [[domain.role, domain.group, _way_of_splitting(filled, domain)] for domain in domains]
+    by_photograph = filled.split_by_photograph
+    kinds = ["photograph" if by_photograph else "official" if domain.split else "random" for domain in domains]
+    facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     record_args["split_sizes"] = sizes
@@ -189,52 +190,37 @@ def describe(plan: RunPlan) -> str:
         lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
     smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
     per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
+    if options.dry_run:
+        lines += _describe_classes(plan)
+    if options.in_chans != RGB:
+        is_photograph = plan.benchmark.augmentation == "photograph"
+        remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
+        scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
+        lines.append(f"images: {options.in_chans} bands, {scaled}")
     lines += [
-        *_describe_classes(plan),
-        *_describe_bands(plan),
         f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
         f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
         f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
         f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
         f"{options.steps / per_epoch:.1f} epochs in all",
-        *_describe_linear_steps(options),
-        *_describe_optimizer(options),
-        f"output: {plan.folder.path}",
     ]
-    return "\n".join(map(one_line, lines))
+    if options.linear_steps:
+        probed = "classifier and routers" if options.linear_routers else "classifier"
+        lines.append(f"first {options.linear_steps} steps: {probed} alone")
+    if options.dry_run:
+        rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
+        lines.append(f"optimizer: {options.opt}, {rates}")
+    return "\n".join(map(one_line, [*lines, f"output: {plan.folder.path}"]))
 
 
 def _describe_classes(plan: RunPlan) -> list[str]:
-    """A table of classes by role, for a dry run. Of many classes the rarest in training are shown."""
-    if not plan.options.dry_run:
-        return []
+    """A table of classes by role. Of many classes the rarest in training are shown."""
     counts = class_counts(plan.domains, plan.splits, plan.training)
     shown = sorted(np.argsort(counts[:, 0], kind="stable")[:MAX_CLASSES].tolist())
     width = max(len("class"), *(len(plan.classes[index]) for index in shown))
     rows = [f"  {plan.classes[index]:<{width}}  {'  '.join(f'{n:10}' for n in counts[index])}" for index in shown]
     rarest = [f"  the {MAX_CLASSES} rarest of {len(counts)} classes"] if len(counts) > MAX_CLASSES else []
     return [f"  {'class':<{width}}    training  validation    held out", *rows, *rarest]
-
-
-def _describe_linear_steps(options: FilledOptions) -> list[str]:
-    probed = "classifier and routers" if options.linear_routers else "classifier"
-    return [f"first {options.linear_steps} steps: {probed} alone"] if options.linear_steps else []
-
-
-def _describe_optimizer(options: FilledOptions) -> list[str]:
-    if not options.dry_run:
-        return []
-    rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
-    return [f"optimizer: {options.opt}, {rates}"]
-
-
-def _describe_bands(plan: RunPlan) -> list[str]:
-    count = plan.options.in_chans
-    if count == RGB:
-        return []
-    is_photograph = plan.benchmark.augmentation == "photograph"
-    remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images" if is_photograph else ""
-    return [f"images: {count} bands, whole numbers scaled by their type's maximum{remark}"]
 
 
 def make_splits(
@@ -252,13 +238,6 @@ def make_splits(
     return split_domains(
         domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction, positions=positions
     )
-
-
-def _way_of_splitting(options: RunOptions, domain: Domain) -> str:
-    """Name of the way in which `make_splits` splits a domain, for the records."""
-    if options.split_by_photograph:
-        return "photograph"
-    return "random" if domain.split is None else "official"
 
 
 def config_hparams(
@@ -318,11 +297,26 @@ def run_names(options: RunOptions) -> Iterator[str]:
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
-def _check_rate(options: RunOptions, method: type[Algorithm]) -> None:
-    """Refuses options that change the learning rate of algorithms which set it themselves."""
-    for name in ("sched", "warmup_steps", "layer_decay") if method.OVERRIDES_LR else ():
+def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
+    """Refuses options that have no meaning for the training method, or beside other options."""
+    remedies: dict[str, str] = {}
+    if method.OVERRIDES_LR:
+        remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
+        remedies |= dict.fromkeys(("sched", "warmup_steps", "layer_decay"), remedy)
+    if not method.TAKES_TASK_LOSS:
+        remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
+        remedies |= dict.fromkeys(("label_smoothing", "class_weights"), remedy)
+    if not options.linear_steps:
+        remedy = "has no effect without --linear-steps N; add it"
+        remedies |= dict.fromkeys(("linear_lr", "linear_routers"), remedy)
+    if options.freeze:
+        remedies["linear_steps"] = f"leave it out, or --freeze {options.freeze}"
+    if not method.TAKES_LINEAR_STEPS:
+        remedies["linear_steps"] = f"{options.algorithm} moves all weights in its inner steps; leave it out"
+    if options.freeze == "backbone":
+        remedies["head"] = "--freeze backbone trains a new classifier; leave one out"
+    for name, remedy in remedies.items():
         if vars(options)[name]:
-            remedy = f"{options.algorithm} sets the learning rate itself, which this would undo; leave it out"
             raise ArgumentError.of(name, vars(options)[name], remedy)
 
 
@@ -336,33 +330,6 @@ def _check_validated(options: RunOptions, averaging: type[Averaging] | None, spl
         if is_needing:
             remedy = "needs validation images, and no training domain has any; leave it out, or correct the split"
             raise ArgumentError.of(name, vars(options)[name], remedy)
-
-
-def _check_task_loss(options: RunOptions, method: type[Algorithm]) -> None:
-    """Refuses options of the task loss that the algorithm has no use for."""
-    for name in ("label_smoothing", "class_weights") if not method.TAKES_TASK_LOSS else ():
-        if vars(options)[name]:
-            remedy = f"is not defined for {options.algorithm}; leave it out, or use ERM"
-            raise ArgumentError.of(name, vars(options)[name], remedy)
-
-
-def _check_linear_steps(options: RunOptions, method: type[Algorithm]) -> None:
-    steps = options.linear_steps
-    for name in ("linear_lr", "linear_routers") if not steps else ():
-        if vars(options)[name]:
-            raise ArgumentError.of(name, vars(options)[name], "has no effect without --linear-steps N; add it")
-    if steps and not method.TAKES_LINEAR_STEPS:
-        remedy = f"{options.algorithm} moves all weights in its inner steps; leave it out"
-        raise ArgumentError.of("linear_steps", steps, remedy)
-    if steps and options.freeze:
-        raise ArgumentError.of("linear_steps", steps, f"leave it out, or --freeze {options.freeze}")
-
-
-def _check_channels(options: RunOptions) -> None:
-    for name in ("mean", "std"):
-        values = vars(options)[name]
-        if values and len(values) != options.in_chans:
-            raise ArgumentError.of(name, values, f"give a value for each of the {options.in_chans} bands (--in-chans)")
 
 
 def _follows_swad(options: RunOptions) -> bool:

@@ -3,9 +3,10 @@
 import os
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from ..cli.arguments import default_device
 from ..errors import ArgumentError, FolderInUseError
 
-_STATES = (PartialState, AcceleratorState, GradientState)
 _running = threading.Lock()
 
 
@@ -34,24 +34,20 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
     if not _running.acquire(blocking=False):
         remedy = "another call trains or evaluates in this process; wait until it has ended, or start a second process"
         raise FolderInUseError.of("output", str(Path(folder)), remedy)
-    try:
-        with _accelerate_state(), random_numbers_kept(), _settings():
-            yield
-    finally:
-        _running.release()
-
-
-@contextmanager
-def _accelerate_state() -> Iterator[None]:
-    saved = [dict(state._shared_state) for state in _STATES]  # there is no public way to keep it
-    for state in _STATES:
-        state._shared_state.clear()
-    try:
-        yield
-    finally:
-        for state, values in zip(_STATES, saved, strict=True):
+    with ExitStack() as stack:
+        stack.callback(_running.release)
+        for state in (PartialState, AcceleratorState, GradientState):
+            stack.callback(_restore, state._shared_state, dict(state._shared_state))  # there is no public way
             state._shared_state.clear()
-            state._shared_state.update(values)
+        stack.enter_context(random_numbers_kept())
+        stack.callback(_restore, os.environ, dict(os.environ))
+        stack.callback(setattr, threading, "excepthook", threading.excepthook)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())  # the caller may have switched off gradients
+        yield
 
 
 @contextmanager
@@ -67,18 +63,7 @@ def random_numbers_kept() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-@contextmanager
-def _settings() -> Iterator[None]:
-    threads, environment, hook = torch.get_num_threads(), dict(os.environ), threading.excepthook
-    number_type = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched off gradients
-            yield
-    finally:
-        torch.set_default_dtype(number_type)
-        torch.set_num_threads(threads)
-        threading.excepthook = hook
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
+def _restore(table: MutableMapping[str, Any], saved: dict[str, Any]) -> None:
+    for name in table.keys() - saved.keys():
+        del table[name]
+    table.update(saved)

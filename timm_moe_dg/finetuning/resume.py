@@ -50,9 +50,7 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
     runs = (path.parent for path in output.glob("*/checkpoints"))
     unfinished = [run for run in runs if not (run / DONE).exists() and not is_owned(run)]
     if not unfinished:
-        remedy = (
-            f"there is no unfinished run below {str(output)!r}; name a folder, or the run to start with --experiment"
-        )
+        remedy = f"there is no unfinished run below {str(output)!r}; name one, or the run to start with --experiment"
         raise ArgumentError.of("resume", resume, remedy)
     return max(unfinished, key=lambda run: (run / "checkpoints").stat().st_mtime)
 

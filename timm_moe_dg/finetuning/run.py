@@ -9,7 +9,7 @@ from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from typing import TypedDict
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -26,7 +26,7 @@ from ..protocols.domain_roles import role_scores
 from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
 from ..protocols.headline import selection_remark, summary
 from ..protocols.options import Arguments
-from ..protocols.records import Record, RoleScores
+from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
 from ..protocols.selection import validation_accuracy
 from ..storage.checkpoint import RunState, TrainingState
@@ -40,15 +40,6 @@ from .resume import can_be_extended
 from .stopping import Interruption, check_weights
 
 _logger = logging.getLogger(__name__)
-
-
-class Scores(TypedDict):
-    """Scores of an evaluation, with the names of `Record`."""
-
-    in_acc: tuple[float, ...]
-    out_acc: tuple[float, ...]
-    out_loss: tuple[float, ...]
-    roles: dict[str, RoleScores]
 
 
 @contextmanager
@@ -141,11 +132,6 @@ class FineTuning:
         # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
 
-    def is_saved(self, step: int) -> bool:
-        """Whether --save-freq asks for a checkpoint after a step."""
-        freq = self.plan.options.save_freq
-        return freq is not None and step % freq == 0
-
     def save_checkpoint(self, step: int) -> None:
         """Writes a checkpoint, once the run has a folder with its first evaluation."""
         folder = self.plan.folder
@@ -208,7 +194,7 @@ class FineTuning:
             return "asked to end at the start"
         return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {again}"
 
-    def _measure(self, model: nn.Module, stop: Interruption) -> Scores:
+    def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
         """Scores a model on every domain. All processes take part."""
         with self.accelerator.autocast():
             batches = stop.until_stopped(self.evaluation)
@@ -235,8 +221,8 @@ class FineTuning:
         self.meter.restart()
 
 
-def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> Scores:
-    """Scores a model on every domain; see `protocols.predict`."""
+def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> dict[str, Any]:
+    """Scores a model on every domain, by the names of `Record`; see `protocols.evaluation.predict`."""
     predictions = predict(model, batches, gather)
     in_acc, out_acc = domain_accuracies(predictions, len(domains))
     losses = out_losses(predictions, len(domains))

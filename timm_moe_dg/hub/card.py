@@ -1,5 +1,6 @@
 """Model cards, from the templates and facts in hub_cards/ and the numbers in a run's records."""
 
+import json
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -15,11 +16,10 @@ from torch import nn
 from ..cli import escape
 from ..data import BENCHMARKS
 from ..errors import CheckpointError
-from ..networks.build import Config, in_chans_of, without_origin
+from ..networks.build import CONFIG, Config, in_chans_of, read_config, without_origin
 from ..networks.trained import label_names
 from ..protocols.headline import counted, headlines, images, worst_groups
 from ..protocols.records import Record
-from .folder import CONFIG, read_config, write_config
 from .measured import RANDOM, domain_facts, domain_results, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 
@@ -35,7 +35,7 @@ def write_card(
     templates and facts. `license` is the Hub's identifier of the weights' license. None stands for the license of
     the published weights that training started from, or "unknown" if it started from anything else.
     """
-    config = read_config(folder)
+    config = read_config(folder / CONFIG)
     facts = read_facts(cards, config["architecture"])
     inherited = config["pretrained_cfg"].get("license") if origin.base_model else None
     license = license or inherited or "unknown"
@@ -43,7 +43,7 @@ def write_card(
         # timm's entry of the architecture describes published weights, which were not used here.
         config["pretrained_cfg"] = without_origin(config["pretrained_cfg"])
     config["pretrained_cfg"]["license"] = license  # inherited by the cards of models that start from these weights
-    write_config(folder, config)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2))
     data = card_data(repo_id, origin, license, facts["family"]["tags"])
     model = {**_model_facts(folder, config, network), "repo_id": repo_id, "license": license}
     page = _render(cards, facts, origin, model)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -13,8 +11,7 @@ from torch import nn
 
 from ..data.readers.images import is_hidden
 from ..errors import ArgumentError, CheckpointError
-from ..networks import build
-from ..networks.build import CONFIG, Config, DataConfig, save_network
+from ..networks.build import CONFIG, DataConfig, read_config, refuse_ensemble, save_network
 from ..networks.trained import label_names, load_trained
 from ..protocols.records import read_records
 from .origin import Origin, origin_of_run, without_local_paths
@@ -30,7 +27,7 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     Local paths in results.jsonl are shortened. report.html shows images of the data, so it needs `with_report`. A link
     among the files to publish is an `ArgumentError`.
     """
-    build.refuse_ensemble(run / "best")
+    refuse_ensemble(run / "best")
     needed = ("done", "results.jsonl", f"best/{CONFIG}", f"best/{WEIGHTS}")
     missing = [name for name in needed if not (run / name).is_file()]
     if missing:
@@ -39,7 +36,11 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     origin = origin_of_run(read_records(run / "results.jsonl"))
     pages = (*_pictures(run), *(run.glob("report.html") if with_report else ()))
     figures = _pictures(run / FIGURES)
-    _refuse_links(run, (run / name for name in ("best", FIGURES, *needed)), pages, figures)
+    # A link may lead to any file of this machine, and the upload would publish that file.
+    published = (*(run / name for name in ("best", FIGURES, *needed)), *pages, *figures)
+    if links := [str(path.relative_to(run)) for path in published if path.is_symlink()]:
+        remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
+        raise ArgumentError.of("run", str(run), remedy)
     for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *pages):
         shutil.copyfile(path, folder / path.name)
     for path in figures:
@@ -55,14 +56,6 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.png") if not is_hidden(path.name))
 
 
-def _refuse_links(run: Path, *groups: Iterable[Path]) -> None:
-    # A link may lead to any file of this machine, and the upload would publish that file.
-    links = [str(path.relative_to(run)) for path in chain(*groups) if path.is_symlink()]
-    if links:
-        remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
-        raise ArgumentError.of("run", str(run), remedy)
-
-
 def fill_from_network(folder: Path, network: nn.Module) -> None:
     """Writes a timm model with its class names and its preprocessing. The folder is created if needed."""
     config = cast(DataConfig, resolve_input_data_config(network))  # the preprocessing of training, crop included
@@ -72,7 +65,7 @@ def fill_from_network(folder: Path, network: nn.Module) -> None:
 def load_folder(folder: Path) -> nn.Module:
     """Loads the model in a folder, and refuses a model that could not be used after a download."""
     network = load_trained(f"local-dir:{folder}")
-    config = read_config(folder)
+    config = read_config(folder / CONFIG)
     names = config.get("label_names") or ()
     if names and len(names) != network.num_classes:
         raise CheckpointError(
@@ -86,13 +79,3 @@ def load_folder(folder: Path) -> nn.Module:
             f"train with {_SATCLIP}OWNER/NAME, a repository of the Hub"
         )
     return network
-
-
-def read_config(folder: Path) -> Config:
-    """Reads the config.json in a folder."""
-    return build.read_config(folder / CONFIG)
-
-
-def write_config(folder: Path, config: Config) -> None:
-    """Writes the config.json in a folder."""
-    (folder / CONFIG).write_text(json.dumps(config, indent=2))

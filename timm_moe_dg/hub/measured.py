@@ -10,7 +10,7 @@ from ..protocols.records import Record
 from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 
-OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # kinds of splits
+_KINDS = OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # of splits
 # The names of losses in records: the option of their weight, and words
 _LOSSES = {
     item.metadata["loss"]: (item.name, item.metadata["words"])
@@ -42,7 +42,7 @@ class DomainFact(NamedTuple):
 def domain_facts(record: Record) -> list[DomainFact]:
     """Reads the recorded role, group and split of each domain."""
     facts = record.args.get("domain_facts", ())
-    if len(facts) != len(record.in_acc) or any(len(fact) != 3 or fact[2] not in _SPLITS for fact in facts):
+    if len(facts) != len(record.in_acc) or any(len(fact) != 3 or fact[2] not in _KINDS for fact in facts):
         raise RecordError(f"domain_facts={facts}: must have role, group and split of each domain; it is damaged")
     return [DomainFact(*fact) for fact in facts]
 
@@ -80,27 +80,19 @@ def losses_in_effect(record: Record) -> list[str]:
 
 def splits_in_words(record: Record) -> list[str]:
     """Describes the splits of the domains, one sentence for each kind of split."""
-    return [_SPLITS[kind](record) for kind in dict.fromkeys(fact.split for fact in domain_facts(record))]
-
-
-def _random(record: Record) -> str:
-    out = 100 * record.args.get("holdout_fraction", 0.2)
-    seed = record.args["trial_seed"]
-    return f"each domain is split at random, by trial seed {seed}, into {100 - out:.1f}% (in) and {out:.1f}% (out)"
-
-
-def _official(record: Record) -> str:
-    roles = {fact.role for fact in domain_facts(record) if fact.split == OFFICIAL}
+    out, seed = 100 * record.args.get("holdout_fraction", 0.2), record.args["trial_seed"]
+    facts = domain_facts(record)
+    roles = {fact.role for fact in facts if fact.split == OFFICIAL}
     parts = {
         "train": "training domains: training images (in), validation images (out)",
         "id": "in-distribution test domains: test images (in)",
         "ood": "out-of-distribution test domains: test images (in), validation images of that kind, if any (out)",
     }
-    return f"the data's own; {'; '.join(words for role, words in parts.items() if role in roles)}"
-
-
-def _photograph(record: Record) -> str:
-    return "by photograph, the same in all domains: 60% for training, 20% for validation (out), 20% for testing"
-
-
-_SPLITS = {RANDOM: _random, OFFICIAL: _official, PHOTOGRAPH: _photograph}
+    sentences = {
+        RANDOM: f"each domain is split at random, by trial seed {seed}, into {100 - out:.1f}% (in) and {out:.1f}% "
+        "(out)",
+        OFFICIAL: f"the data's own; {'; '.join(words for role, words in parts.items() if role in roles)}",
+        PHOTOGRAPH: "by photograph, the same in all domains: 60% for training, 20% for validation (out), 20% for "
+        "testing",
+    }
+    return [sentences[kind] for kind in dict.fromkeys(fact.split for fact in facts)]

@@ -71,10 +71,8 @@ def training_command(args: Arguments, width: int = 100) -> str:
     Options with their default or a filled-in value are left out. DATA stands for the image folder.
     """
     if "average_method" in args:
-        runs = shlex.join(map(one_line, args["average_of"]))
-        return (
-            f"timm-moe-dg average {runs} --method {shlex.join(one_line(args['average_method']).split())} --output DIR"
-        )
+        runs, method = map(one_line, args["average_of"]), one_line(args["average_method"]).split()
+        return f"timm-moe-dg average {shlex.join(runs)} --method {shlex.join(method)} --output DIR"
     options = without_local_paths(changed_options(args))
     # The folder belongs to another machine, and its name says nothing to a reader.
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}

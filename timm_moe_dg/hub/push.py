@@ -14,8 +14,7 @@ from huggingface_hub.errors import (
 )
 
 from ..errors import ArgumentError, HubError, MoeDgError
-from ..networks.build import CONFIG
-from .folder import read_config
+from ..networks.build import CONFIG, read_config
 
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
 
@@ -53,7 +52,7 @@ def push_folder(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
-    architecture = read_config(folder)["architecture"]
+    architecture = read_config(folder / CONFIG)["architecture"]
     unfinished = (
         f"nothing was committed: {repo_id} is {'unchanged' if exists else 'new and empty'}. Repeat the same command: "
         "files that the Hub has received are not sent again, and a commit that did arrive is not repeated"
@@ -82,7 +81,7 @@ def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | No
 
 
 def _read_model(folder: Path) -> dict[str, object]:
-    table = read_config(folder)
+    table = read_config(folder / CONFIG)
     return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
 
 

@@ -91,14 +91,6 @@ class EvaluationOutputOptions:
 # fmt: on
 
 
-GROUPS = {
-    "model": (TrainedModelOptions,),
-    "data (default for the model of a run: as in that run)": (EvaluationDataOptions, LoaderOptions),
-    "computation": (EngineOptions,),
-    "output": (EvaluationOutputOptions,),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(
     TrainedModelOptions, EvaluationDataOptions, LoaderOptions, EngineOptions, EvaluationOutputOptions
@@ -155,8 +147,11 @@ class _Data(NamedTuple):
 def evaluate_parser(description: str | None = None) -> ToolParser:
     """Builds the command line of tools/evaluate.py."""
     parser = tool_parser("evaluate.py", description, "--model NAME [options]", main=MAIN, config=True)
-    for title, tables in GROUPS.items():
-        add_options(parser, title, *tables)
+    add_options(parser, "model", TrainedModelOptions)
+    place = "data (default for the model of a run: as in that run)"
+    add_options(parser, place, EvaluationDataOptions, LoaderOptions)
+    add_options(parser, "computation", EngineOptions)
+    add_options(parser, "output", EvaluationOutputOptions)
     return parser
 
 
@@ -168,29 +163,24 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     if options.save_features and Path(options.save_features).suffix != ".npz":
         raise ArgumentError.of("save_features", options.save_features, "give a file that ends in .npz")
     filled = _fill_in(options)
-    with process_state_kept(options.output or ""):
+    with ExitStack() as stack:
+        stack.enter_context(process_state_kept(options.output or ""))
         grouped = distributed.is_initialized()
         accelerator = Accelerator()
-        try:
-            check_world_size(os.environ, accelerator.num_processes)
-            return _evaluate(filled, accelerator)
-        finally:
-            leave_processes(accelerator, keep_group=grouped)
-
-
-def _evaluate(filled: FilledEvaluateOptions, accelerator: Accelerator) -> Evaluation:
-    options, is_main = filled, accelerator.is_main_process
-    with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
-        data = _read_data(filled)
-        filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
-        scores = _evaluate_network(filled, data, accelerator)
-        if folder:
-            names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
-            write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
-        if features:
-            save_features(scores, features)
-        files = sorted(path.name for path in folder.iterdir()) if folder else []
-    return Evaluation(filled, scores, files, is_main)
+        stack.callback(leave_processes, accelerator, keep_group=grouped)
+        check_world_size(os.environ, accelerator.num_processes)
+        is_main = accelerator.is_main_process
+        with _output_places(options) if is_main else nullcontext((None, None)) as (folder, features):
+            data = _read_data(filled)
+            filled = replace(filled, test_domains=data.test_domains, domains=data.counted)
+            scores = _evaluate_network(filled, data, accelerator)
+            if folder:
+                names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
+                write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
+            if features:
+                save_features(scores, features)
+            files = sorted(path.name for path in folder.iterdir()) if folder else []
+        return Evaluation(filled, scores, files, is_main)
 
 
 def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
@@ -283,7 +273,9 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))
     with_metadata = takes_metadata(network, domains, options.metadata_columns)
-    unknown = sum(_count_unknown(domain, with_metadata, options.metadata_columns) for domain in domains)
+    unknown = sum(map(len, domains))
+    for rows in (np.asarray(domain.metadata) for domain in domains if with_metadata):
+        unknown -= int((~unknown_metadata(rows, options.metadata_columns or ())).sum())
     warn_of_unknown_metadata(network, unknown, sum(map(len, domains)))
     view = evaluation_view(network, size)
     images = EvaluationImages(domains, restrict(splits, options.split), view, with_metadata=with_metadata)
@@ -296,12 +288,6 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     name = run_arguments(options.model).get("model", options.model)
     engine_name = "onnxruntime" if options.engine else "torch"
     return Evaluated(name, images, answers, data.test_domains, data.counted, engine_name, data.roles)
-
-
-def _count_unknown(domain: Domain, with_metadata: bool, columns: Sequence[str] | None) -> int:
-    if not with_metadata or domain.metadata is None:
-        return len(domain)
-    return int(unknown_metadata(np.asarray(domain.metadata), columns or ()).sum())
 
 
 @contextmanager

@@ -11,14 +11,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from ..cli.arguments import (
-    LoaderOptions,
-    TrainedModelOptions,
-    add_options,
-    default_device,
-    model_keywords,
-    option,
-)
+from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, default_device, model_keywords, option
 from ..cli.escape import csv_path, one_line
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import positive_int, usable_device
@@ -68,14 +61,6 @@ class TableOptions:
 # fmt: on
 
 
-GROUPS = {
-    "model": (TrainedModelOptions,),
-    "images": (ImageOptions, LoaderOptions),
-    "computation": (DeviceOptions, EngineOptions),
-    "output": (TableOptions,),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(TrainedModelOptions, ImageOptions, LoaderOptions, DeviceOptions, EngineOptions, TableOptions):
     """All options of a prediction."""
@@ -89,8 +74,10 @@ def predict_parser(description: str | None = None) -> ToolParser:
     parser = tool_parser("predict.py", description, "--model NAME [options] IMAGES ...", main=MAIN, config=True)
     images = "files, folders (searched to any depth) or patterns"
     parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
-    for title, tables in GROUPS.items():
-        add_options(parser, title, *tables)
+    add_options(parser, "model", TrainedModelOptions)
+    add_options(parser, "images", ImageOptions, LoaderOptions)
+    add_options(parser, "computation", DeviceOptions, EngineOptions)
+    add_options(parser, "output", TableOptions)
     return parser
 
 

@@ -64,10 +64,8 @@ def _is_known(device_type: str, dtype: torch.dtype) -> bool:
 def _is_known_or_warn(device_type: str, dtype: torch.dtype) -> bool:
     if _is_known(device_type, dtype):
         return True
-    message = (
-        f"experts on {device_type} in {dtype}: only the loop over experts is known to work there, and is used instead"
-    )
-    warnings.warn(message, stacklevel=2)
+    remark = "only the loop over experts is known to work there, and is used instead"
+    warnings.warn(f"experts on {device_type} in {dtype}: {remark}", stacklevel=2)
     return False
 
 
@@ -75,11 +73,6 @@ def _is_compiled() -> bool:
     """Whether torch.compile records this call; unlike exported programs, its programs may call our operators."""
     exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # is_compiling is true for export as well
     return torch.compiler.is_compiling() and not exported and not in_transforms()
-
-
-def _values_hidden(x: Tensor) -> bool:
-    """Whether shapes may not depend on values: on the meta device and inside torch.vmap."""
-    return x.is_meta or in_vmap()
 
 
 def expert_implementation_info(model: nn.Module, reasons: bool = False) -> dict[str, str | None]:
@@ -237,7 +230,7 @@ class StackedExperts(nn.Module):
     @torch.jit.unused
     def _choose(self, x: Tensor, expert_indices: Tensor) -> str:
         """Returns the implementation, by the table at the top of this file."""
-        if _values_hidden(x):
+        if x.is_meta or in_vmap():  # shapes may not depend on values
             return "masked"
         if _is_compiled():
             return self._choose_compiled(x)

@@ -60,10 +60,6 @@ class SortedActivation(NamedTuple):
         activated = F.gelu(argument, approximate=self.approximate) if self.function == "gelu" else F.silu(argument)
         return activated if factor is None else activated * factor
 
-    def is_dropped(self, features: Tensor) -> Tensor:
-        """(..., G) -> (..., H) bool, the features marked by `mark_dropped`."""
-        return self.halves(features)[0] == DROPPED
-
     def write(self, features: Tensor, out: Tensor) -> None:
         """Writes h; `out` may be the argument of f itself."""
         argument, factor = self.halves(features)
@@ -202,11 +198,8 @@ class _Saved(NamedTuple):
 
 def allocate_buffers(x: Tensor, weight1: Tensor, num_assignments: int) -> tuple[Tensor, Tensor]:
     """Allocates the features before the activation and the experts' outputs, see `_Saved`."""
-    return x.new_empty(num_assignments * x.shape[1], weight1.shape[1]), _allocate_outputs(x, num_assignments)
-
-
-def _allocate_outputs(x: Tensor, num_assignments: int) -> Tensor:
-    return x.new_empty(num_assignments + 1, *x.shape[1:])
+    features = x.new_empty(num_assignments * x.shape[1], weight1.shape[1])
+    return features, x.new_empty(num_assignments + 1, *x.shape[1:])
 
 
 def sorted_experts(
@@ -237,21 +230,14 @@ def gradients_needed(inputs: ExpertInputs) -> bool:
 
 
 def _prepare(
-    inputs: ExpertInputs,
-    assignments: SortedAssignments,
-    seed: Tensor | None,
-    drop: float,
-    activation: SortedActivation,
+    inputs: ExpertInputs, assignments: SortedAssignments, seed: Tensor | None, drop: float, activation: SortedActivation
 ) -> tuple[_Constants, ExpertInputs]:
     constants = _Constants(assignments, activation, None if seed is None else HiddenDropout(drop, int(seed)))
-    return constants, inputs._replace(combine_weights=mask_dropped(assignments, inputs.combine_weights))
-
-
-def mask_dropped(assignments: SortedAssignments, combine_weights: Tensor) -> Tensor:
-    """(T, K) -> (T, K): sets the weights of assignments that go nowhere to 0, since NaN times a zero output is NaN."""
-    if len(assignments.items) == combine_weights.numel():
-        return combine_weights
-    return combine_weights.masked_fill(assignments.ranks == len(assignments.items), 0)
+    number = len(assignments.items)
+    if number < inputs.combine_weights.numel():
+        # Weights of assignments that go nowhere, since NaN times a zero output is NaN
+        inputs = inputs._replace(combine_weights=inputs.combine_weights.masked_fill(assignments.ranks == number, 0))
+    return constants, inputs
 
 
 class _SortedExperts(torch.autograd.Function):
@@ -300,7 +286,7 @@ def _combine(outputs: Tensor, assignments: SortedAssignments, weights: Tensor | 
 def _forward_only(constants: _Constants, inputs: ExpertInputs) -> Tensor:
     """Sums (T, N * D), without saving anything for a backward pass."""
     x, assignments = inputs.x, constants.assignments
-    outputs = _allocate_outputs(x, len(assignments.items))
+    outputs = x.new_empty(len(assignments.items) + 1, *x.shape[1:])
     return _forward(constants, inputs, _Saved.gather(assignments, x, None, outputs))
 
 
@@ -467,7 +453,8 @@ def _forward_by_autograd(constants: _Constants, inputs: ExpertInputs, saved: _Sa
     ):
         hidden = constants.activation(F.linear(rows, w1, b1))
         if constants.scale != 1:
-            hidden = hidden.masked_fill(constants.activation.is_dropped(pre_activation), 0) * constants.scale
+            is_dropped = constants.activation.halves(pre_activation)[0] == DROPPED
+            hidden = hidden.masked_fill(is_dropped, 0) * constants.scale
         outputs.append(F.linear(hidden, w2, b2))
     outputs.append(x.new_zeros(x.shape[1:]))
     chosen = torch.cat(outputs).view(-1, *x.shape[1:])[constants.assignments.ranks]

@@ -64,17 +64,9 @@ def _plain(mlp: Any) -> FeedForward:
     return FeedForward(nn.Identity(), (mlp.fc1,), mlp.act, mlp.drop1.p, mlp.norm, mlp.fc2, mlp.drop2.p)
 
 
-def _packed(mlp: Any) -> FeedForward:
-    return _plain(mlp)._replace(act=GatedActivation(mlp.act, mlp.gate_last))
-
-
 def _split(mlp: Any) -> FeedForward:
     gate, act = (mlp.fc1_g, mlp.fc1_x), GatedActivation(mlp.act)
     return FeedForward(nn.Identity(), gate, act, mlp.drop1.p, mlp.norm, mlp.fc2, mlp.drop2.p)
-
-
-def _normed(mlp: Any) -> FeedForward:
-    return FeedForward(mlp.norm, (mlp.fc1,), mlp.act, mlp.drop1.p, nn.Identity(), mlp.fc2, mlp.drop2.p)
 
 
 def _normed_gated(mlp: Any) -> FeedForward:
@@ -90,9 +82,9 @@ def _convolutional(mlp: Any) -> FeedForward:
 DENSE_FORMS: MappingProxyType[type[nn.Module], Callable[[Any], FeedForward]] = MappingProxyType(
     {
         Mlp: _plain,
-        GluMlp: _packed,
+        GluMlp: lambda mlp: _plain(mlp)._replace(act=GatedActivation(mlp.act, mlp.gate_last)),
         SwiGLU: _split,
-        NormMlp: _normed,
+        NormMlp: lambda mlp: _plain(mlp)._replace(pre_norm=mlp.norm, norm=nn.Identity()),
         GeGluMlp: _normed_gated,
         ConvMlp: _convolutional,
         InceptionConvMlp: _convolutional,
@@ -132,9 +124,8 @@ def _public_name(cls: type[nn.Module]) -> str:
 def _check_layers(parts: FeedForward) -> None:
     for layer in (*parts.first, parts.second):
         if type(layer) is not nn.Linear and not _is_pointwise(layer):
-            raise RouterError.of(
-                "mlp.fc1", type(layer).__name__, "give a feed-forward of linear layers or 1x1 convolutions"
-            )
+            remedy = "give a feed-forward of linear layers or 1x1 convolutions"
+            raise RouterError.of("mlp.fc1", type(layer).__name__, remedy)
     first, second = parts.weights()
     if first.shape[1] != second.shape[0]:
         remedy = f"an expert returns as many features as it takes, in_features={first.shape[1]}"

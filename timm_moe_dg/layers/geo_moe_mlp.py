@@ -73,17 +73,14 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         hidden_features = hidden_features or in_features
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        hidden_drop = combined_rate(drop, options.expert_drop)
-        super().__init__(
-            StackedExperts(options.num_experts, in_features, hidden_features, hidden_drop=hidden_drop, **layers, **dd)
-        )
+        further: dict[str, Any] = {"hidden_drop": combined_rate(drop, options.expert_drop), **layers, **dd}
+        super().__init__(StackedExperts(options.num_experts, in_features, hidden_features, **further))
         # The shared expert has no second dropout: the layer's own acts once, behind the sum
         has_shared = options.shared_expert
         shared = Mlp(in_features, hidden_features, **layers, drop=(drop, 0.0), **dd) if has_shared else None
         self.shared: nn.Module | None = shared
-        self.router = MetadataRouter(
-            context_features, options.num_experts, options.top_k, noise_std=options.router_noise, **dd
-        )
+        routed = context_features, options.num_experts, options.top_k
+        self.router = MetadataRouter(*routed, noise_std=options.router_noise, **dd)
         self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
@@ -201,9 +198,7 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         if present.all():
             return
         samples = (~present).nonzero().flatten().tolist()
-        remedy = (
-            "have none, and shared_expert=False leaves no expert for them; leave them out or keep the shared expert"
-        )
+        remedy = "have none, and shared_expert=False leaves none for them; leave them out, or keep the shared expert"
         raise MetadataError.of("metadata of samples", samples, remedy)
 
     @torch.jit.unused

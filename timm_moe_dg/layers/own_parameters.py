@@ -86,14 +86,10 @@ def layer_parameters(model: nn.Module, parameters: list[nn.Parameter] | None = N
         for name, axis in getattr(module, "stacked", {}).items()
         if (stack := getattr(module, name)) is not None
     }
-    return [
-        part
-        for parameter in (model.parameters() if parameters is None else parameters)
-        for part in _parts(parameter, axes.get(id(parameter)))
-    ]
-
-
-def _parts(parameter: nn.Parameter, axis: int | None) -> list[nn.Parameter]:
-    if axis is None:
-        return [parameter]
-    return [LayerSlice(parameter, axis, index) for index in range(parameter.shape[axis])]
+    parts: list[nn.Parameter] = []
+    for parameter in model.parameters() if parameters is None else parameters:
+        if (axis := axes.get(id(parameter))) is None:
+            parts.append(parameter)
+        else:
+            parts += [LayerSlice(parameter, axis, index) for index in range(parameter.shape[axis])]
+    return parts

@@ -259,9 +259,8 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
         other = ROUTERS.get(name)
         # Names are compared rather than classes: a notebook's cell that runs twice defines a new class
         if other is not None and (other.__module__, other.__qualname__) != (router.__module__, router.__qualname__):
-            raise RouterError.of(
-                "router", name, f"{other.__module__}.{other.__qualname__} has this name; choose another"
-            )
+            remedy = f"{other.__module__}.{other.__qualname__} has this name; choose another"
+            raise RouterError.of("router", name, remedy)
         ROUTERS[name] = router
         return router
 

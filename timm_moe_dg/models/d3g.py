@@ -33,21 +33,13 @@ default_cfgs = generate_default_cfgs({"d3g_tiny_patch16.deit_in1k": deit_cfg("ti
 
 @dataclass(frozen=True, kw_only=True)
 class DomainHeadOptions:
-    """Options of `DomainHeadsVisionTransformer`.
+    """Options of `DomainHeadsVisionTransformer`."""
 
-    Attributes:
-        num_domains: Number of training domains, each with a head.
-        relation_beta: Weight of the fixed relation beside the learned one.
-        relation_query: 'domain', or 'wrap' to learn relations from the coordinates (D3G+WRAP).
-        consistency_coef: Weight of the loss of the other heads.
-        index_points: Size of the index of training coordinates that comes with the weights.
-    """
-
-    num_domains: int = 5
-    relation_beta: float = 0.8
-    relation_query: str = "domain"
-    consistency_coef: float = 0.5
-    index_points: int = 0
+    num_domains: int = 5  # training domains, each with a head
+    relation_beta: float = 0.8  # weight of the fixed relation beside the learned one
+    relation_query: str = "domain"  # or 'wrap' to learn relations from the coordinates (D3G+WRAP)
+    consistency_coef: float = 0.5  # weight of the loss of the other heads
+    index_points: int = 0  # size of the index of training coordinates that comes with the weights
 
     def __post_init__(self) -> None:
         if self.num_domains < 2:

@@ -27,7 +27,7 @@ default_cfgs = generate_default_cfgs(
             "std": (0.5, 0.5, 0.5),
             "first_conv": "patch_embed.backbone.stem.conv",
             "paper_ids": "arXiv:2206.04046",
-        },
+        }
     }
 )
 

@@ -55,9 +55,8 @@ def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> Non
     width, classifier = weight.shape[1], network.get_classifier()
     projection = classifier.projection if isinstance(classifier, TextHead) else classifier
     if not isinstance(projection, nn.Linear | nn.Identity):
-        raise ArgumentError.of(
-            "head", f"text:{path}", f"{name_of(network)} has no single classifier; take another model"
-        )
+        remedy = f"{name_of(network)} has no single classifier; take another model"
+        raise ArgumentError.of("head", f"text:{path}", remedy)
     published = projection.out_features if isinstance(projection, nn.Linear) else network.head_hidden_size
     if published != width:
         remedy = f"its embeddings have length {width}, and the network's {published}; take both towers of one model"

@@ -34,6 +34,8 @@ from ._moe_vit import MoeLayers, resolve_moe_layers
 # biases from relative positions (Swin v2, ViT), or refine one pooled token
 NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_pool.mlp")
 
+# Endings of the names of classes that look like feed-forwards
+_LIKE_MLP = ("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")
 ModelT = TypeVar("ModelT", bound=nn.Module)
 FeedForwards = tuple[nn.Module, list[str]]  # a feed-forward and all its names
 
@@ -63,7 +65,10 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
     options = vars(build_options(MixtureOptions, mixture, "upcycle"))
     feed_forwards = find_feed_forwards(model)
     if not feed_forwards:
-        raise MoeLayersError.of("model", name_of(model), _no_feed_forward(model))
+        refused = [f"{name}: {reason}" for name, reason in refused_feed_forwards(model).items()][:3]
+        remedy = "has no feed-forward that experts can be copies of; choose a transformer or ConvNeXt of timm, such as "
+        remedy += "deit_small_patch16_224 or convnext_tiny" + (f" ({'; '.join(refused)})" if refused else "")
+        raise MoeLayersError.of("model", name_of(model), remedy)
     layers, chosen = _choose(model, moe_layers, feed_forwards)
     check_token_wise([dense for dense, _ in chosen])
     # All mixtures are made before any is put in its place: an error leaves the network as it was
@@ -76,7 +81,12 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
             if isinstance(model, NaFlexVit):
                 block = model.get_submodule(name.rpartition(".")[0])
                 block.register_forward_pre_hook(_mark_padding, with_kwargs=True)
-    _warn_if_changed(mixtures[0])
+    router = mixtures[0].router
+    if not router.normalize_weights and router.num_experts > 1 and not mixtures[0].fc1.weight.is_meta:
+        change = "the upcycled network does not compute what the dense one did"
+        remedy = "give top_k=2 or more and leave normalize_weights alone to keep it"
+        message = f"top_k={router.top_k} with combine weights that do not sum to 1: {change}; {remedy}"
+        warnings.warn(message, stacklevel=2)
     record_change(model, "gmoe", {"moe_layers": list(layers), **options})
     return model
 
@@ -202,25 +212,12 @@ def refused_feed_forwards(model: nn.Module) -> dict[str, str]:
     """Names modules that look like feed-forwards and cannot become mixtures: the first of each kind -> the reason."""
     reasons: dict[str, str] = {}
     for name, module in model.named_modules():
+        kind = type(module).__name__
         if type(module) in DENSE_FORMS and name.endswith(NOT_FEED_FORWARDS):
             reasons.setdefault("is no feed-forward of tokens", name)
-        elif type(module) in DENSE_FORMS or _looks_alike(module):
+        elif type(module) in DENSE_FORMS or (kind.endswith(_LIKE_MLP) and "Head" not in kind):
             reasons.setdefault(_refusal(module) or "", name)
     return {name: reason for reason, name in reasons.items() if reason}
-
-
-def _looks_alike(module: nn.Module) -> bool:
-    name = type(module).__name__
-    endings = ("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")
-    return name.endswith(endings) and "Head" not in name
-
-
-def _no_feed_forward(model: nn.Module) -> str:
-    refused = "; ".join(f"{name}: {reason}" for name, reason in list(refused_feed_forwards(model).items())[:3])
-    return (
-        "has no feed-forward that experts can be copies of; choose a transformer or ConvNeXt of timm, such as "
-        f"deit_small_patch16_224 or convnext_tiny{f' ({refused})' if refused else ''}"
-    )
 
 
 def check_token_wise(chosen: Sequence[nn.Module]) -> None:
@@ -255,16 +252,6 @@ def _difference_to_experts(dense: nn.Module, num_tokens: int = 6) -> float:
     else:
         outputs, copied = dense(tokens_TD[None])[0], expert(tokens_TD[None, order])[0]
     return ((outputs[order] - copied).abs().max() / outputs.abs().max()).item()
-
-
-def _warn_if_changed(mixture: MoeMlp) -> None:
-    router = mixture.router
-    if not router.normalize_weights and router.num_experts > 1 and not mixture.fc1.weight.is_meta:
-        message = (
-            f"top_k={router.top_k} with combine weights that do not sum to 1: the upcycled network does not compute "
-            "what the dense one did; give top_k=2 or more and leave normalize_weights alone to keep it"
-        )
-        warnings.warn(message, stacklevel=3)
 
 
 def record_change(model: Any, name: str | None, options: dict[str, Any]) -> None:

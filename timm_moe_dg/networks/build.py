@@ -11,12 +11,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 import timm
 import torch
 from huggingface_hub import constants, get_session
-from timm.data.constants import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DPN_MEAN,
-    IMAGENET_INCEPTION_MEAN,
-    OPENAI_CLIP_MEAN,
-)
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DPN_MEAN, IMAGENET_INCEPTION_MEAN, OPENAI_CLIP_MEAN
 from timm.data.model_config import get_model_input_config, resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
@@ -85,7 +80,10 @@ def build_network(
     if in_chans not in (None, RGB):
         kwargs = {"in_chans": in_chans, **kwargs}
     _check_kwargs(kwargs)
-    source = _source_of_weights(name, kwargs)
+    source = name  # the model whose weights the network starts from: its `backbone` if it has one
+    if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
+        source = str(kwargs["backbone"])
+        check_name(source)
     overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
     loads = pretrained or overlay is not None
     from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
@@ -100,9 +98,8 @@ def build_network(
                 # timm keeps saved options with the value None only if it reads config.json itself
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
-            network = _create(
-                options | {"num_classes": classes, "pretrained": loads}, optional_drop_path=drop_path is None
-            )
+            options |= {"num_classes": classes, "pretrained": loads}
+            network = _create(options, optional_drop_path=drop_path is None)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
     except MoeDgError:
@@ -357,15 +354,6 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     if isinstance(error, OptionError) and str(error).partition("=")[0] in kwargs:
         return error
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
-
-
-def _source_of_weights(name: str, kwargs: Mapping[str, object]) -> str:
-    """The model whose weights a network starts from: its `backbone` if it has one."""
-    backbone = kwargs.get("backbone")
-    if not isinstance(backbone, str) or parse_model_name(name)[0] is not None:
-        return name
-    check_name(backbone)
-    return backbone
 
 
 def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:

@@ -57,22 +57,11 @@ def train_gating_only(network: nn.Module) -> None:
         parameter.requires_grad_(True)
 
 
-def freeze_routers(network: nn.Module) -> None:
-    """Freezes the routers and trains everything else."""
-    for router in routers_of(network, "freeze", "routers"):
-        router.requires_grad_(False)
-
-
-def freeze_classifier(network: Network) -> None:
-    """Freezes the classifier and trains everything else."""
-    single_classifier(network).requires_grad_(False)
-
-
 FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {
         "backbone": freeze_backbone,
-        "classifier": freeze_classifier,
-        "routers": freeze_routers,
+        "classifier": lambda network: single_classifier(network).requires_grad_(False),
+        "routers": lambda network: [part.requires_grad_(False) for part in routers_of(network, "freeze", "routers")],
         "all-but-routers": train_routers_only,
         "all-but-gating": train_gating_only,
     }

@@ -25,10 +25,8 @@ def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = No
         differing = [name for name in before.keys() | after.keys() if _shape(before, name) != _shape(after, name)]
         if differing:
             name = min(differing)
-            remedy = (
-                f"{_shape(before, name)} in one network and {_shape(after, name)} in another; average equal networks"
-            )
-            raise ArgumentError.of("weights", name, remedy)
+            shapes = f"{_shape(before, name)} in one network and {_shape(after, name)} in another"
+            raise ArgumentError.of("weights", name, f"{shapes}; average equal networks")
     return {name: _mean([member[name] for member in members], shares) for name in members[0]}
 
 
@@ -90,9 +88,8 @@ def match_experts(network: nn.Module, reference: Weights, weights: Weights) -> d
         if not isinstance(module, RoutedMlp):
             continue
         names = [f"{layer}.{name}.{row}" for name, part in module.named_modules() for row in _expert_rows(part)]
-        first, second = (
-            torch.cat([source[name].double().flatten(1) for name in names], dim=1) for source in (reference, weights)
-        )
+        rows = [[table[name].double().flatten(1) for name in names] for table in (reference, weights)]
+        first, second = (torch.cat(parts, dim=1) for parts in rows)
         order = linear_sum_assignment(torch.cdist(first, second).square().numpy())[1]
         matched |= {name: weights[name][order] for name in names}
     return matched

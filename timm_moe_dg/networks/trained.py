@@ -39,9 +39,8 @@ def load_trained(
     if not pretrained and initial_checkpoint is None:
         remedy = "comes without weights; add --pretrained or --initial-checkpoint FILE, or give local-dir:FOLDER"
         raise ArgumentError.of("model", name, remedy)
-    network: Network = build_network(
-        name, None, pretrained=pretrained, initial_checkpoint=initial_checkpoint, drop_path=None, **kwargs
-    )
+    weights: dict[str, Any] = {"pretrained": pretrained, "initial_checkpoint": initial_checkpoint}
+    network: Network = build_network(name, None, **weights, **kwargs)
     if not network.num_classes:
         raise CheckpointError(f"model={name!r}: its weights have no classifier; fine-tune it first")
     # They would give NaN for every image
@@ -111,10 +110,12 @@ def match_classes(
     renumbered = np.array([positions.get(name, -1) for name in classes])
     counts = np.bincount(np.concatenate([domain.targets for domain in domains]), minlength=len(classes))
     if unknown := [f"{name!r} ({counts[index]})" for index, name in enumerate(classes) if renumbered[index] < 0]:
-        total, remark = int(counts[renumbered < 0].sum()), "images are left out, whose classes the model lacks:"
+        total = int(counts[renumbered < 0].sum())
         if total == counts.sum():
-            raise ArgumentError.of("classes", _listed(classes), f"the model has none that has images: {_listed(names)}")
-        _logger.warning(f"{total} {remark} {', '.join(unknown)}")
+            raise ArgumentError.of(
+                "classes", _listed(classes), f"the model has none of those with images: {_listed(names)}"
+            )
+        _logger.warning(f"{total} images of classes that the model lacks are left out: {', '.join(unknown)}")
     if absent := [repr(name) for name in names if name not in classes and not name.startswith(UNUSED)]:
         _logger.warning(f"the data have no images of the model's classes {', '.join(absent)}")
     matched = []

@@ -45,9 +45,12 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
-        rows = [
-            gather(_predict(network(images, *metadata), target, group)) for images, target, group, *metadata in batches
-        ]
+        rows = []
+        for images, target, group, *metadata in batches:
+            logits = network(images, *metadata)
+            # In half precision the loss would have three digits
+            loss = F.cross_entropy(logits.float(), target, reduction="none")
+            rows.append(gather((logits.argmax(1), target, group, loss)))
     finally:
         # Module by module, because frozen batch normalization is in evaluation mode during training
         for module in training:
@@ -57,10 +60,7 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
 
 @torch.no_grad()
 def collect_outputs(
-    network: Callable[..., Tensor | tuple[Tensor, ...]],
-    batches: Batches,
-    positions: Tensor,
-    gather: Gather = tuple,
+    network: Callable[..., Tensor | tuple[Tensor, ...]], batches: Batches, positions: Tensor, gather: Gather = tuple
 ) -> Outputs:
     """Runs a network, in the mode that it is in, on every batch; see `predict`.
 
@@ -94,9 +94,3 @@ def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
     """Returns the mean cross-entropies on the out-splits, by domain; NaN for an empty split."""
     masks = (predictions.group == 2 * domain + 1 for domain in range(num_domains))
     return tuple(predictions.loss[mask].double().mean().item() for mask in masks)
-
-
-def _predict(logits: Tensor, target: Tensor, group: Tensor) -> tuple[Tensor, ...]:
-    # In half precision the loss would have three digits
-    loss = F.cross_entropy(logits.float(), target, reduction="none")
-    return logits.argmax(1), target, group, loss

@@ -33,11 +33,9 @@ def headlines(record: Record) -> list[Headline]:
     """
     roles = {"ood": "out-of-distribution", "id": "in-distribution"}
     own = [
-        Headline(
-            f"the accuracy over all {words} test images", record.roles[role]["accuracy"], images(record.roles[role])
-        )
+        Headline(f"the accuracy over all {words} test images", scores["accuracy"], images(scores))
         for role, words in roles.items()
-        if role in record.roles
+        if (scores := record.roles.get(role))
     ]
     if own:
         return own

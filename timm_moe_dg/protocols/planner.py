@@ -97,7 +97,10 @@ class PlannedRun:
 def plan_runs(sweep: Sweep) -> list[PlannedRun]:
     """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early."""
     for axis in (sweep.datasets, sweep.algorithms, sweep.models):
-        _check_labels(axis)
+        names = [_safe(choice.label) for choice in axis]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            remedy = "names two entries of the plan; give each a `label` of its own"
+            raise ArgumentError.of("label", repeated[0], remedy)
     for dataset in sweep.datasets:
         get_benchmark(dataset.value).check_data_dir(_data_dir(sweep, dataset))
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
@@ -236,13 +239,6 @@ def _merged(*tables: Arguments) -> Arguments:
             both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
             joined[key] = _merged(joined[key], value) if both else value
     return joined
-
-
-def _check_labels(choices: Sequence[Choice]) -> None:
-    labels = [_safe(choice.label) for choice in choices]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ArgumentError.of("label", label, "names two entries of the plan; give each a `label` of its own")
 
 
 def _safe(label: str) -> str:

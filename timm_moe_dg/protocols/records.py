@@ -64,35 +64,20 @@ class RoleScores(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Record:
-    """One evaluation of one run.
+    """One evaluation of one run."""
 
-    Attributes:
-        step: Number of the step before the evaluation, from 0.
-        epoch: `step` in passes over the smallest training domain. DomainBed's rows count test domains as well.
-        losses: Mean of each loss since the last record.
-        step_time: Mean seconds per step since the last record, loading included.
-        mem_gb: Peak memory of the accelerator in GiB; 0 on CPU.
-        in_acc: Accuracy on each domain's in-split, from 0 to 1; NaN for an empty split.
-        out_acc: Accuracy on each domain's out-split, likewise.
-        args: The run's arguments, among them dataset, algorithm, test_envs, trial_seed and hparams_seed.
-        hparams: The run's hyper-parameters.
-        roles: Scores of "id" and "ood" domains, if the benchmark has them; see `role_scores`.
-        out_loss: Mean cross-entropy on each domain's out-split; empty in DomainBed's rows.
-        averaged: Whether the averaged network at the end of a run was evaluated. Selection then uses this record alone.
-    """
-
-    step: int
-    epoch: float
-    losses: Mapping[str, float]
-    step_time: float
-    mem_gb: float
-    in_acc: tuple[float, ...]
-    out_acc: tuple[float, ...]
-    args: Arguments
-    hparams: Mapping[str, object]
-    roles: Mapping[str, RoleScores] = field(default_factory=dict)
-    out_loss: tuple[float, ...] = ()
-    averaged: bool = False
+    step: int  # number of the step before the evaluation, from 0
+    epoch: float  # `step` in passes over the smallest training domain; DomainBed's rows count test domains as well
+    losses: Mapping[str, float]  # mean of each loss since the last record
+    step_time: float  # mean seconds per step since the last record, loading included
+    mem_gb: float  # peak memory of the accelerator in GiB; 0 on CPU
+    in_acc: tuple[float, ...]  # accuracy on each domain's in-split, from 0 to 1; NaN for an empty split
+    out_acc: tuple[float, ...]  # on each domain's out-split, likewise
+    args: Arguments  # of the run, among them dataset, algorithm, test_envs, trial_seed and hparams_seed
+    hparams: Mapping[str, object]  # of the run
+    roles: Mapping[str, RoleScores] = field(default_factory=dict)  # of "id" and "ood" domains; see `role_scores`
+    out_loss: tuple[float, ...] = ()  # mean cross-entropy on each domain's out-split; empty in DomainBed's rows
+    averaged: bool = False  # evaluates the averaged network at the end of a run; selection uses this record alone
 
     @property
     def test_domains(self) -> tuple[int, ...]:

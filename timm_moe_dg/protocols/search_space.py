@@ -22,11 +22,7 @@ _PHOTOGRAPHS: Mapping[str, Distribution] = {
 }
 _DOMAIN_NET = {**_PHOTOGRAPHS, "batch_size": lambda random: int(2 ** random.uniform(3, 5))}
 # DomainBed's ranges for small images, without the batch size: its 2 ** 9 images exceed a domain of these digits
-_DIGITS = {
-    **_PHOTOGRAPHS,
-    "lr": lambda random: 10 ** random.uniform(-4.5, -2.5),
-    "weight_decay": lambda random: 0.0,
-}
+_DIGITS = {**_PHOTOGRAPHS, "lr": lambda random: 10 ** random.uniform(-4.5, -2.5), "weight_decay": lambda random: 0.0}
 _SMALL_IMAGES = {**_DIGITS, "batch_size": lambda random: int(2 ** random.uniform(3, 9))}
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -54,10 +54,9 @@ def _attention(view: RunView, data_dir: str | None) -> Section:
     similarity: dict[str, float] = {}
 
     def draw(path: Path) -> None:
-        folder, baseline = path.parent, None  # the page shows no dense baseline beside the network
-        similarity.update(
-            draw_attention(view, baseline, folder, data_dir=data_dir, images=None, target=None, columns=2, mass=None)
-        )
+        choice: dict[str, Any] = {"images": None, "target": None, "columns": 2, "mass": None}
+        # The page shows no dense baseline beside the network
+        similarity.update(draw_attention(view, None, path.parent, data_dir=data_dir, **choice))
 
     picture = inlined(draw, "Attention of the class token by head", "attention.png")
     numbers = "".join(f" Mean cosine similarity between the maps of two heads: {c:.3f}." for c in similarity.values())
@@ -72,6 +71,5 @@ def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
 
     picture = inlined(draw, "Map of the discovered domains", "map.png")
     agreement = f" Normalized mutual information with the data's groups: {numbers['nmi']:.3f}." if numbers else ""
-    return Section(
-        "Discovered domains", f"The routed expert with the largest weight at each place.{agreement}", picture
-    )
+    caption = f"The routed expert with the largest weight at each place.{agreement}"
+    return Section("Discovered domains", caption, picture)

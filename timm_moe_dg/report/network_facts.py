@@ -27,21 +27,13 @@ MISTAKES = 12
 
 
 class ReportSettings(NamedTuple):
-    """How the network of a run is evaluated for its report.
+    """How the network of a run is evaluated for its report."""
 
-    Attributes:
-        data_dir: Folder of the run's data, None for the folder that the run used.
-        device: Device of the network.
-        batch_size: Images per batch.
-        workers: Loader processes.
-        max_images: Maximum number of images per domain.
-    """
-
-    data_dir: str | None = None
+    data_dir: str | None = None  # None for the folder that the run used
     device: str = "cpu"
     batch_size: int = 64
-    workers: int = 0
-    max_images: int = 1000
+    workers: int = 0  # loader processes
+    max_images: int = 1000  # largest number for each domain
 
 
 class Mistake(NamedTuple):

@@ -16,7 +16,7 @@ from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
 from .pictures import Missing, attempt, inlined
 from .run_facts import RESULTS, RunFacts, cautions, read_run
-from .sweep_facts import SweepFacts, read_sweep
+from .sweep_facts import read_sweep
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -31,17 +31,12 @@ def report(folder: Path, output: Path, settings: ReportSettings) -> None:
     if (folder / RESULTS).is_file():
         page = run_page(read_run(folder), settings)
     else:
-        facts = _sweep(folder)
+        facts = read_sweep(folder) if folder.is_dir() else None
+        if facts is None or not (facts.runs or facts.unfinished):
+            remedy = f"holds no run ({RESULTS} is missing here and below); give a folder of finetune.py or sweep.py"
+            raise ArgumentError.of("folder", str(folder), remedy)
         page = render("sweep.html", facts=facts, cautions=facts.cautions)
     write_text(output, page)
-
-
-def _sweep(folder: Path) -> SweepFacts:
-    facts = read_sweep(folder) if folder.is_dir() else None
-    if facts is None or not (facts.runs or facts.unfinished):
-        remedy = f"holds no run ({RESULTS} is missing here and below); give a folder of finetune.py or sweep.py"
-        raise ArgumentError.of("folder", str(folder), remedy)
-    return facts
 
 
 def run_page(facts: RunFacts, settings: ReportSettings) -> str:

@@ -101,7 +101,9 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
     is killed while files move, the next call for the folder moves the rest.
     """
     target, names = Path(folder), list(names)
-    _complete(target)
+    if (target / EXCHANGE).is_dir():
+        _exchange(target)
+        _logger.warning(f"{target}: files of an interrupted call were moved to their places")
     present = [name for name in names if (target / name).exists()]
     if present and not overwrite:
         raise ArgumentError.of("output", str(target), f"holds {', '.join(present)} already; choose another, or --force")
@@ -134,13 +136,6 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
         shutil.rmtree(work, ignore_errors=True)
         if created and not any(target.iterdir()):
             target.rmdir()
-
-
-def _complete(target: Path) -> None:
-    """Completes an exchange of files that was interrupted."""
-    if (target / EXCHANGE).is_dir():
-        _exchange(target)
-        _logger.warning(f"{target}: files of an interrupted call were moved to their places")
 
 
 def _exchange(target: Path) -> None:

@@ -26,21 +26,12 @@ from ..protocols.headline import headlines
 from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged, read_arguments
-from ..protocols.selection import (
-    OOD_RULES,
-    SELECTION_RULES,
-    training_domain_validation,
-    validation_accuracy,
-)
+from ..protocols.selection import OOD_RULES, SELECTION_RULES, training_domain_validation, validation_accuracy
 from .atomic import append_line, recovered, replaced, write_text
 from .checkpoint import Checkpoints, RunState
 
 # selection rule -> folder of its network
-BEST = {
-    "training_domain_validation": "best",
-    "oracle": "best_oracle",
-    **{rule: f"best_{rule}" for rule in OOD_RULES},
-}
+BEST = {"training_domain_validation": "best", "oracle": "best_oracle", **{rule: f"best_{rule}" for rule in OOD_RULES}}
 ARGUMENTS, RESULTS, SUMMARY, LOG, DONE = "args.yaml", "results.jsonl", "summary.csv", "log.txt", "done"
 _logger = logging.getLogger(__name__)
 

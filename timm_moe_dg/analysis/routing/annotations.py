@@ -57,11 +57,7 @@ class CubAnnotations:
 
 
 def annotate(
-    view: RunView,
-    domains: Sequence[Domain],
-    images: Sequence[Sequence[int]],
-    grid: tuple[int, int],
-    cub: Path | None,
+    view: RunView, domains: Sequence[Domain], images: Sequence[Sequence[int]], grid: tuple[int, int], cub: Path | None
 ) -> list[AnnotatedDomain]:
     """Annotates images of every domain, by position, on H x W patches, from `cub` or else from part maps."""
     if cub is not None:
@@ -142,26 +138,26 @@ def _from_cub(
 
 def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
     """Reads the annotations in CUB_200_2011, or in the folder that contains it. Errors name the file and the line."""
-    root = _root(Path(folder))
+    folder = Path(folder)
+    root = folder / "CUB_200_2011" if (folder / "CUB_200_2011").is_dir() else folder
+    if missing := [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]:
+        remedy = "give the folder CUB_200_2011 of the original release, with its parts"
+        raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
     ids, paths = zip(*((row[0], row[1]) for row in _rows(root / IMAGES, 2)), strict=True)
     index_of = {name: index for index, name in enumerate(ids)}
     parts = {row[0]: " ".join(row[1:]) for row in _rows(root / PARTS, 2)}
-    points, visible = _read_points(root / POINTS, index_of, {name: index for index, name in enumerate(parts)})
+    part_of = {name: index for index, name in enumerate(parts)}
+    points, visible = torch.zeros(len(ids), len(parts), 2), torch.zeros(len(ids), len(parts), dtype=torch.bool)
+    for line, row in enumerate(_rows(root / POINTS, 5), 1):
+        cell = _index(index_of, row[0], root / POINTS, line), _index(part_of, row[1], root / POINTS, line)
+        x, y, is_visible = _numbers(row[2:5], root / POINTS, line)
+        points[cell], visible[cell] = torch.stack([x, y]), bool(is_visible)
     boxes = torch.zeros(len(ids), 4)
     for line, row in enumerate(_rows(root / BOXES, 5), 1):
         boxes[_index(index_of, row[0], root / BOXES, line)] = _numbers(row[1:5], root / BOXES, line)
     attributes, names = _read_attributes(root, index_of)
     images = {picture_key(path): index for index, path in enumerate(paths)}
     return CubAnnotations(images, tuple(parts.values()), points, visible, boxes, attributes, names)
-
-
-def _root(folder: Path) -> Path:
-    root = folder / "CUB_200_2011" if (folder / "CUB_200_2011").is_dir() else folder
-    missing = [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]
-    if missing:
-        remedy = "give the folder CUB_200_2011 of the original release, with its parts"
-        raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
-    return root
 
 
 def _rows(path: Path, fields: int) -> Iterator[list[str]]:
@@ -185,15 +181,6 @@ def _index(index_of: dict[str, int], name: str, path: Path, line: int) -> int:
     if name not in index_of:
         raise DataError(f"{str(path)!r}, line {line}: no image or part has the number {name!r}; complete the copy")
     return index_of[name]
-
-
-def _read_points(path: Path, images: dict[str, int], parts: dict[str, int]) -> tuple[Tensor, Tensor]:
-    points, visible = torch.zeros(len(images), len(parts), 2), torch.zeros(len(images), len(parts), dtype=torch.bool)
-    for line, row in enumerate(_rows(path, 5), 1):
-        cell = _index(images, row[0], path, line), _index(parts, row[1], path, line)
-        x, y, is_visible = _numbers(row[2:5], path, line)
-        points[cell], visible[cell] = torch.stack([x, y]), bool(is_visible)
-    return points, visible
 
 
 def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -24,11 +24,6 @@ def permutation_test(value: Tensor, null: Tensor) -> PermutationTest:
     return PermutationTest(float(value), null, p)
 
 
-def row_shares(counts: Tensor) -> Tensor:
-    """(..., R, C) counts -> float64 shares of each row; NaN in an empty row."""
-    return counts.double() / counts.double().sum(-1, keepdim=True)
-
-
 def lift(counts: Tensor) -> Tensor:
     """Counts over those expected under independence: (R, C) float64; NaN in empty rows and columns."""
     from scipy.stats.contingency import expected_freq
@@ -64,11 +59,8 @@ def normalized_mutual_information(counts: Tensor) -> Tensor:
     """
     # scikit-learn's function takes the labels of one table, and a permutation test has many tables
     joint = counts.double() / counts.double().sum((-2, -1), keepdim=True)
-    rows, columns, cells = (_entropy(shares) for shares in (joint.sum(-1), joint.sum(-2), joint.flatten(-2)))
+    parts = (joint.sum(-1), joint.sum(-2), joint.flatten(-2))
+    rows, columns, cells = (torch.special.entr(shares).sum(-1) for shares in parts)
     ratio = (2 * (rows + columns - cells) / (rows + columns)).clamp(0.0, 1.0)
     # A table with one row and one column has no entropy: 0 / 0
     return ratio.where(rows + columns > 0, torch.where(cells.isnan(), cells, 1.0))
-
-
-def _entropy(shares: Tensor) -> Tensor:
-    return torch.special.entr(shares).sum(-1)

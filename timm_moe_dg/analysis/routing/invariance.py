@@ -86,7 +86,11 @@ def routing_invariance(
         if shared:
             rows = [[index_of[picture] for picture in shared] for index_of in positions]
             grids = [experts[domain][indices] for domain, indices in zip(names, rows, strict=True)]
-            first, second = _upright(grids, [angles.get(domain, 0.0) for domain in names])
+            # The patches that both domains show, with rotations undone
+            shape = (grids[0].shape[1], grids[0].shape[2])
+            indices = [rotated_patches(shape, angles.get(domain, 0.0)) for domain in names]
+            in_both = (indices[0] >= 0) & (indices[1] >= 0)
+            first, second = (grid.flatten(1)[:, at[in_both]] for grid, at in zip(grids, indices, strict=True))
             pairs.append(pair_invariance(names, first, second, permutations))
     return pairs
 
@@ -104,11 +108,3 @@ def overall(pairs: Sequence[PairInvariance]) -> PermutationTest:
     """The mean agreement of all pairs, against the mean of their nulls."""
     value = torch.tensor([pair.agreement.value for pair in pairs], dtype=torch.float64).mean()
     return permutation_test(value, torch.stack([pair.agreement.null for pair in pairs]).mean(0))
-
-
-def _upright(grids: Sequence[Tensor], angles: Sequence[float]) -> list[Tensor]:
-    """The patches (B, N) that both domains show, with rotations undone."""
-    shape = (grids[0].shape[1], grids[0].shape[2])
-    indices = [rotated_patches(shape, angle) for angle in angles]
-    in_both = (indices[0] >= 0) & (indices[1] >= 0)
-    return [grid.flatten(1)[:, index[in_both]] for grid, index in zip(grids, indices, strict=True)]

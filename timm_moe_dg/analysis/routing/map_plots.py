@@ -67,11 +67,13 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
     unused = num_experts - len([index for index in experts if index >= 0])
     one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
     title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
-    marks = _marks(rows)
-    handles = [
-        *(_legend_entry(index) for index in experts),
-        *(line_handle(name, **mark) for name, mark in marks.items()),
-    ]
+    names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
+    style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
+    marks = {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
+    entries = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
+    for entry in entries:
+        entry.set(edgecolor="gray", linewidth=0.5)
+    handles = [*entries, *(line_handle(name, **mark) for name, mark in marks.items())]
     across = max(2, len(rows[0][1]))
     lines = math.ceil(len(handles) / across)
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
@@ -161,13 +163,6 @@ def _numbers(axes: "Axes", photo: Photograph) -> None:
         text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
 
 
-def _marks(rows: Rows) -> dict[str, Style]:
-    """The markers of parts."""
-    names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
-    style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
-    return {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
-
-
 def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]], marks: Mapping[str, Style]) -> None:
     """Marks the parts in the panels of a row, and joins each part's places."""
     from matplotlib.patches import ConnectionPatch
@@ -189,12 +184,6 @@ def _rgba(index: int) -> tuple[float, ...]:
     from matplotlib.colors import to_rgba
 
     return to_rgba(expert_color(index), OPACITY if index >= 0 else 0.0)
-
-
-def _legend_entry(index: int) -> Any:
-    entry = swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only")
-    entry.set(edgecolor="gray", linewidth=0.5)
-    return entry
 
 
 def plot_association(association: Association, title: str, path: Path) -> None:

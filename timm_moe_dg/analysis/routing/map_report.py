@@ -84,7 +84,9 @@ def draw_attention(
     rows = choose_images(view, data_dir, images, target, columns)
     # A row of pictures for each image and network: those of one domain fill a page
     rows = rows if images is not None else rows[:1]
-    networks = {_label(network, view): network for network in (twin, view) if network is not None}
+    networks = {view.name: view}
+    if twin is not None:
+        networks = {twin.name if twin.name != view.name else f"{twin.name} (twin)": twin, **networks}
     maps = {
         label: torch.cat([class_attention(network.model, *batch) for batch in batches(network, rows)])
         for label, network in networks.items()
@@ -109,10 +111,6 @@ def draw_attention(
     }
     (figures / "attention.json").write_text(json_text(numbers))
     return similarity
-
-
-def _label(network: RunView, view: RunView) -> str:
-    return network.name if network is view or network.name != view.name else f"{network.name} (twin)"
 
 
 def _rounded(values: Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...layers import GeoMoeMlp, RoutedMlp, RouterOutput
+from ...layers import GeoMoeMlp, RoutedMlp
 from ...losses import record_routing
 from ...networks.build import Network
 from ..run_view import evaluation_mode
@@ -34,11 +34,6 @@ def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
     return blocks
 
 
-def routes_patches(model: Network) -> bool:
-    """Whether a mixture model routes patches, rather than whole images by their metadata."""
-    return not any(isinstance(layer, GeoMoeMlp) for layer in mixture_blocks(model).values())
-
-
 def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
     """Routes images (B, 3, height, width) through an unwrapped model: each mixture block's routing, on CPU."""
     layers = mixture_blocks(model)
@@ -50,7 +45,13 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
-    return {index: _joined([part[index] for part in parts]) for index in parts[0]}
+    return {
+        index: routing._replace(
+            first=torch.cat([part[index].first for part in parts]),
+            entropy=torch.cat([part[index].entropy for part in parts]),
+        )
+        for index, routing in parts[0].items()
+    }
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
@@ -66,7 +67,8 @@ def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
     first, entropy = routing.expert_indices[:, 0], torch.special.entr(routing.probabilities).sum(-1)
     if isinstance(layer, GeoMoeMlp):
         shape: tuple[int, ...] = (len(images), 1, 1)
-        first = _image_experts(layer, routing)
+        first = first if layer.forced_expert is None else torch.full_like(first, layer.forced_expert)
+        first = first if routing.routed is None else first.masked_fill(~routing.routed, -1)  # images without metadata
         entropy = entropy.masked_fill(first < 0, 0.0)
     else:
         grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
@@ -74,16 +76,3 @@ def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
         prefix = model.num_prefix_tokens  # class and distillation tokens are routed, too
         first, entropy = (values.view(len(images), -1)[:, prefix:] for values in (first, entropy))
     return RoutingMap(first.reshape(shape).cpu(), entropy.reshape(shape).float().cpu(), layer.experts.num_experts)
-
-
-def _image_experts(layer: GeoMoeMlp, routing: RouterOutput) -> Tensor:
-    """The first expert of each image, or the forced one; -1 for images without metadata."""
-    first = routing.expert_indices[:, 0]
-    if layer.forced_expert is not None:
-        first = torch.full_like(first, layer.forced_expert)
-    return first if routing.routed is None else first.masked_fill(~routing.routed, -1)
-
-
-def _joined(parts: list[RoutingMap]) -> RoutingMap:
-    first, entropy = torch.cat([part.first for part in parts]), torch.cat([part.entropy for part in parts])
-    return RoutingMap(first, entropy, parts[0].num_experts)

@@ -19,7 +19,6 @@ from .association import (
     lift,
     normalized_mutual_information,
     permutation_test,
-    row_shares,
 )
 
 NUM_NEAREST = 9  # patches counted for a part that is a point
@@ -87,10 +86,8 @@ def associate_parts(
     """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each image."""
     generator = torch.Generator().manual_seed(seed)
     counts = count_parts(members, first, num_experts)
-    null_tables = torch.stack(
-        [count_parts(members, permuted_patches(first, generator), num_experts) for _ in range(permutations)]
-    )
-    null = normalized_mutual_information(null_tables)
+    permuted = (permuted_patches(first, generator) for _ in range(permutations))
+    null = normalized_mutual_information(torch.stack([count_parts(members, f, num_experts) for f in permuted]))
     return _association(names, counts, permutation_test(normalized_mutual_information(counts), null))
 
 
@@ -144,4 +141,5 @@ def _association(names: Sequence[str], counts: Tensor, test: PermutationTest) ->
         raise ArgumentError.of("parts", list(names), remedy)
     pairs = sides(names)
     distances = {name: jensen_shannon_distance(counts[left], counts[right]) for name, (left, right) in pairs.items()}
-    return Association(tuple(names), counts, row_shares(counts), lift(counts), test, cramers_v(counts), distances)
+    shares = counts.double() / counts.double().sum(-1, keepdim=True)
+    return Association(tuple(names), counts, shares, lift(counts), test, cramers_v(counts), distances)

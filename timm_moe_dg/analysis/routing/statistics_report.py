@@ -10,6 +10,7 @@ import torch
 
 from ...data import Domain
 from ...errors import ArgumentError
+from ...layers import GeoMoeMlp
 from ...storage.atomic import json_text
 from ..run_view import RunView
 from .annotations import annotate
@@ -17,7 +18,7 @@ from .association import PermutationTest
 from .chosen_images import picture_names
 from .invariance import PairInvariance, check_paired, overall, routing_invariance
 from .map_plots import plot_association, plot_nulls
-from .maps import RoutingMap, chosen_block, mixture_blocks, routes_patches, routing_maps_of
+from .maps import RoutingMap, chosen_block, mixture_blocks, routing_maps_of
 from .parts import Association, associate_attributes, associate_parts
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
@@ -80,7 +81,12 @@ def draw_invariance(
     """
     block = _patch_block(view, block)
     domains = view.domains(data_dir)
-    rotations = {domain.name: domain.angle for domain in domains} | _angles(angles, domains)
+    rotations = {domain.name: domain.angle for domain in domains}
+    for name, angle in angles:
+        if name not in rotations or isinstance(angle, bool) or not isinstance(angle, int | float):
+            remedy = f"give DOMAIN=DEGREES for domains out of: {', '.join(rotations)}"
+            raise ArgumentError.of("angles", f"{name}={angle}", remedy)
+    rotations |= dict(angles)
     names = {domain.name: picture_names(domain, view.shares_photographs) for domain in domains}
     pictures = {domain: domain_names[:max_images] for domain, domain_names in names.items() if domain_names}
     check_paired(pictures)  # before images are routed, which takes minutes
@@ -115,8 +121,9 @@ def _agreements(path: Path, compared: Mapping[str, object]) -> dict[str, float]:
 
 def _patch_block(view: RunView, block: int | None) -> int:
     """The index of the block to analyze, in a model that routes patches."""
-    block = chosen_block(mixture_blocks(view.model), block)
-    if not routes_patches(view.model):
+    blocks = mixture_blocks(view.model)
+    block = chosen_block(blocks, block)
+    if any(isinstance(layer, GeoMoeMlp) for layer in blocks.values()):
         remedy = "routes whole images by where they were taken; use the command domains"
         raise ArgumentError.of("model", view.name, remedy)
     return block
@@ -125,15 +132,6 @@ def _patch_block(view: RunView, block: int | None) -> int:
 def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
     images = ((domain.pixels(position), view.metadata(domain, position)) for position in positions)
     return routing_maps_of(view.model, view.batches(images))[block]
-
-
-def _angles(pairs: Sequence[tuple[str, Any]], domains: Sequence[Domain]) -> dict[str, float]:
-    names = [domain.name for domain in domains]
-    for name, angle in pairs:
-        if name not in names or isinstance(angle, bool) or not isinstance(angle, int | float):
-            remedy = f"give DOMAIN=DEGREES for domains out of: {', '.join(names)}"
-            raise ArgumentError.of("angles", f"{name}={angle}", remedy)
-    return dict(pairs)
 
 
 def _stacked(groups: Mapping[str, Association], strongest: str) -> Association:

@@ -84,12 +84,7 @@ class Benchmark:
     shares_photographs: bool = False
 
     def read(
-        self,
-        data_dir: DataDir,
-        metadata_columns: Sequence[str] = (),
-        in_chans: int = RGB,
-        *,
-        evaluating: bool = False,
+        self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB, *, evaluating: bool = False
     ) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
@@ -129,11 +124,10 @@ class Benchmark:
             raise DataError(f"data_dir={str(root)!r}: no such folder; give the one that holds {self._layout()}")
         # Without a match the folder itself is read, so that the error lists its contents.
         candidates = [root, *(root / alias for alias in self.aliases)]
-        return next((folder for folder in candidates if self._holds_a_domain(folder)), root)
-
-    def _holds_a_domain(self, folder: Path) -> bool:
-        names = set(map(plain, subfolders(folder))) if folder.is_dir() else set()
-        return not names.isdisjoint(map(plain, self.domains))
+        for folder in filter(Path.is_dir, candidates):
+            if not {*map(plain, self.domains)}.isdisjoint(map(plain, subfolders(folder))):
+                return folder
+        return root
 
     def _compare_domains(self, present: Sequence[str]) -> None:
         actual, expected = list(map(plain, present)), list(map(plain, self.domains))

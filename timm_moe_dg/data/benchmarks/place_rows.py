@@ -82,11 +82,7 @@ PLACE_ROWS = (
         hparams={**_WILDS, "batch_size": 32},
         source="WILDS fmow_v1.1, split by time, a domain for each region",
     ),
-    _fmow(
-        name="FMoW_LAO",
-        reader=read_fmow_lao,
-        source="WILDS fmow_v1.1, tested on Asia, regions pooled",
-    ),
+    _fmow(name="FMoW_LAO", reader=read_fmow_lao, source="WILDS fmow_v1.1, tested on Asia, regions pooled"),
     _fmow(
         name="FMoW_LAO_regions",
         reader=partial(read_fmow_lao, pooled=False),

@@ -31,17 +31,13 @@ def register_benchmark(row: Benchmark) -> Benchmark:
 
 def get_benchmark(name: str) -> Benchmark:
     """Looks up a name in `BENCHMARKS`, or makes a benchmark of hub:OWNER/NAME, which is downloaded when it is read."""
-    if name.startswith(HUB):
-        return _hub_benchmark(name)
-    if name not in BENCHMARKS:
-        raise ArgumentError.of("dataset", name, choices([*BENCHMARKS, f"{HUB}OWNER/NAME"]))
-    return BENCHMARKS[name]
-
-
-def _hub_benchmark(name: str) -> Benchmark:
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
     path = name.removeprefix(HUB)
     if not path:
         raise ArgumentError.of("dataset", name, f"give {HUB}OWNER/NAME, such as {HUB}flwrlabs/pacs")
+    if path == name:
+        raise ArgumentError.of("dataset", name, choices([*BENCHMARKS, f"{HUB}OWNER/NAME"]))
     source = f"the Hub's data set {path}"
     return Benchmark(
         name=name, reader=lambda data_dir: read_hub(path), source=source, license="see its card", takes_data_dir=False

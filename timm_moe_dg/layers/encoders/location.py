@@ -208,9 +208,7 @@ class LocationIdEmbedding(OwnParameters):
             return
         largest = int(metadata.max()) if len(metadata) else 0
         if largest >= self.num_locations:
-            remedy = (
-                f"ids run from 0 to {self.num_locations - 1}; use -1 for an unknown location, or raise num_locations"
-            )
+            remedy = f"ids are 0 to {self.num_locations - 1}, or -1 for an unknown location; or raise num_locations"
             raise MetadataError.of("location id", largest, remedy)
 
     def forward(self, metadata: Tensor) -> Tensor:
