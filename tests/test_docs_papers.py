@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from timm_moe_dg.data import BENCHMARKS
-from timm_moe_dg.results.paper_figures import FIGURES
+from timm_moe_dg.results.papers import FIGURES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "results" / "papers.md").read_text()

@@ -200,14 +200,14 @@ def predict(
 def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
     """Reads the evaluations of all runs below a folder, with settings and scores as columns.
 
-    `timm_moe_dg.results.frame.read_runs` describes the columns.
+    `timm_moe_dg.results.runs.read_runs` describes the columns.
 
     >>> timm_moe_dg.read_runs("output/missing")
     Traceback (most recent call last):
     timm_moe_dg.errors.RecordError: ...
     """
     with _extra():
-        from .results.frame import read_runs as read
+        from .results.runs import read_runs as read
     _check_path("folder", folder)
     return read(folder)
 

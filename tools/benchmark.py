@@ -53,7 +53,7 @@ from timm_moe_dg.measure.cost import (
 from timm_moe_dg.measure.dense_baselines import layer_and_baselines, mixture_layers, model_and_baselines, random_inputs
 from timm_moe_dg.networks.build import check_name
 from timm_moe_dg.protocols.run_identity import VERSIONS
-from timm_moe_dg.results.paper_costs import IMAGES, PIXELS, stated_costs
+from timm_moe_dg.results.papers import IMAGES, PIXELS, stated_costs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRAMS: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model, "compiled": torch.compile}

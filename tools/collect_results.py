@@ -23,11 +23,10 @@ from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
-from timm_moe_dg.results.paper_figures import why_no_figures
-from timm_moe_dg.results.rendering import RENDERERS, data_frame, data_text, render
+from timm_moe_dg.results.papers import why_no_figures
+from timm_moe_dg.results.rendering import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.table_columns import OPTIONAL_COLUMNS
-from timm_moe_dg.results.tables import NEEDED, Table, make_tables, why_no_table
+from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, make_tables, why_no_table
 
 DATA_FORMATS = ("csv", "json")  # for other programs
 
@@ -37,9 +36,9 @@ def build_parser() -> ToolParser:
     parser = tool_parser("collect_results.py", __doc__, "[options] DIR ...")
     add = parser.add_argument
     add("folders", nargs="+", type=run_folder, metavar="DIR", help="folders with runs, searched at any depth")
-    rules = f"selection rules, of {', '.join(NEEDED)} (default: all that the runs have results for)"
-    add("--rules", nargs="+", choices=NEEDED, metavar="RULE", help=rules)
-    formats = [*RENDERERS, *DATA_FORMATS]
+    rules = f"selection rules, of {', '.join(RULES)} (default: all that the runs have results for)"
+    add("--rules", nargs="+", choices=RULES, metavar="RULE", help=rules)
+    formats = [*FORMATS, *DATA_FORMATS]
     add("--format", choices=formats, default="text", help="format of the tables (default: %(default)s)")
     whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
@@ -71,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
     args = parse_words(build_parser(), argv)
     if args.compare and args.format in DATA_FORMATS:
-        raise ArgumentError.of("format", args.format, f"--compare has {', '.join(RENDERERS)}; choose one of them")
+        raise ArgumentError.of("format", args.format, f"--compare has {', '.join(FORMATS)}; choose one of them")
     runs, unfinished = find_runs(args.folders)
     if not runs:
         raise RecordError(
@@ -79,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
         )
     report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
-    tables = make_tables(runs, args.rules or list(NEEDED), report, further, by_group=args.groups)
+    tables = make_tables(runs, args.rules or list(RULES), report, further, by_group=args.groups)
     print(f"{len(runs)} finished runs", file=sys.stderr)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]

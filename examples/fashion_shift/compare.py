@@ -15,7 +15,7 @@ from itertools import product
 from statistics import fmean, pstdev
 
 from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation
-from timm_moe_dg.results.paired import sign_flip_p
+from timm_moe_dg.results.comparison import sign_flip_p
 from timm_moe_dg.results.runs import domain_names, find_runs
 
 NAME = re.compile(r"(?:folder-)?(?P<model>\w+)-(?P<method>[\w-]+?)-test(?P<domain>\d)-trial(?P<seed>\d)\b")

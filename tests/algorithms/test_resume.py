@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
+from timm_moe_dg.finetuning import loop
 
 pytestmark = pytest.mark.slow  # whole runs; test_state.py shows the same of each method by itself
 
@@ -70,7 +71,7 @@ def outcome(folder):
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *AVERAGING])
 def test_a_stopped_run_ends_where_one_that_was_left_alone_ends(name, tool, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(tool, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+    monkeypatch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
     method = name if name in ALGORITHMS else "ERM"
     words = ["--algorithm", method, *(["--averaging", name] if name in AVERAGING else [])]
     run(tool, images, tmp_path / "alone", name, *words)

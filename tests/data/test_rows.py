@@ -10,7 +10,7 @@ from timm_moe_dg.data.benchmarks import table
 from timm_moe_dg.data.benchmarks.place_rows import PLACE_ROWS
 from timm_moe_dg.errors import ArgumentError, DataError
 from timm_moe_dg.protocols.search_space import SEARCH_SPACES
-from timm_moe_dg.results.paper_figures import FIGURES
+from timm_moe_dg.results.papers import FIGURES
 
 
 def test_rows_refer_to_things_that_exist():

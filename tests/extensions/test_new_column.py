@@ -8,10 +8,8 @@ import pytest
 from tests.invented import write_sweep
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis.plots import bars_of
-from timm_moe_dg.results import table_columns
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.table_columns import Column
-from timm_moe_dg.results.tables import make_tables
+from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, Column, make_tables
 
 GAP = Column("gap of splits", lambda record: record.in_acc[0] - record.out_acc[0])
 
@@ -28,7 +26,7 @@ def folder(tmp_path_factory):
 def printed(folder, capsys, monkeypatch):
     """Returns a function that runs the tool with the toy column and returns the lines that it prints."""
     tool = load_tool("collect_results")
-    monkeypatch.setattr(tool, "OPTIONAL_COLUMNS", MappingProxyType({**table_columns.OPTIONAL_COLUMNS, "gap": GAP}))
+    monkeypatch.setattr(tool, "OPTIONAL_COLUMNS", MappingProxyType({**OPTIONAL_COLUMNS, "gap": GAP}))
 
     def run(*words):
         tool.main([str(folder), "--rules", "oracle", "--columns", "gap", *map(str, words)])
@@ -91,7 +89,7 @@ def test_the_plot_and_its_data(printed, folder, expected, tmp_path):
 
 def test_every_kind_of_table_takes_every_column(folder):
     runs, _ = find_runs([folder])
-    columns = list(table_columns.OPTIONAL_COLUMNS.values())
+    columns = list(OPTIONAL_COLUMNS.values())
     tables = make_tables(runs, further=columns)
     assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
     for table in tables:

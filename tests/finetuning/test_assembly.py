@@ -149,6 +149,7 @@ def test_statistics_of_images_of_more_bits_are_measured_and_those_of_photographs
         Image.new("L", (32, 32), 90).save(path)
     mean_and_std(plan, network)
     assert "images of b have more than 8 bits, and those of a do not" in caplog.text
+    assert "a/x/0.png': the means of its bands are [0.353, 0.353, 0.353], and those of the training" in caplog.text
     for path in (tmp_path / "data" / "b").rglob("*.png"):
         Image.new("L", (32, 32), 90).save(path)
     assert mean_and_std(plan, network) == (None, None)

@@ -62,7 +62,7 @@ def test_routing_of_every_model(case, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"router": "euclidean"}, r"router='euclidean': choose one of \['cosine', 'linear'\]"),
+        ({"router": "euclidean"}, r"router='euclidean': choose from cosine, linear"),
         ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1 .*leave it None or False"),
         ({"capacity_factor": 0.0}, r"capacity_factor=0\.0: .*positive.*None"),
         ({"capacity_factor": -1.5}, r"capacity_factor=-1\.5"),

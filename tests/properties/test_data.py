@@ -114,7 +114,7 @@ def test_a_loader_draws_of_the_inside_part_and_goes_on_where_it_stopped(domains,
     chosen = list(range(len(domains)))
 
     def from_step(first):
-        return iter(training_loader(draws, StepSampler(chosen, batch, first), workers=0))
+        return iter(training_loader(draws, StepSampler(chosen, batch, first_step=first), workers=0))
 
     whole, resumed = from_step(step), from_step(step + 1)
     next(whole)

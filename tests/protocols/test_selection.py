@@ -62,11 +62,6 @@ def test_training_domain_validation_chooses_over_hyper_parameters_and_steps():
     assert training_domain_validation(records) is records[2]
 
 
-def test_first_of_equals():
-    records = [invented(0, (0.0, 0.4, 0.6)), invented(300, (0.9, 0.5, 0.5))]
-    assert training_domain_validation(records) is records[0]
-
-
 def test_oracle_compares_last_steps_only():
     records = [
         invented(300, out_acc=(0.6, 0.1, 0.1), in_acc=(0.65, 0, 0), hparams_seed=0),
@@ -186,13 +181,6 @@ def test_a_value_that_is_not_a_number_is_never_chosen():
     records = [invented(0, (nan, nan, 0.5)), invented(300, (nan, 0.1, 0.1)), invented(600, (nan, nan, 0.9))]
     assert training_domain_validation(records) is records[1]
     assert oracle(records) is records[2]
-
-
-def test_whole_domain_counts_images_where_the_split_is_even():
-    inside, outside = 40, 10  # images, of which so many are right
-    record = invented(0, out_acc=(3 / outside, 1, 1), in_acc=(30 / inside, 0, 0))
-    assert whole_accuracy(record) == pytest.approx((30 + 3) / 50)
-    assert whole_accuracy(invented(0, out_acc=(nan, 1, 1), in_acc=(0.5, 0, 0))) == 0.5
 
 
 def shifted(step, worst, f1, validation=0.5, **options):

@@ -10,8 +10,7 @@ from tests.results.test_domainbed_exchange import domainbed_row
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.selection import training_domain_validation
-from timm_moe_dg.results.frame import read_runs
-from timm_moe_dg.results.runs import NO_MODEL
+from timm_moe_dg.results.runs import NO_MODEL, read_runs
 
 
 def test_a_row_for_each_evaluation_with_its_settings(tmp_path):

@@ -8,7 +8,7 @@ from tests.invented import invented_records
 from tests.results.cells import cells_of, table_of
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.results.comparison import with_improvements
-from timm_moe_dg.results.paper_figures import FIGURES
+from timm_moe_dg.results.papers import FIGURES
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.tables import make_tables
 

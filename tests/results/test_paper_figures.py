@@ -13,7 +13,7 @@ from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.layers import SatClipEncoder
 from timm_moe_dg.models import _metadata
-from timm_moe_dg.results.paper_figures import (
+from timm_moe_dg.results.papers import (
     FIGURES,
     figures_for,
     paper_columns,
@@ -22,8 +22,7 @@ from timm_moe_dg.results.paper_figures import (
     with_tag,
 )
 from timm_moe_dg.results.runs import FinishedRun
-from timm_moe_dg.results.table_columns import AVERAGE, OFFICIAL_SCORES
-from timm_moe_dg.results.tables import NEEDED, make_tables
+from timm_moe_dg.results.tables import AVERAGE, OFFICIAL_SCORES, RULES, make_tables
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"
 HEADER = "source,dataset,rule,algorithm,model,column,trained_on,value,error,recipe,settings"
@@ -152,7 +151,7 @@ def test_weights_of_every_figure_are_known_to_timm():
 
 
 def test_every_figure_is_a_percentage_for_a_rule_that_tables_know():
-    assert {figure.rule for figure in FIGURES} <= set(NEEDED)
+    assert {figure.rule for figure in FIGURES} <= set(RULES)
     assert all(re.fullmatch(r"(GMoE|SF-MoE|MoGE), Table \d+", figure.source) for figure in FIGURES)
     assert all(0 < figure.value < 100 and (figure.error is None or figure.error < 10) for figure in FIGURES)
     keys = [repr(replace(figure, value=0.0, error=None)) for figure in FIGURES]

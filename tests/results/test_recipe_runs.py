@@ -17,7 +17,7 @@ from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.protocols.records import Record
-from timm_moe_dg.results.paper_figures import FIGURES, figures_for, with_tag
+from timm_moe_dg.results.papers import FIGURES, figures_for, with_tag
 from timm_moe_dg.results.runs import FinishedRun
 
 PLACES = {"train Africa": "train", "train Asia": "train", "id Africa": "id", "ood Asia": "ood"}

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,17 +65,45 @@ def family(pid: int) -> list[Usage]:
     return found
 
 
-def peak(command: Sequence[str]) -> str:
-    """Runs a command, whose output is dropped, and says how long it took and how much memory a process had at most.
+@dataclass(frozen=True)
+class Cost:
+    """What a command took, with the processes that it started and waited for.
+
+    Attributes:
+        seconds: On the clock.
+        processor: Seconds of processors.
+        peak: The largest resident memory of one process, in MiB.
+    """
+
+    seconds: float
+    processor: float
+    peak: float
+
+
+def cost(command: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
+    """Runs a command, whose output is dropped, and measures it.
+
+    Args:
+        command: Its words.
+        env: Its environment; None for this process's own.
 
     Raises:
         CalledProcessError: It failed.
     """
     # A process inherits the peak of the one that starts it: this one's, which has torch, would hide the command's
     between = [sys.executable, "-S", "-c", _WATCH, *command]
-    found = subprocess.run(between, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    seconds, processor, size = map(float, found.stdout.split())
-    return f"{seconds:.1f} s, of which processor {processor:.1f} s; peak {size:.0f} MiB"
+    found = subprocess.run(between, check=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return Cost(*map(float, found.stdout.split()))
+
+
+def peak(command: Sequence[str]) -> str:
+    """Runs a command, whose output is dropped, and says how long it took and how much memory it had at most.
+
+    Raises:
+        CalledProcessError: It failed.
+    """
+    found = cost(command)
+    return f"{found.seconds:.1f} s, of which processor {found.processor:.1f} s; peak {found.peak:.0f} MiB"
 
 
 def total(found: Sequence[Usage]) -> float:

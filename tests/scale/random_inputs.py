@@ -95,7 +95,8 @@ def command_line(draw: random.Random) -> list[str]:
     before, after = (words.split() for words in TOOLS[tool])
     actions = load_tool(tool).build_parser()._actions
     if tool in ("visualize", "benchmark"):
-        actions = actions[1].choices[before[0]]._actions
+        commands = next(action for action in actions if action.dest == "command")
+        actions = commands.choices[before[0]]._actions
     words: list[str] = []
     for action in draw.sample(actions, draw.randint(1, min(4, len(actions)))):
         if action.option_strings and action.dest not in ("compile", "program", "help"):

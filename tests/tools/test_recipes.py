@@ -13,7 +13,7 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.protocols.planner import plan_runs
-from timm_moe_dg.results.paper_figures import FIGURES, PaperFigure, figures_for, with_tag
+from timm_moe_dg.results.papers import FIGURES, PaperFigure, figures_for, with_tag
 from timm_moe_dg.results.runs import FinishedRun
 
 FILES = sorted((TOOLS / "recipes").glob("*.yaml"))

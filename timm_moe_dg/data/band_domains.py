@@ -1,5 +1,6 @@
 """Domains whose images keep all bands and bits, and the statistics that normalize them."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +15,9 @@ from .domains import Domain, FileDomain, Split
 from .readers.images import has_deep_values
 
 MAX_PROBED = 16  # files of a domain
+FAR = 8  # deviations from a mean
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:
@@ -26,10 +30,23 @@ def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[
     return [replace(domain, bands=bands) for domain in domains]
 
 
-def has_deep_images(domain: Domain) -> bool:
-    """Whether any of a few files, in equal distances, has other values than 8-bit ones. Their first bytes are read."""
+def deep_share(domain: Domain) -> float:
+    """Share of files with other values than 8-bit ones among a few, in equal distances. Their first bytes are read."""
     positions = np.unique(np.linspace(0, len(domain) - 1, MAX_PROBED).astype(int)) if len(domain) else ()
-    return any(_is_deep(domain, int(position)) for position in positions)
+    return float(np.mean([_is_deep(domain, int(position)) for position in positions])) if len(positions) else 0.0
+
+
+def warn_of_far_values(domains: Sequence[Domain], mean: Sequence[float], std: Sequence[float]) -> None:
+    """Warns of domains whose first image is far from the mean of the training images, such as those of another type."""
+    for domain in domains:
+        try:
+            means = _moments((domain, 0))[0] if len(domain) else np.array(mean)
+        except ImageReadError:  # refused or left out when it is read
+            continue
+        if len(means) == len(mean) and (np.abs(means - mean) > FAR * np.asarray(std)).any():
+            found, usual = ([float(f"{value:.3g}") for value in values] for values in (means, mean))
+            remedy = f"and those of the training images are {usual}; convert them as the training images were"
+            _LOGGER.warning("image=%r: the means of its bands are %s, %s", domain.file(0), found, remedy)
 
 
 class BandStatistics(NamedTuple):

@@ -29,7 +29,11 @@ _WITHOUT_IMAGES = ("MPEG",)  # formats that Pillow identifies and cannot decode
 _EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _WHOLE_MODES = ("L", "LA", "RGB", "RGBA")  # 8-bit modes whose values are those in the file
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_JPEG2000_START = b"\xff\x4f\xff\x51"
+# Formats that Pillow reduces to 8 bits: a marker, the place of the byte behind it that tells the depth, and its meaning
+_DEPTHS: dict[str | None, tuple[bytes, int, Callable[[int], bool]]] = {
+    "AVIF": (b"av1C", 6, lambda flags: bool(flags & 0x40)),
+    "JPEG2000": (b"\xff\x4f\xff\x51", 42, lambda depth: depth & 0x7F >= 8),  # bits of the first component, minus one
+}
 _STRETCHED_PERCENTILES = (2, 98)
 _LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
 
@@ -37,6 +41,7 @@ _LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e3
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 262, 274, 277, 339
 SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
 NODATA = 42113  # of GDAL
+_INDIRECT_COLORS = (3, 6, 8, 9, 10)  # values of PHOTOMETRIC: palette, YCbCr and kinds of L*a*b*
 _REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
 
@@ -45,7 +50,8 @@ def decoders() -> tuple[str, ...]:
     """Returns the names of the formats that this Pillow decodes by itself."""
     Image.init()
     stubs = {name for name, (factory, _) in Image.OPEN.items() if _is_stub(factory)}
-    return tuple(sorted(set(Image.OPEN) - stubs - {*_EXTERNAL, *_WITHOUT_IMAGES}))
+    names = set(Image.OPEN) - stubs - {*_EXTERNAL, *_WITHOUT_IMAGES}
+    return tuple(sorted(names, key=lambda name: (name not in ("JPEG", "PNG"), name)))  # the most frequent ones first
 
 
 @cache
@@ -60,19 +66,22 @@ def is_tiff(source: Source) -> bool:
     return _head(source, 4) in _TIFF_STARTS
 
 
-def is_eight_bit(image: Image.Image, source: Source) -> bool:
-    """Whether Pillow's RGB form of an open image holds all bits of the file."""
+def is_eight_bit(image: Image.Image | None, source: Source) -> bool:
+    """Whether RGB of 8 bits holds all bits of a file. `image` is None for a TIFF file that Pillow does not know."""
+    if image is None:
+        with _tiff_file(source) as file:
+            return bool(file.pages[0].dtype == np.uint8)
     if image.mode not in _EIGHT_BIT:
         return False
     if tags := getattr(image, "tag_v2", None):
         return max(tags.get(BITS, (1,))) <= 8 and max(tags.get(SAMPLE_FORMAT, (1,))) == 1
-    if image.format == "JPEG2000":
-        head = _head(source, 1 << 16)
-        depth = head.find(_JPEG2000_START) + 42  # of the first component, minus one
-        return len(head) <= depth or head[depth] & 0x7F < 8
+    if image.format in _DEPTHS:
+        marker, place, is_deep = _DEPTHS[image.format]
+        _, found, rest = _head(source, 1 << 20).partition(marker)
+        return not found or not is_deep(rest[place - len(marker)])
     codec, arguments = next(((tile[0], tile[3]) for tile in getattr(image, "tile", ())), ("", None))
     rawmode, *further = arguments if isinstance(arguments, tuple) else (arguments,)
-    if codec == "SGI16" or (codec == "ppm" and further[0] > 255):
+    if codec == "SGI16" or (codec in ("ppm", "ppm_plain") and further and further[0] > 255):
         return False
     return ";16" not in str(rawmode) or str(rawmode).startswith("BGR")  # "BGR;16" packs a pixel into 16 bits
 
@@ -215,6 +224,8 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
             raise Image.DecompressionBombError(f"{pixels} pixels")
         values = image.asarray()
         extra = len(tags.valueof(EXTRA_SAMPLES, ())) if tags.valueof(PHOTOMETRIC) in (0, 1, 2) else 0
+        if tags.valueof(PHOTOMETRIC) in _INDIRECT_COLORS and values.dtype != np.uint8:
+            raise ValueError("a palette, YCbCr or L*a*b* of more than 8 bits; save it as RGB")
         orientation, inverted = tags.valueof(ORIENTATION, 1), tags.valueof(PHOTOMETRIC) == 0
     if values.ndim == 2:
         axes, values = f"S{axes}", values[None]

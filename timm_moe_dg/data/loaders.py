@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ..errors import ProtocolError
 from .bands import Pixels, Transform
 from .domains import Domain, Split
+from .readers.images import warn_if_squeezed
 
 DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
 TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, optionally metadata
@@ -169,6 +170,7 @@ class EvaluationImages(Dataset):
             tensor = self.augmented(image, group // 2, position)
         else:
             tensor = self.transform(image)
+        warn_if_squeezed(domain.file(position), image, tensor)
         return tensor, int(domain.targets[position]), group, *metadata
 
 

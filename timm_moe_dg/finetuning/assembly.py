@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
 from ..data import Domain, Split
-from ..data.band_domains import band_statistics, has_deep_images
+from ..data.band_domains import band_statistics, deep_share, warn_of_far_values
 from ..data.bands import RGB
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
@@ -176,7 +176,9 @@ def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | Non
     _logger.info(
         f"values of the training images, whole numbers divided by their type's maximum:\n{measured.describe()}"
     )
-    return options.mean or measured.mean, options.std or measured.std
+    mean, std = options.mean or measured.mean, options.std or measured.std
+    warn_of_far_values(plan.domains, mean, std)
+    return mean, std
 
 
 def _needs_statistics(plan: RunPlan, network: Network) -> bool:
@@ -184,15 +186,13 @@ def _needs_statistics(plan: RunPlan, network: Network) -> bool:
     is_saved = ":" in plan.options.model
     if plan.options.in_chans != RGB:
         return not is_saved
-    deep = [has_deep_images(domain) for domain in plan.domains]
-    if any(deep) and not all(deep):
-        deeper, others = (
-            ", ".join(name for name, more in zip(plan.names, deep, strict=True) if more is kind)
-            for kind in (True, False)
-        )
-        remark = "each is divided by its type's maximum, so compare their ranges"
-        _logger.warning(f"images of {deeper} have more than 8 bits, and those of {others} do not; {remark}")
-    return any(deep[domain] for domain in plan.training) and not (is_saved and has_measured_statistics(network))
+    shares = [deep_share(domain) for domain in plan.domains]
+    deeper = [name for name, share in zip(plan.names, shares, strict=True) if share > 0]
+    others = [name for name, share in zip(plan.names, shares, strict=True) if share < 1]
+    if deeper and others:
+        counts = f"images of {', '.join(deeper)} have more than 8 bits, and those of {', '.join(others)} do not"
+        _logger.warning(f"{counts}; each is divided by its type's maximum, so compare their ranges")
+    return any(shares[domain] for domain in plan.training) and not (is_saved and has_measured_statistics(network))
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

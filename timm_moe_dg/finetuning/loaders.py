@@ -19,7 +19,6 @@ from ..data import (
     training_loader,
     training_transform,
 )
-from ..data.readers.images import warn_if_squeezed
 from ..data.transforms import with_timm_augmentation
 from ..networks.build import DataConfig
 from .plan import RunPlan
@@ -86,8 +85,6 @@ def check_loaders(plan: RunPlan, config: DataConfig, with_metadata: bool) -> Non
     images = cast(EvaluationImages, evaluation.dataset)
     for first in np.unique(images.groups, return_index=True)[1].tolist():
         images[first]
-        domain, position = plan.domains[images.groups[first] // 2], int(images.positions[first])
-        warn_if_squeezed(domain.file(position), domain.pixels(position), config["input_size"][1:])
     for domain in plan.training:
         batches.dataset[domain, 0]
 

@@ -132,9 +132,9 @@ def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
         raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
     view = evaluation_view(network, options.img_size)
     metadata = _read_metadata(network, options, paths)
-    bands, size = in_chans_of(network), data_config(network, options.img_size)["input_size"][1:]
-    images = ImageFiles(paths, view, metadata, options.skip_unreadable, bands, size)
-    warn_of_other_values(network, [FileDomain("images", (), [0] * len(paths), file_names(paths), bands=bands)])
+    bands = in_chans_of(network)
+    images = ImageFiles(paths, view, metadata, options.skip_unreadable, bands)
+    warn_of_other_values(network, [FileDomain(options.images[0], (), [0] * len(paths), file_names(paths), bands=bands)])
     rows = list(_predict_batches(network, images, options))
     if len(rows) < len(paths):
         read = {row[0] for row in rows}

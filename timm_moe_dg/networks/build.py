@@ -30,7 +30,7 @@ from timm.models import (
 from torch import Tensor, nn
 
 from ..compat import download_from_hf
-from ..data.band_domains import has_deep_images
+from ..data.band_domains import deep_share, warn_of_far_values
 from ..data.bands import RGB
 from ..data.domains import Domain
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
@@ -189,9 +189,11 @@ def has_measured_statistics(network: nn.Module) -> bool:
 
 
 def warn_of_other_values(network: nn.Module, domains: Sequence[Domain]) -> None:
-    """Warns of images of more than 8 bits for a network that was trained on others."""
-    deep = [domain.name for domain in domains if domain.bands == RGB and has_deep_images(domain)]
-    if deep and not has_measured_statistics(network):
+    """Warns of images with other values than those that a network was trained on, such as more than 8 bits."""
+    if has_measured_statistics(network):
+        config = data_config(network)
+        warn_of_far_values(domains, config["mean"], config["std"])
+    elif deep := [domain.name for domain in domains if domain.bands == RGB and deep_share(domain)]:
         remark = "have more than 8 bits, divided by their type's maximum, and the model was trained on images of 8 bits"
         _logger.warning(f"images of {', '.join(deep)} {remark}; convert them as its training images were")
 

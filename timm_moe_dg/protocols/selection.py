@@ -7,7 +7,7 @@ reported, as in DomainBed. A run that ends with an averaged network enters with 
 Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed, as do these.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf, isnan, nan
 from statistics import fmean
 from types import MappingProxyType
@@ -210,6 +210,16 @@ def _require(records: Sequence[Record]) -> None:
 
 # rule -> the score on the "ood" validation split that it compares; for data that sets such a split apart
 OOD_RULES: Mapping[str, Score] = MappingProxyType({"ood_worst_group": "worst_accuracy", "ood_f1_macro": "f1_macro"})
+_ORACLE = " (oracle: the split has held-out groups of the test)"
+_TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "training_domain_validation": "training-domain validation",
+        "leave_one_domain_out_cv": "leave-one-domain-out cross-validation",
+        "oracle": "test-domain validation (oracle)",
+        "ood_worst_group": "the worst group of the ood validation split",
+        "ood_f1_macro": "F1-macro on the ood validation split",
+    }
+)
 SELECTION_RULES: Mapping[str, SelectionRule] = MappingProxyType(
     {
         "training_domain_validation": training_domain_validation,
@@ -219,3 +229,8 @@ SELECTION_RULES: Mapping[str, SelectionRule] = MappingProxyType(
         "ood_f1_macro": ood_f1_macro,
     }
 )
+
+
+def rule_title(rule: str, records: Iterable[Record] = ()) -> str:
+    """Describes a rule of `SELECTION_RULES`. The rules for the ood validation split are oracles on some data."""
+    return _TITLES[rule] + (_ORACLE if rule in OOD_RULES and any(map(validates_on_test_groups, records)) else "")

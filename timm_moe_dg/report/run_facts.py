@@ -13,9 +13,8 @@ from ..protocols.headline import FEW, Headline, headlines, selection_remark
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
-from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, validation_accuracy
+from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, rule_title, validation_accuracy
 from ..results.runs import RESULTS, FinishedRun, domain_names
-from ..results.tables import rule_title
 from ..storage.run_folder import BEST
 from ..sweeping.jobs import Job, tail
 

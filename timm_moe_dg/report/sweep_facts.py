@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..errors import RecordError
 from ..protocols.headline import images
 from ..protocols.records import SCORED_ROLES
-from ..results.paired import PairedTest, paired_tests
-from ..results.paper_figures import paper_columns
+from ..results.comparison import PairedTest, paired_tests
+from ..results.papers import paper_columns
 from ..results.rendering import cell_texts
 from ..results.runs import FinishedRun, RowKey, domain_names, find_runs
 from ..results.tables import SINGLE_SOURCE, Table, make_tables
@@ -125,14 +125,14 @@ def _with_dots(table: Table) -> ComparedTable:
     percents, texts = 100 * table.scores, cell_texts(table)
     # One scale for all cells of a table, so that dots in different cells can be compared.
     low, high = _scale(list(percents.dropna()))
-    filled = [position in percents.index.unique("column") for position in range(len(table.columns))]
+    filled = [bool((texts[position] != "missing").any()) for position in texts]
     dots: dict[tuple[RowKey, int], list[tuple[float, str]]] = {}
     for (row, position, seed), value in percents.dropna().items():
         dot = ((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}")
         dots.setdefault((row, position), []).append(dot)
     rows = {
         str(row): [
-            DotCell(texts[row, position], dots.get((row, position), ())) for position in compress(count(), filled)
+            DotCell(texts[position][row], dots.get((row, position), ())) for position in compress(count(), filled)
         ]
         for row in table.rows
     }

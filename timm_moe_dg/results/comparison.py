@@ -1,24 +1,25 @@
-"""Rows of a table compared: two side by side, with the papers' figures, and all relative to one (GMoE, Table 3)."""
+"""Rows of a table compared: side by side with the papers' figures, relative to one of them, and by paired tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from math import isnan
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from scipy.stats import permutation_test
 
 from ..cli.escape import markdown, one_line
 from ..errors import ArgumentError
-from .paired import sign_flip_p
-from .paper_figures import paper_columns
-from .rendering import RENDERERS, cell_texts
+from .papers import paper_columns
+from .rendering import cell_texts, formatted
 from .runs import RowKey
-from .table_columns import AVERAGE, AVERAGE_OOD, at, average
-from .tables import Table
+from .tables import OFFICIAL_RULES, SINGLE_SOURCE, Table, at, average
 
-_KINDS = {"id": "IID", "ood": "OOD"}  # role -> title
 _TEST = "Differences paired by trial seed (n), two-sided sign-flip test, exact up to 16 pairs, p at least 2 / 2^n"
+_RESAMPLES, _SEED = 99_999, 0
 
 
 def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> str:
@@ -28,7 +29,12 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
     `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same data, and the same algorithm
     or the same model.
     """
-    pairs = [(table, *pair) for table in tables if table.runs for pair in _pairs(table, first, second)]
+    pairs = [
+        (table, *pair)
+        for table in tables
+        for pair in product(rows_named(table, first), rows_named(table, second))
+        if pair[0] != pair[1] and (pair[0].algorithm == pair[1].algorithm or pair[0].model == pair[1].model)
+    ]
     texts = [_comparison(*pair, format_) for pair in pairs if not pair[0].on_other_data(*pair[1:])]
     if pairs and not texts:
         raise ArgumentError.of("compare", [first, second], "have different data; give rows with the same data=")
@@ -36,12 +42,6 @@ def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> s
         rows = sorted({str(row) for table in tables for row in table.rows})
         raise ArgumentError.of("compare", [first, second], f"no table has both; the rows are: {'; '.join(rows)}")
     return "\n\n".join(texts)
-
-
-def _pairs(table: Table, first: str, second: str) -> Iterator[tuple[RowKey, RowKey]]:
-    for row, other in product(rows_named(table, first), rows_named(table, second)):
-        if row != other and (row.algorithm == other.algorithm or row.model == other.model):
-            yield row, other
 
 
 def rows_named(table: Table, name: str) -> list[RowKey]:
@@ -56,22 +56,23 @@ def rows_named(table: Table, name: str) -> list[RowKey]:
 
 def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
     pair, papers, differences = [first, second], paper_columns(table), table.differences(first, second)
-    texts = cell_texts(table)
-    between = cell_texts(replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"])))
-    # Most settings have no figure in a paper, so an empty column is left out.
-    with_figures = [row for row in pair if any(figures[row] for figures in papers.values())]
-    header = ["domain", *map(str, pair), "difference", *(f"paper's figure for {row}" for row in with_figures)]
-    lines, tests, escape = [], [], markdown if format_ == "markdown" else one_line
+    texts = cell_texts(table).loc[pair].T
+    between = replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"]))
+    texts["difference"] = [_signed(text) for text in cell_texts(between).loc[first]]
+    texts.insert(0, "domain", table.columns)
+    for row in pair:
+        figures = [papers.get(domain, {}).get(row, "") for domain in table.columns]
+        # Most settings have no figure in a paper, so an empty column is left out.
+        if any(figures):
+            texts[f"paper's figure for {row}"] = figures
+    tests, escape = [], markdown if format_ == "markdown" else one_line
     for position, domain in enumerate(table.columns):
         values = at(differences, "column", position)
         p = sign_flip_p(list(values))
         tests.append(f"{escape(domain)}: n = {len(values)}, p = {'-' if isnan(p) else f'{p:.2g}'}")
-        cells = [texts[row, position] for row in pair]
-        if any(text != "missing" for text in cells):
-            figures = [papers.get(domain, {}).get(row, "") for row in with_figures]
-            lines.append([domain, *cells, _signed(between[first, position]), *figures])
     comment = "% " if format_ == "latex" else ""
-    return f"{RENDERERS[format_](table.title, header, lines, ())}\n\n{comment}{_TEST}: {'; '.join(tests)}"
+    shown = texts[(texts[pair] != "missing").any(axis="columns")]
+    return f"{formatted(table.title, shown, format_)}\n\n{comment}{_TEST}: {'; '.join(tests)}"
 
 
 def _signed(text: str) -> str:
@@ -83,45 +84,90 @@ def with_improvements(table: Table, reference: str) -> Table:
 
     The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
     training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
-    A data set's own test domains count by group if the table has group columns, and as a whole otherwise. The
-    reference names a row as in `compare`.
+    The reference names a row as in `compare`. This is the measure of GMoE's Table 3.
     """
-    kinds = _positions(table)
     named = rows_named(table, reference)
     if len(named) != 1:
         rows = "; ".join(map(str, table.rows))
         remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
         raise ArgumentError.of("relative_to", reference, remedy)
-    base = table.shares(named[0])
     ratios = {}
     for row in table.rows:
         if not table.on_other_data(row, named[0]):  # accuracies on other data are no reference
-            shares, references = table.shares(row).align(base, join="inner")
+            shares, references = table.shares(row, named[0])
             ratios[row] = shares / references.where(references != 0) - 1
     joined = pd.concat(ratios, names=["row"])
     parts, expected = [table.scores], [*table.expected]
-    for positions in kinds.values():
+    for positions in table.kinds.values():
         # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
         counted = joined[joined.index.get_level_values("column").isin(positions)]
         added = pd.concat({len(expected): average(counted, len(positions))}, names=["column"])
         parts.append(added.swaplevel("column", "row"))
         expected.append(max(table.expected[position] for position in positions))
-    columns = [*table.columns, *(f"{kind} improvement" for kind in kinds)]
+    columns = [*table.columns, *(f"{kind} improvement" for kind in table.kinds)]
     return replace(table, columns=columns, scores=pd.concat(parts).sort_index(), expected=expected)
 
 
-def _positions(table: Table) -> dict[str, list[int]]:
-    """Positions of the columns that each kind of improvement averages."""
-    titles = list(table.columns)
-    if AVERAGE_OOD in titles:
-        return {"IID": [0], "OOD": list(range(1, titles.index(AVERAGE_OOD)))}
-    if AVERAGE in titles:
-        return {"OOD": list(range(titles.index(AVERAGE)))}
-    by_kind = {kind: _role_columns(table, role) for role, kind in _KINDS.items()}
-    return {kind: positions for kind, positions in by_kind.items() if positions}
+class PairedTest(NamedTuple):
+    """Test of the difference between two rows."""
+
+    first: RowKey
+    second: RowKey
+    of: str  # which columns the pairs come from
+    differences: pd.Series  # first row minus second, as shares, one per seed and column of both
+    p: float  # see `sign_flip_p`
+    adjusted: float  # `p` after Holm's correction for all pairs of rows
 
 
-def _role_columns(table: Table, role: str) -> list[int]:
-    titles = list(enumerate(table.columns))
-    groups = [position for position, title in titles if title in table.groups and title.startswith(f"{role} ")]
-    return groups or [position for position, title in titles if title == f"{role} accuracy"]
+def paired_tests(table: Table) -> list[PairedTest]:
+    """Tests every pair of rows of a table with the same data, over the seeds and domains that both rows have."""
+    pairs, tests = [pair for pair in combinations(table.rows, 2) if not table.on_other_data(*pair)], []
+    # Pairs, not the means of two rows: a hard domain lowers both values of a pair, but not their difference
+    differences = {pair: table.differences(*pair).dropna() for pair in pairs}
+    for title, columns in _tested_columns(table).items():
+        tested = {pair: all_[all_.index.isin(columns, level="column")] for pair, all_ in differences.items()}
+        tested = {pair: values for pair, values in tested.items() if len(values)}
+        p_values = [sign_flip_p(values) for values in tested.values()]
+        for (pair, values), p, adjusted in zip(tested.items(), p_values, holm(p_values), strict=True):
+            tests.append(PairedTest(*pair, title, values, p, adjusted))
+    return tests
+
+
+def _tested_columns(table: Table) -> dict[str, Sequence[int]]:
+    """Positions of the columns that are tested together, by their common title."""
+    if table.rule in OFFICIAL_RULES:
+        # Accuracy, worst group and F1 are different scores: each column is a test of its own.
+        return {title: [column] for column, title in enumerate(table.columns)}
+    title = "domains not trained on" if table.rule == SINGLE_SOURCE else "held-out domains"
+    return {title: table.kinds["OOD"]} if table.kinds else {}
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p value of the mean of paired differences, by a sign-flip permutation test (Fisher, 1935).
+
+    If neither row is better, each difference is as likely as its negative. The p value is the share of sign patterns
+    whose mean is at least as far from 0. Up to n = 16 pairs all 2^n patterns are counted, beyond that 99,999 random
+    ones. The p value of n pairs is at least 2 / 2^n. Without any pair, or with a NaN, the result is NaN.
+
+    >>> sign_flip_p([1.0, 2.0, 3.0])
+    0.25
+    """
+    if not len(differences) or np.isnan(differences).any():
+        return float("nan")
+    if len(differences) == 1:  # scipy needs two observations
+        return 1.0
+    test = permutation_test(
+        (np.asarray(differences),),
+        # Accuracies are fractions, so many patterns have the same mean. Rounding keeps such ties despite float errors.
+        lambda values, axis: np.mean(values, axis=axis).round(12),
+        permutation_type="samples",
+        n_resamples=_RESAMPLES,  # scipy counts all patterns if there are no more than that
+        rng=np.random.default_rng(_SEED),
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusts p values so that the chance of any false rejection stays below the level (Holm, 1979)."""
+    ascending = pd.Series(p_values, dtype=float).sort_values()
+    return list((ascending * np.arange(len(ascending), 0, -1)).clip(upper=1).cummax().sort_index())

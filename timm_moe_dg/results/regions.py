@@ -6,7 +6,7 @@ FMoW_regions. Each run is selected on the validation images of its region.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import pandas as pd
 
@@ -43,20 +43,15 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
         raise RecordError(f"records: per-region models lack runs trained on {missing or 'any region'}")
     selected = {region: training_domain_validation(records) for region, records in by_region.items()}
     roles = {"id": _joined(selected, "id")}
-    if all(
-        region in record.roles.get("ood", RoleScores()).get("group_accuracy", {}) for region, record in selected.items()
-    ):
+    if all(region in group_scores(record, "ood") for region, record in selected.items()):
         roles["ood"] = _joined(selected, "ood")
     return replace(next(iter(selected.values())), roles=roles)
 
 
 def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
-    scores: dict[str, Any] = {region: record.roles.get(role, RoleScores()) for region, record in selected.items()}
-    columns = {
-        name: {region: of_role.get(name, {}).get(region) for region, of_role in scores.items()}
-        for name in ("group_accuracy", "num_samples")
-    }
-    frame = pd.DataFrame(columns, index=list(selected), dtype=float)
+    names = ("group_accuracy", "num_samples")
+    lines = [[group_scores(record, role, name).get(region) for name in names] for region, record in selected.items()]
+    frame = pd.DataFrame(lines, index=list(selected), columns=names, dtype=float)
     for region in frame.index[frame.isna().any(axis="columns")]:
         raise RecordError(f"records: the model of region {region!r} was scored on no {role} test image of that region")
     accuracy, number = frame.group_accuracy, frame.num_samples
@@ -68,6 +63,11 @@ def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
         "group_accuracy": accuracy.to_dict(),
         "num_samples": number.astype(int).to_dict(),
     }
+
+
+def group_scores(record: Record, role: str, name: str = "group_accuracy") -> Mapping[str, float]:
+    """Returns the accuracy of each group of a role, or another score of them."""
+    return cast(Mapping[str, float], record.roles.get(role, {}).get(name, {}))
 
 
 def _regions(record: Record) -> dict[int, str]:

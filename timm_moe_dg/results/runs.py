@@ -1,18 +1,20 @@
-"""Finds finished runs below folders, DomainBed's included, and groups them into table rows."""
+"""Runs below folders, DomainBed's included: finds them, reads them as a frame, and groups them into table rows."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 
 from ..data import BENCHMARKS
 from ..errors import RecordError
-from ..protocols.options import Arguments
-from ..protocols.records import Record, read_records
+from ..protocols.in_effect import comparable, in_effect, spelled_out
+from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, canonical_names
+from ..protocols.records import SCORED_ROLES, Record, Score, read_records
 from ..protocols.run_identity import canonical_json, setting_text, settings
-from .in_effect import comparable, in_effect
+from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 
 RESULTS = "results.jsonl"
 NOTHING = canonical_json(None)
@@ -57,11 +59,6 @@ class FinishedRun:
         """Trial seed and hyper-parameter seed."""
         return self.args["trial_seed"], self.args["hparams_seed"]
 
-    @property
-    def num_domains(self) -> int:
-        """Number of domains of the data set."""
-        return len(self.records[0].in_acc)
-
 
 @dataclass(frozen=True, order=True)
 class RowKey:
@@ -73,11 +70,6 @@ class RowKey:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
-
-    @property
-    def described_model(self) -> str:
-        """The model, with the variant in brackets."""
-        return f"{self.model} ({self.variant})" if self.variant else self.model
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
@@ -119,27 +111,93 @@ def domain_names(records: Sequence[Record]) -> list[str]:
     return list(names) if len(names) == number else [f"domain {position}" for position in range(number)]
 
 
-def by_row(runs: Sequence[FinishedRun]) -> dict[RowKey, list[FinishedRun]]:
+def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """Reads the evaluations of all runs below a folder, finished or not, DomainBed's included.
+
+    Columns:
+
+    - `run`, `finished`: the run's folder, and whether the run has ended.
+    - `selected`: whether training-domain validation selects this evaluation among those of its run.
+    - `averaged`: whether the averaged network at the end of the run was evaluated.
+    - One column for each option that affects results, such as `dataset`, `model`, `test_domains` (positions) and
+      `trial_seed`. Model arguments and hyper-parameters have columns of their own. Lists are tuples.
+    - `domains`: the names of the domains by position.
+    - `step`, `epoch`, `step_time` (seconds) and `mem_gb` (GiB), then losses by name.
+    - `validation_acc`, `test_acc`: accuracies from 0 to 1, by which runs are selected and reported.
+    - `env0_in_acc`, `env0_out_acc`, `env0_out_loss` and so on: scores of every domain's splits, as in results.jsonl.
+    - `ood_accuracy`, `id_f1_macro` and so on: scores of the data's own test domains, if there are any.
+
+    A run has no value (NaN or None) in the columns that only other runs have.
+
+    Raises:
+        RecordError: There is no such folder, no run in it has an evaluation, or a results.jsonl is damaged.
+
+    For example, `runs[runs.selected].groupby(["algorithm", "model"]).test_acc.mean()` averages accuracies.
+    """
+    finished, folders = find_runs([folder])
+    runs = [*finished, *(FinishedRun(path, read_records(path / RESULTS, unfinished=True)) for path in folders)]
+    rows = [row for number, run in enumerate(runs) if run.records for row in _rows(run, number < len(finished))]
+    if not rows:
+        raise RecordError(f"folder={str(folder)!r}: no run below it has an evaluation; give a folder with runs")
+    return pd.DataFrame(rows)
+
+
+def _rows(run: FinishedRun, finished: bool) -> Iterator[dict[str, object]]:
+    """Yields a row for each evaluation of a run."""
+    args = canonical_names(run.args)
+    effective = (name for name in args if name not in NO_EFFECT_ON_RESULTS or name in ("average_method", "domains"))
+    settings = {name: args[name] for name in effective if name not in ("hparams", "model_kwargs")}
+    settings |= {**dict(args.get("model_kwargs") or {}), "model": run.model}
+    selected = training_domain_validation(run.records)
+    for record in run.records:
+        row = {"run": str(run.folder), "finished": finished}
+        row |= {"selected": record is selected, "averaged": record.averaged}
+        row |= {name: _hashable(value) for name, value in {**settings, **record.hparams}.items()}
+        row |= {name: getattr(record, name) for name in ("step", "epoch", "step_time", "mem_gb")} | {**record.losses}
+        row |= {"validation_acc": validation_accuracy(record), "test_acc": reported_accuracy(record), **record.scores}
+        for role in SCORED_ROLES:
+            scores = record.roles.get(role, {})
+            row |= {f"{role}_{name}": score for name, score in scores.items() if name in get_args(Score)}
+        yield row
+
+
+def _hashable(value: object) -> object:
+    # pandas groups rows by tuples, but not by lists
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
 
     Settings are compared by their effect: a run that spells out a default is like one that does not. Numbers of images
     and files are seen through, see `run_identity.settings`.
+
+    Returns:
+        A line for each "run", with its "row", "test_domains", trial "seed" and hyper-parameter seed ("draw").
     """
     # Data that differ name the rows of all methods and networks. DomainBed's runs did not record theirs.
     further = ["data"] if len({run.args.get("data") for run in runs} - {None}) > 1 else []
     frame = pd.DataFrame({"run": runs, "method": [run.algorithm for run in runs]})
     frame["model"] = [setting_text("model", run.model) for run in runs]
-    rows: dict[RowKey, list[FinishedRun]] = {}
+    lines = []
     for _, group in frame.groupby(["method", "model"]):
         members = list(group.run)
         effects = _differing_settings(members)
         for _, part in effects.groupby(list(effects), sort=False) if len(effects.columns) else [((), effects)]:
             alike = [members[number] for number in part.index]
-            named = [(name, _spelled_out(name, alike)) for name in sorted({*effects, *further})]
-            variant = ", ".join(f"{name}={value}" for name, value in named if value is not None)
-            rows.setdefault(RowKey(alike[0].algorithm, alike[0].model, variant), []).extend(alike)
-    for row, alike in rows.items():
-        _check_unique(row, alike)
+            # A setting has the text of the first run that spells it out
+            spelled = {name: value for run in alike[::-1] for name, value in spelled_out(run.args).items()}
+            named = [name for name in sorted({*effects, *further}) if name in spelled]
+            variant = ", ".join(f"{name}={spelled[name]}" for name in named)
+            row = RowKey(alike[0].algorithm, alike[0].model, variant)
+            lines += [(row, run.test_domains, *run.seeds, run) for run in alike]
+    key = ["row", "test_domains", "seed", "draw"]
+    rows = pd.DataFrame(lines, columns=[*key, "run"])
+    for (row, held_out, *seeds), same in rows[rows.duplicated(key, keep=False)].groupby(key, sort=False).run:
+        raise RecordError(
+            f"runs={[str(run.folder) for run in same[:2]]}: are both {runs[0].dataset}, {row}, test domains "
+            f"{list(held_out)}, trial seed and hparams seed {tuple(seeds)}; give only one of these folders"
+        )
     return rows
 
 
@@ -147,33 +205,20 @@ def _differing_settings(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Returns a line for each run, and a column with the effects of each setting that differs between them."""
     # Defaults are slow to find, so settings that are spelled alike in all runs are left out first
     spelled = _differing(pd.DataFrame([{n: setting_text(n, v) for n, v in settings(run.args).items()} for run in runs]))
+    if spelled.columns.empty:
+        return spelled
     drawn = any(run.seeds[1] for run in runs)
-    values = [in_effect(run.args, drawn=drawn) for run in runs] if len(spelled.columns) else []
+    values = [in_effect(run.args, drawn=drawn) for run in runs]
     effects = _differing(pd.DataFrame([{name: comparable(name, table) for name in spelled} for table in values]))
     if "weights_sha256" in effects:
         # Runs of several trial seeds may each start from a network of their own
         present = effects.assign(weights_sha256=effects.weights_sha256 != NOTHING)
         if not present.assign(run=[(run.test_domains, run.seeds) for run in runs]).duplicated().any():
             effects = _differing(present)
-    return effects if len(effects) else pd.DataFrame(index=range(len(runs)))
+    return effects
 
 
 def _differing(texts: pd.DataFrame) -> pd.DataFrame:
     """Keeps the columns with several values."""
     texts = texts.fillna(NOTHING)
     return texts.loc[:, texts.nunique() > 1]
-
-
-def _spelled_out(name: str, runs: Sequence[FinishedRun]) -> object:
-    return next((value for run in runs if (value := settings(run.args).get(name)) is not None), None)
-
-
-def _check_unique(row: RowKey, runs: Sequence[FinishedRun]) -> None:
-    seen: dict[tuple[tuple[int, ...], tuple[int, int]], FinishedRun] = {}
-    for run in runs:
-        first = seen.setdefault((run.test_domains, run.seeds), run)
-        if first is not run:
-            raise RecordError(
-                f"runs={[str(first.folder), str(run.folder)]}: are both {run.dataset}, {row}, test domains "
-                f"{list(run.test_domains)}, trial seed and hparams seed {run.seeds}; give only one of these folders"
-            )

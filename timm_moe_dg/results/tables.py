@@ -1,68 +1,62 @@
 """Result tables: one per data set and selection rule, with a row per method and model.
 
-A cell is the mean over trial seeds with its standard error. Missing runs are listed below the table.
+A cell is the mean over trial seeds with its standard error. Missing runs are listed below the table. To add a column,
+add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import groupby, product
+from math import nan
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from ..errors import RecordError
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
-from ..protocols.records import Record
+from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
     has_ood_validation,
     reported_accuracy,
-    validates_on_test_groups,
+    rule_title,
+    transfer_accuracy,
+    validation_accuracy,
 )
-from .regions import joined_regions, trained_region
+from .regions import group_scores, joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
-from .table_columns import (
-    AVERAGE,
-    Column,
-    Value,
-    at,
-    average,
-    group_columns,
-    held_out_columns,
-    official_columns,
-    single_source_columns,
-)
 
-SINGLE_SOURCE, VALIDATION = "single_source", "training_domain_validation"
-CROSS_VALIDATION = "leave_one_domain_out_cv"
-# rule -> held-out domains of the runs that the rule needs
-NEEDED: Mapping[str, Callable[[int], list[tuple[int, ...]]]] = MappingProxyType(
-    {
-        VALIDATION: leave_one_domain_out,
-        CROSS_VALIDATION: leave_one_or_two_domains_out,
-        "oracle": leave_one_domain_out,
-        SINGLE_SOURCE: single_source,
-        **dict.fromkeys((OFFICIAL, *OOD_RULES, PER_REGION), lambda num_domains: []),
-    }
-)
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        VALIDATION: "training-domain validation",
-        CROSS_VALIDATION: "leave-one-domain-out cross-validation",
-        "oracle": "test-domain validation (oracle)",
-        "ood_worst_group": "the worst group of the ood validation split",
-        "ood_f1_macro": "F1-macro on the ood validation split",
-        PER_REGION: "a model per region, each on its own",
-    }
-)
-_ORACLE = " (oracle: the split has held-out groups of the test)"
+SINGLE_SOURCE, VALIDATION, CROSS_VALIDATION = "single_source", "training_domain_validation", "leave_one_domain_out_cv"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
+RULES = (VALIDATION, CROSS_VALIDATION, "oracle", SINGLE_SOURCE, *OFFICIAL_RULES)  # in the order of their tables
+OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
+    {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
+)
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
+AVERAGE = "average"  # title of the column that the table over several data sets shows
+AVERAGE_OOD = "average OOD"  # title in single-source tables
+_KINDS = {"id": "IID", "ood": "OOD"}  # role -> kind of `Table.kinds`
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
-Selected = dict[tuple[RowKey, int, int], Record]  # by row, held-out domain and trial seed
+Value = Callable[[Record], float]
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    value: Value  # computes a share from a selected record, which tables print in percent
+
+
+OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "validation": Column("validation", validation_accuracy),
+        "out_split": Column("out-split", transfer_accuracy),
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +64,7 @@ class Table:
     """One table."""
 
     dataset: str  # the data set, or `AVERAGES`
-    rule: str  # a name in `NEEDED`
+    rule: str  # a name in `RULES`
     title: str  # data set and rule in words
     columns: Sequence[str]  # titles
     rows: Sequence[RowKey]
@@ -79,7 +73,9 @@ class Table:
     runs: Rows = field(default_factory=dict)  # of each row
     missing: Sequence[str] = ()  # a phrase for each group of missing runs
     trained_on: str | None = None  # the only training domain, in single-source tables
-    groups: Sequence[str] = ()  # titles of the columns with accuracies of groups
+    # Positions of the columns with single domains or groups, "IID" for those that were trained on, and "OOD". A data
+    # set's own test domains count by group if the table has group columns, and as a whole otherwise.
+    kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def summary(self) -> pd.DataFrame:
         """Returns mean, standard error, seeds and expected seeds of each cell, by row and column (position).
@@ -94,14 +90,13 @@ class Table:
         frame = frame.reindex(cells).fillna({"seeds": 0}).astype({"seeds": int})
         return frame.assign(expected=[*self.expected] * len(self.rows))
 
-    def shares(self, row: RowKey) -> pd.Series:
-        """Returns the shares of a row, by column (position) and trial seed."""
-        return at(self.scores, "row", row)
+    def shares(self, first: RowKey, second: RowKey) -> tuple[pd.Series, pd.Series]:
+        """Returns the shares of two rows by column (position) and trial seed, where both have one."""
+        return at(self.scores, "row", first).align(at(self.scores, "row", second), join="inner")
 
     def differences(self, first: RowKey, second: RowKey) -> pd.Series:
         """Returns first - second by column (position) and trial seed, where both rows have a share."""
-        pair = self.shares(first).align(self.shares(second), join="inner")
-        return pair[0] - pair[1]
+        return operator.sub(*self.shares(first, second))
 
     def on_other_data(self, first: RowKey, second: RowKey) -> bool:
         """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
@@ -110,9 +105,26 @@ class Table:
         return len({each.get("data") for each in args} - {None}) > 1 and len(columns) == 1
 
 
+def at(scores: pd.Series, level: str, key: object) -> pd.Series:
+    """Returns the scores with a key on a level of the index, which may be none."""
+    return scores[scores.index.get_level_values(level) == key].droplevel(level)
+
+
+def average(scores: pd.Series, number: int) -> pd.Series:
+    """Averages scores by row and trial seed, where all `number` of them are there. With a NaN, the result is NaN."""
+    # Domains of a seed vary together, so the error of an average is that of the averages by seed
+    groups = scores.groupby(level=["row", "seed"])
+    return groups.mean().where(groups.count() == number)[groups.size() == number]
+
+
+def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
+    """Joins columns, each a share by row and trial seed, to the scores of a table."""
+    return pd.concat(dict(enumerate(columns)), names=["column"]).swaplevel("column", "row").sort_index()
+
+
 def make_tables(
     runs: Sequence[FinishedRun],
-    rules: Sequence[str] = tuple(NEEDED),
+    rules: Sequence[str] = RULES,
     report: Value = reported_accuracy,
     further: Sequence[Column] = (),
     by_group: bool = False,
@@ -121,37 +133,31 @@ def make_tables(
 
     Args:
         runs: Finished runs on any data sets.
-        rules: Names in `NEEDED`.
+        rules: Names in `RULES`.
         report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
-        further: Additional columns, such as those of `table_columns.OPTIONAL_COLUMNS`.
+        further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
-    by_dataset: dict[str, list[FinishedRun]] = {}
-    for run in sorted(runs, key=lambda run: run.dataset):
-        if run.test_domains:  # a final model, which was trained on all domains, has no test accuracy
-            by_dataset.setdefault(run.dataset, []).append(run)
-    rows_by_dataset, tables = {dataset: by_row(members) for dataset, members in by_dataset.items()}, []
+    # A final model, which was trained on all domains, has no test accuracy
+    with_test = sorted((run for run in runs if run.test_domains), key=lambda run: run.dataset)
+    data = [by_row(list(members)) for _, members in groupby(with_test, key=lambda run: run.dataset)]
+    tables: list[Table] = []
     for rule in rules:
-        made = []
-        for dataset, rows in rows_by_dataset.items():
-            if not _applies(rule, by_dataset[dataset]):
+        made: list[Table] = []
+        for frame in data:
+            if not _applies(rule, list(frame.run)):
                 continue
             if rule == SINGLE_SOURCE:
-                made += _single_source_tables(dataset, rows, further)
+                made += _single_source_tables(frame, further)
             elif rule in OFFICIAL_RULES:
-                made.append(_official_table(dataset, rule, rows, further, by_group))
+                made.append(_official_table(frame, rule, further, by_group))
             else:
-                made.append(_held_out_table(dataset, rule, rows, report, further))
+                made.append(_held_out_table(frame, rule, report, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
             tables.append(_averages(rule, made))
     return tables
-
-
-def rule_title(rule: str, records: Sequence[Record]) -> str:
-    """Describes a rule. The rules for the ood validation split are oracles on some data."""
-    return TITLES[rule] + (_ORACLE if rule in OOD_RULES and any(map(validates_on_test_groups, records)) else "")
 
 
 def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
@@ -175,122 +181,132 @@ def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     if rule == OFFICIAL or any(run.records[0].roles for run in runs):
         return rule == OFFICIAL and any(run.records[0].roles and not trained_region(run) for run in runs)
     if rule == SINGLE_SOURCE:
-        return any(run.num_domains - len(run.test_domains) == 1 for run in runs)
+        return any(len(run.records[0].training_domains) == 1 for run in runs)
     return {len(run.test_domains) for run in runs} >= ({1, 2} if rule == CROSS_VALIDATION else {1})
 
 
-def _held_out_table(dataset: str, rule: str, rows: Rows, report: Value, further: Sequence[Column]) -> Table:
+def _held_out_table(runs: pd.DataFrame, rule: str, report: Value, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
-    names = _names(rows)
-    # Cross-validation also needs the runs that hold out another domain beside the test domain.
-    sizes = (1, 2) if rule == CROSS_VALIDATION else (1,)
-    selected: Selected = {}
-    for domain in range(len(names)):
-        of_domain = {
-            row: [run for run in runs if domain in run.test_domains and len(run.test_domains) in sizes]
-            for row, runs in rows.items()
-        }
-        selected |= _selected(rule, of_domain, domain)
-    columns, title = [*held_out_columns(names, report), *further], f"{dataset}, selection by {TITLES[rule]}"
-    missing = _missing(NEEDED[rule](len(names)), rows)
-    return _table(dataset, rule, title, columns, selected, rows, num_domains=len(names), missing=missing)
+    names = domain_names([run.records[0] for run in runs.run])
+    needed, sizes = leave_one_domain_out(len(names)), [1]
+    if rule == CROSS_VALIDATION:  # also needs the runs that hold out another domain beside the test domain
+        needed, sizes = leave_one_or_two_domains_out(len(names)), [1, 2]
+    held_out = runs[runs.test_domains.map(len).isin(sizes)]
+    selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
+    values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
+    shares = [(name, at(values, "domain", domain)) for domain, name in enumerate(names)]
+    shares += _averaged([Column(AVERAGE, report), *further], selected, len(names))
+    return _table(runs, rule, title, shares, missing=_missing(needed, runs), kinds={"OOD": range(len(names))})
 
 
-def _selected(rule: str, rows: Rows, domain: int = 0) -> Selected:
-    """Applies a rule to the runs of each row and trial seed."""
-    select = joined_regions if rule == PER_REGION else lambda runs: SELECTION_RULES[rule](_records(runs))
-    selected = {}
-    for row, runs in rows.items():
-        for seed in {run.seeds[0] for run in runs}:
-            # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
-            with suppress(RecordError):
-                selected[row, domain, seed] = select([run for run in runs if run.seeds[0] == seed])
-    return selected
-
-
-def _single_source_tables(dataset: str, rows: Rows, further: Sequence[Column]) -> list[Table]:
+def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
     """One table per training domain."""
-    names, tables = _names(rows), []
+    names, tables = domain_names([run.records[0] for run in runs.run]), []
+    out = [Column(name, _out_accuracy(domain)) for domain, name in enumerate(names)]
     for source, held_out in enumerate(single_source(len(names))):
-        of_source = {row: [run for run in runs if run.test_domains == held_out] for row, runs in rows.items()}
-        if any(of_source.values()):
-            selected, columns = _selected(VALIDATION, of_source), [*single_source_columns(names, source), *further]
-            title = f"{dataset}, trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
-            more: dict[str, Any] = {"missing": _missing([held_out], rows), "trained_on": names[source]}
-            tables.append(_table(dataset, SINGLE_SOURCE, title, columns, selected, rows, **more))
+        of_source = runs[[domains == held_out for domains in runs.test_domains]]
+        if len(of_source):
+            own, others = out[source]._replace(title=f"{names[source]} (IID)"), [out[domain] for domain in held_out]
+            title = f"trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
+            columns = [own, *others, Column(AVERAGE_OOD, transfer_accuracy), *further]
+            kinds = {"IID": [0], "OOD": range(1, len(names))}
+            more: dict[str, Any] = {"missing": _missing([held_out], runs), "kinds": kinds, "trained_on": names[source]}
+            shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
+            tables.append(_table(runs, SINGLE_SOURCE, title, shares, **more))
     return tables
 
 
-def _official_table(dataset: str, rule: str, rows: Rows, further: Sequence[Column], by_group: bool) -> Table:
+def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by_group: bool) -> Table:
     """Scores on the data's own test domains. Every run holds out all of them."""
-    regional, seeds = rule == PER_REGION, _trial_seeds(rows)
+    regional, seeds = rule == PER_REGION, sorted(set(runs.seed))
     # Runs of one region and runs of all regions never share a table.
-    of_rule = {row: [run for run in runs if bool(trained_region(run)) == regional] for row, runs in rows.items()}
-    rows = {row: runs for row, runs in of_rule.items() if runs}
-    selected = _selected(VALIDATION if rule == OFFICIAL else rule, rows)
-    records = list(selected.values())
-    groups = group_columns(records) if by_group else []
-    missing_seeds = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in rows}
-    also = (
-        ", or a region's model" if regional else ", or their scores on the ood validation split" * (rule in OOD_RULES)
-    )
-    missing = [f"{row}: trial seeds {absent}{also}" for row, absent in missing_seeds.items() if absent]
-    selection = rule_title(rule if rule in OOD_RULES else VALIDATION, _records(chain(*rows.values())))
-    title = f"{dataset}, its own test domains, {TITLES[rule] if regional else f'selection by {selection}'}"
-    more: dict[str, Any] = {"missing": missing, "groups": [column.title for column in groups]}
-    columns = [*official_columns(records), *groups, *further]
-    return _table(dataset, rule, title, columns, selected, rows, seeds=len(seeds), **more)
+    runs = runs[[bool(trained_region(run)) == regional for run in runs.run]]
+    selected = _selected(VALIDATION if rule == OFFICIAL else rule, runs.assign(domain=0))
+    columns, kinds = _official_columns(selected, by_group)
+    also = ", or their scores on the ood validation split" if rule in OOD_RULES else ", or a region's model" * regional
+    absent = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in runs.row.unique()}
+    missing = [f"{row}: trial seeds {without}{also}" for row, without in absent.items() if without]
+    evaluations = (record for run in runs.run for record in run.records)
+    selection = f"selection by {rule_title(rule if rule in OOD_RULES else VALIDATION, evaluations)}"
+    title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
+    shares = _averaged([*columns, *further], selected)
+    return _table(runs, rule, title, shares, expected=len(seeds), missing=missing, kinds=kinds)
+
+
+def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[Column], dict[str, Sequence[int]]]:
+    """Columns with the scores of a data set's own "id" and "ood" test domains and their groups, and `Table.kinds`."""
+    columns: list[Column] = []
+    kinds: dict[str, Sequence[int]] = {}
+    for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items()):
+        if any(score in record.roles.get(role, {}) for record in records):
+            columns.append(Column(f"{role} {title}", _role_score(role, score)))
+            kinds |= {_KINDS[role]: [len(columns) - 1]} if score == "accuracy" else {}
+    for role in SCORED_ROLES if by_group else ():
+        groups = sorted({group for record in records for group in group_scores(record, role)})
+        kinds |= {_KINDS[role]: range(len(columns), len(columns) + len(groups))} if groups else {}
+        columns += [Column(f"{role} {group}", _group_accuracy(role, group)) for group in groups]
+    return columns, kinds
+
+
+def _out_accuracy(domain: int) -> Value:
+    return lambda record: record.out_acc[domain]
+
+
+def _role_score(role: str, score: Score) -> Value:
+    return lambda record: record.roles.get(role, RoleScores()).get(score, nan)
+
+
+def _group_accuracy(role: str, group: str) -> Value:
+    return lambda record: group_scores(record, role).get(group, nan)
+
+
+def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
+    """Applies a rule to the runs of each row, "domain" and trial seed, and returns records by these three."""
+    selected = {}
+    for key, members in runs.groupby(["row", "domain", "seed"], sort=False).run:
+        # A seed without the runs or scores that the rule needs is left out. The table lists it as missing.
+        with suppress(RecordError):
+            records = [record for run in members for record in run.records]
+            selected[key] = joined_regions(list(members)) if rule == PER_REGION else SELECTION_RULES[rule](records)
+    index = pd.MultiIndex.from_tuples(list(selected), names=["row", "domain", "seed"])
+    return pd.Series(list(selected.values()), index=index, dtype=object)
+
+
+def _averaged(columns: Sequence[Column], selected: pd.Series, number: int = 1) -> list[tuple[str, pd.Series]]:
+    """Titles and shares of columns, each a mean over held-out domains."""
+    return [(title, average(selected.map(value).astype(float), number)) for title, value in columns]
 
 
 def _table(
-    dataset: str, rule: str, title: str, columns: Sequence[Column], selected: Selected, rows: Rows,
-    *, num_domains: int = 1, seeds: int | None = None, **more: Any,
-) -> Table:  # fmt: skip
-    """Makes a table of selected records."""
-    index = pd.MultiIndex.from_tuples(list(selected), names=["row", "domain", "seed"])
-    records = pd.Series(list(selected.values()), index=index, dtype=object)
-    scores = _side_by_side([column.scores(records, num_domains) for column in columns])
-    expected = [seeds or len(_trial_seeds(rows))] * len(columns)
-    return Table(dataset, rule, title, [column.title for column in columns], list(rows), scores, expected, rows, **more)
-
-
-def _side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
-    """Joins columns, each a share by row and trial seed, to the scores of a table."""
-    return pd.concat(dict(enumerate(columns)), names=["column"]).swaplevel("column", "row").sort_index()
+    runs: pd.DataFrame, rule: str, title: str, columns: Sequence[tuple[str, pd.Series]], expected: int = 0, **more: Any
+) -> Table:
+    """Makes a table of columns: their titles, and their shares by row and trial seed."""
+    titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
+    rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
+    dataset, seeds = next(iter(runs.run)).dataset, [expected or runs.seed.nunique()] * len(columns)
+    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), scores, seeds, rows, **more)
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
     """The average columns of the tables of several data sets side by side."""
     pairs = [(table, table.columns.index(AVERAGE)) for table in tables]
     averages = [at(table.scores, "column", position) for table, position in pairs]
-    scores = _side_by_side([*averages, average(pd.concat(averages), len(tables))])
+    scores = side_by_side([*averages, average(pd.concat(averages), len(tables))])
     expected = [table.expected[position] for table, position in pairs]
-    title, columns = f"averages of the domains, selection by {TITLES[rule]}", [*(t.dataset for t in tables), AVERAGE]
+    title, columns = f"averages of the domains, selection by {rule_title(rule)}", [table.dataset for table in tables]
     rows = sorted({row for table in tables for row in table.rows})
-    return Table(AVERAGES, rule, title, columns, rows, scores, [*expected, max(expected)])
+    return Table(AVERAGES, rule, title, [*columns, AVERAGE], rows, scores, [*expected, max(expected)])
 
 
-def _records(runs: Iterable[FinishedRun]) -> list[Record]:
-    return [record for run in runs for record in run.records]
-
-
-def _names(rows: Rows) -> list[str]:
-    return domain_names([run.records[0] for runs in rows.values() for run in runs])
-
-
-def _trial_seeds(rows: Rows) -> list[int]:
-    return sorted({run.seeds[0] for runs in rows.values() for run in runs})
-
-
-def _missing(needed: Sequence[tuple[int, ...]], rows: Rows) -> list[str]:
+def _missing(needed: Sequence[tuple[int, ...]], runs: pd.DataFrame) -> list[str]:
     """Names the missing runs, one phrase per row, held-out domains and hyper-parameter seed.
 
     Domains that no run of the table holds out were not planned.
     """
-    begun, phrases = {run.test_domains for runs in rows.values() for run in runs}, []
-    for row, runs in rows.items():
-        finished = {(run.test_domains, run.seeds) for run in runs}
-        for held_out, draw in product(filter(begun.__contains__, needed), sorted({run.seeds[1] for run in runs})):
-            if absent := [seed for seed in _trial_seeds(rows) if (held_out, (seed, draw)) not in finished]:
+    begun, seeds, phrases = set(runs.test_domains), sorted(set(runs.seed)), []
+    for row, of_row in runs.groupby("row", sort=False):
+        finished = set(zip(of_row.test_domains, of_row.draw, of_row.seed, strict=True))
+        for held_out, draw in product(filter(begun.__contains__, needed), sorted(set(of_row.draw))):
+            if absent := [seed for seed in seeds if (held_out, draw, seed) not in finished]:
                 phrases.append(f"{row}: test domains {list(held_out)}, trial seeds {absent}, hparams seed {draw}")
     return phrases

@@ -95,5 +95,5 @@ def test_the_mean_of_pairs_is_tested_against_the_mean_of_nulls():
 
 
 def test_unpaired_domains_are_an_error():
-    with pytest.raises(DataError, match="no two domains have a picture of the same name"):
+    with pytest.raises(DataError, match="no two domains are known to hold the same pictures"):
         routing_invariance({"a": grids(0), "b": grids(1)}, {"a": ["x"] * 20, "b": ["y"] * 20}, {})

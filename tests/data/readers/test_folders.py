@@ -93,23 +93,42 @@ def test_two_forms_of_the_same_letters_are_one_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("1", "1.0"), ("1", "01"), ("cat", "cat "), ("cat", "Cat"), ("a_b", "a b")]
+    ("first", "second"),
+    [("1", "1.0"), ("1", "01"), ("1e3", "1000"), ("cat", "cat "), ("cat", "Cat"), ("a_b", "a b"), ("-0", "0")],
 )
 def test_classes_that_differ_by_spelling_alone_are_shown(tmp_path, first, second):
     for domain, label in (("a", first), ("b", second)):
         write_image(tmp_path / domain / label / "0.png")
     for evaluating in (False, True):
-        with pytest.raises(DataError, match=r"by spelling alone: .*; give the class one name") as caught:
+        with pytest.raises(DataError, match=r"by spelling alone: .*; give them one name") as caught:
             read_folder(tmp_path, evaluating)
         assert f"{first!r} in a" in str(caught.value)
         assert f"{second!r} in b" in str(caught.value)
 
 
-@pytest.mark.parametrize("names", [("1", "10"), ("C", "C++"), ("+1", "-1"), ("1.5", "15")])
+@pytest.mark.parametrize("names", [("1", "10"), ("C", "C++"), ("+1", "-1"), ("1.5", "15"), ("9" * 19, "9" * 18 + "8")])
 def test_classes_that_differ_by_more_are_different(tmp_path, names):
     for name in names:
         write_image(tmp_path / "a" / name / "0.png")
     assert set(read_folder(tmp_path)[0].classes) == set(names)
+
+
+def test_domains_that_differ_by_spelling_alone_are_shown(tmp_path, caplog):
+    for name in ("b\u00e9", "Site A", "site a"):
+        write_image(tmp_path / name / "x" / "0.png")
+    assert len(read_folder(tmp_path)) == 3
+    assert "these domains differ by spelling alone: 'Site A' in this folder, 'site a' in this folder" in caplog.text
+    write_image(tmp_path / "be\u0301" / "x" / "0.png")
+    with pytest.raises(DataError, match=r"these domains differ .*be.u0301' in this folder, 'b.xe9' in"):
+        read_folder(tmp_path)
+
+
+def test_images_in_no_class_folder_are_counted(tmp_path, caplog):
+    for name in ("a/x/0.png", "a/loose.png", "loose.JPG", "a/.hidden.png", "a/notes.txt"):
+        write_image(tmp_path / "a" / "x" / "0.png")
+        (tmp_path / name).write_bytes((tmp_path / "a" / "x" / "0.png").read_bytes())
+    assert len(read_folder(tmp_path)[0]) == 1
+    assert "2 images in no class folder are left out, such as" in caplog.text
 
 
 def test_missing_folder(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform
+from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
 from timm_moe_dg.errors import DataError, ImageReadError
@@ -93,12 +95,18 @@ def test_files_left_out_are_counted_and_system_folders_skipped(folder, caplog):
 
 def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(images, "_warned", set())
-    for name, side in (("a.png", 300), ("b.png", 400), ("c.png", 20)):
-        Image.new("RGB", (side, side)).save(tmp_path / name)
-    files = ImageFiles([str(tmp_path / name) for name in ("c.png", "a.png", "b.png")], level, size=(4, 30))
-    list(image_loader(files, batch_size=3, workers=0))
+    sizes = {"a.png": (403, 302), "b.png": (1000, 100), "c.png": (500, 600), "d.png": (600, 600)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(tmp_path / name)
+    view = evaluation_transform((22, 22), [0.5] * 3, [0.5] * 3)  # as 224 for a photograph of 4032 x 3024 pixels
+    loader = image_loader(ImageFiles([str(tmp_path / name) for name in sizes], view), batch_size=3, workers=0)
+    list(loader)
     (message,) = caplog.messages
-    assert "a.png': has 300 x 300 pixels, 75 times the input of 30 x 4" in message
+    assert "c.png': has 500 x 600 pixels, 23 times the input of 22 x 22" in message
+    images._warned.clear()
+    scenes = FileDomain("a", ("x",), [0, 0], [str(tmp_path / name) for name in ("a.png", "d.png")])
+    list(EvaluationImages([scenes], [Split(np.arange(2), np.arange(0))], view))
+    assert "d.png': has 600 x 600 pixels" in caplog.messages[1]
     assert "into tiles" in message
 
 

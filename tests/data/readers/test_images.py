@@ -29,7 +29,7 @@ from timm_moe_dg.data import (
     training_loader,
     training_transform,
 )
-from timm_moe_dg.data.bands import as_picture, decoders, image_extensions
+from timm_moe_dg.data.bands import as_picture, decoders, image_extensions, is_eight_bit
 from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.images import has_deep_values, read_pixels
 from timm_moe_dg.errors import DataError, ImageReadError
@@ -157,9 +157,31 @@ def test_gray_files_of_sixteen_bits_keep_all_of_them(tmp_path, suffix):
 
 
 def test_sixteen_bits_that_pillow_would_halve_are_refused(tmp_path):
-    (tmp_path / "a.ppm").write_bytes(b"P6 2 1 4095\n" + bytes(12))
-    with pytest.raises(ImageReadError, match="PPM file of more than 8 bits per value; save it as PNG or TIFF"):
-        read_pixels(str(tmp_path / "a.ppm"))
+    for content in (b"P6 2 1 4095\n" + bytes(12), b"P3 1 1 1023\n300 400 500\n"):
+        (tmp_path / "a.ppm").write_bytes(content)
+        with pytest.raises(ImageReadError, match="PPM file of more than 8 bits per value; save it as PNG or TIFF"):
+            read_pixels(str(tmp_path / "a.ppm"))
+    for shape, colors in (((4, 6, 3), "cielab"), ((4, 6), "palette")):
+        table = np.zeros((3, 1 << 16), np.uint16) if colors == "palette" else None
+        tifffile.imwrite(tmp_path / "a.tif", np.zeros(shape, np.uint16), photometric=colors, colormap=table)
+        with pytest.raises(ImageReadError, match="of more than 8 bits; save it as RGB"):
+            read_pixels(str(tmp_path / "a.tif"))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "is_deep"),
+    [
+        ("AVIF", b"av1C\x81\x00\x0c", False),  # as written by libavif
+        ("AVIF", b"av1C\x81\x20\x4c", True),
+        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x07", False),
+        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x0b", True),
+        ("JPEG2000", b"", False),
+    ],
+)
+def test_depths_behind_pillows_eight_bits(name, head, is_deep):
+    image = Image.new("RGB", (1, 1))
+    image.format = name
+    assert is_eight_bit(image, io.BytesIO(bytes(99) + head + bytes(9))) is not is_deep
 
 
 def test_photographs_of_eight_bits_are_no_deep_ones(tmp_path):
@@ -167,6 +189,9 @@ def test_photographs_of_eight_bits_are_no_deep_ones(tmp_path):
         Image.new(mode, (6, 4)).save(tmp_path / name)
         assert not has_deep_values(str(tmp_path / name))
         assert isinstance(read_pixels(str(tmp_path / name)), Image.Image)
+    bands = np.zeros((4, 6, 3), np.uint8)  # which Pillow cannot read
+    tifffile.imwrite(tmp_path / "f.tif", bands, photometric="minisblack", planarconfig="contig")
+    assert not has_deep_values(str(tmp_path / "f.tif"))
 
 
 def test_too_large_an_image_is_to_be_tiled(tmp_path, monkeypatch):
@@ -299,6 +324,10 @@ def test_a_file_of_four_bands_says_so_once(tmp_path, caplog, monkeypatch):
     assert modes == ["RGB"] * 3
     (message,) = caplog.messages
     assert "a.tif': has 4 bands (R, G, B, A), read as three" in message
+    near_infrared = np.zeros((4, 6, 4), np.uint8)
+    tifffile.imwrite(tmp_path / "d.tif", near_infrared, photometric="rgb", extrasamples=["unspecified"])
+    images.read_pixels(str(tmp_path / "d.tif"))
+    assert "d.tif': has 4 bands" in caplog.messages[1]
 
 
 def five_bands(path, photometric):

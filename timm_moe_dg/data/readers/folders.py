@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import DataError
+from ..bands import image_extensions
 from ..class_names import check_spellings, normalized
 from ..domains import DataDir, FileDomain, file_names
-from .images import describe_left_out, images_below, subfolders
+from .images import describe_left_out, images_below, is_hidden, subfolders
 
 DUPLICATES = "domain_net_duplicates.txt"
 
@@ -40,6 +41,7 @@ def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> l
     names = subfolders(root)
     if not names:
         raise DataError(f"data_dir={str(root)!r}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
+    check_spellings(f"data_dir={str(root)!r}", dict.fromkeys(names, ("this folder",)), "domains")
     left_out: Counter[str] = Counter()
     listings = {name: _images_of_classes(root / name, left_out) for name in names}
     classes = tuple(sorted(set().union(*listings.values())))
@@ -48,6 +50,10 @@ def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> l
     _check_classes(root, listings, classes, describe_left_out(left_out) if left_out else "", evaluating)
     if left_out:
         _LOGGER.warning("data_dir=%r: %s", str(root), describe_left_out(left_out))
+    if loose := [path for folder in (root, *map(root.joinpath, names)) for path in _loose_images(folder)]:
+        _LOGGER.warning(
+            "data_dir=%r: %d images in no class folder are left out, such as %r", str(root), len(loose), loose[0]
+        )
     return [_domain(name, listing, classes) for name, listing in listings.items()]
 
 
@@ -70,6 +76,12 @@ def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:
     removed = sum(map(len, domains)) - sum(map(len, unique))
     _LOGGER.info("DomainNet: %d of the %d images listed in %s left out", removed, len(duplicates), lists[0])
     return unique
+
+
+def _loose_images(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = [entry.path for entry in entries if entry.name.lower().endswith(image_extensions()) and entry.is_file()]
+    return sorted(name for name in names if not is_hidden(name))
 
 
 def _images_of_classes(folder: Path, left_out: Counter[str]) -> dict[str, list[str]]:

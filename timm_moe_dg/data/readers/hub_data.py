@@ -17,6 +17,7 @@ import numpy as np
 
 from ...errors import DataError, ImageReadError, MissingDependencyError
 from ..bands import Pixels
+from ..class_names import check_spellings, places_of
 from ..domains import FileDomain, file_names
 from .images import is_hidden, read_pixels
 
@@ -69,6 +70,9 @@ def read_hub(path: str) -> list[HubDomain]:
         raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(missing)}; has {table.column_names}")
     names, domains = _names_and_indices(path, table, sizes, "domain")
     classes, targets = _names_and_indices(path, table, sizes, "label")
+    source, in_domains = f"dataset='{HUB}{path}'", [names[index] for index in domains]
+    check_spellings(source, places_of([classes[index] for index in targets], in_domains))
+    check_spellings(source, dict.fromkeys(in_domains, ("this data set",)), "domains")
     images, roots = _undecoded(path, table), _roots(path)
     visible = _visible(table)
     members = {name: np.flatnonzero(visible & (domains == index)) for index, name in enumerate(names)}

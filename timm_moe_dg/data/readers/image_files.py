@@ -72,8 +72,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 class ImageFiles(Dataset):
     """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
-    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`. Images many times the
-    `size` (height, width) of the network's input are warned of.
+    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
     """
 
     def __init__(
@@ -83,14 +82,12 @@ class ImageFiles(Dataset):
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
         in_chans: int = RGB,
-        size: tuple[int, int] | None = None,
     ) -> None:
         self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
         self.in_chans = in_chans
-        self.size = size
 
     def __len__(self) -> int:
         return len(self._files)
@@ -106,10 +103,10 @@ class ImageFiles(Dataset):
             if not self.skip_unreadable:
                 raise
             return None
-        if self.size:
-            warn_if_squeezed(self.path(index), pixels, self.size)
+        image = self.transform(pixels)
+        warn_if_squeezed(self.path(index), pixels, image)
         metadata = () if self.metadata is None else (torch.as_tensor(self.metadata[index]),)
-        return index, self.transform(pixels), *metadata
+        return index, image, *metadata
 
 
 def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:

@@ -33,10 +33,11 @@ from ..bands import (
 )
 
 MAX_KINDS = 8  # in a message
-MANY_TIMES = 10  # sides of a network's input, from which details are lost
+MANY_TIMES = 16  # sides of a network's input, from which details are lost; photographs of telephones have fewer
 # Written beside images by macOS's archives, Windows and network drives
-SYSTEM_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "@eadir", "@recycle", "#recycle"}
-SYSTEM_NAMES |= {"$recycle.bin", "system volume information", "lost+found"}
+SYSTEM_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r", "@eadir", "@tmp"}
+SYSTEM_NAMES |= {"@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin", "system volume information"}
+SYSTEM_NAMES |= {"lost+found", "network trash folder", "temporary items", "__pycache__"}
 
 _LOGGER = logging.getLogger(__name__)
 _warned: set[object] = set()
@@ -79,7 +80,7 @@ def describe_left_out(left_out: Counter[str]) -> str:
 def is_hidden(path: str) -> bool:
     """Whether a file or folder starts with a dot, such as ._x.png of macOS, or belongs to an operating system."""
     name = os.path.basename(path)
-    return name.startswith(".") or name.casefold() in SYSTEM_NAMES
+    return name.startswith(".") or name.casefold().partition(":")[0] in SYSTEM_NAMES
 
 
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
@@ -131,10 +132,13 @@ def read_pixels(path: str, bands: int = RGB, *, file: BinaryIO | None = None, up
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
-def warn_if_squeezed(path: str, pixels: Pixels, size: tuple[int, int]) -> None:
-    """Warns once per process of an image that is many times the size (height, width) of a network's input."""
+def warn_if_squeezed(path: str, pixels: Pixels, view: Tensor) -> None:
+    """Warns once per process of an image that is many times its view (C, height, width), the input of a network."""
+    if view.ndim != 3 or not view.numel():  # views of an ensemble are flat
+        return
+    size = view.shape[1:]
     width, height = pixels.size if isinstance(pixels, Image.Image) else (pixels.shape[2], pixels.shape[1])
-    ratio = max(height / size[0], width / size[1])
+    ratio = min(height / size[0], width / size[1])
     if ratio >= MANY_TIMES:
         remark = f"has {width} x {height} pixels, {ratio:.0f} times the input of {size[1]} x {size[0]}"
         _warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
@@ -149,10 +153,8 @@ def has_deep_values(path: str) -> bool:
     """Whether a file has other values than 8-bit ones, by its first bytes. False if it cannot be opened."""
     try:
         check_regular_file(path)
-        with Image.open(path, formats=decoders()) as image:
+        with _opened(path) or nullcontext() as image:
             return not is_eight_bit(image, path)
-    except UnidentifiedImageError:
-        return is_tiff(path)
     except Exception:  # the image is refused when it is read
         return False
 
@@ -185,8 +187,9 @@ def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> 
         check_data(path, np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), nodata)
     if upright:
         ImageOps.exif_transpose(image, in_place=True)
-    if len(image.getbands()) > RGB:
-        _warn_of_bands(path, len(image.getbands()), image.getbands())
+    count = getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, 1)
+    if max(count, len(image.getbands())) > RGB:  # of four bands in a TIFF file Pillow may show three
+        _warn_of_bands(path, max(count, len(image.getbands())), image.getbands())
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

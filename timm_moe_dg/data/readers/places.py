@@ -6,7 +6,6 @@ role, and outside what the benchmark reserves for validation under shift.
 
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from PIL import Image
 
 from ...errors import DataError
 from ..bands import Pixels
-from ..class_names import check_spellings, normalized
+from ..class_names import check_spellings, normalized, places_of
 from ..domains import DataDir, FileDomain, Split, file_names, take
 from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
 
@@ -126,16 +125,16 @@ def read_place_folder(
     check_unique(table, fields, "path", paths)
     labels = parsed(table, fields, "label", _name, "a label")
     groups = parsed(table, fields, "group", normalized, "the name of a group")
-    classes, places_of = tuple(sorted(set(labels))), defaultdict(set)
-    for label, group in zip(labels, groups, strict=True):
-        places_of[label].add(group)
-    check_spellings(repr(str(table)), places_of)
+    parts = parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")
+    check_spellings(repr(str(table)), places_of(labels, groups))
+    check_spellings(repr(str(table)), places_of(groups, parts), "groups")
+    classes = tuple(sorted(set(labels)))
     places = Places(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
         metadata=np.concatenate([coordinates(table, fields), numeric(table, fields, metadata_columns)], axis=1),
-        part=np.array(parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")),
+        part=np.array(parts),
         group=np.array(groups),
     )
     untrained = places.group[_untrained(places, places.group)]

@@ -12,9 +12,9 @@ from ..data import BENCHMARKS
 from ..errors import MoeLayersError
 from ..models._moe_vit import resolve_moe_layers
 from ..networks.build import default_drop_path
-from ..protocols.options import DEFAULTS, Arguments
-from ..protocols.run_identity import OPEN, setting_text, settings
-from ..protocols.search_space import LOSS_COEFFICIENTS
+from .options import DEFAULTS, Arguments
+from .run_identity import OPEN, setting_text, settings
+from .search_space import LOSS_COEFFICIENTS
 
 
 def in_effect(args: Arguments, *, drawn: bool = False) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Accuracies stated in the papers, for a column beside the measured ones.
+"""Accuracies and costs stated in the papers, for columns beside the measured ones.
 
 paper_figures.csv has one figure per line, in percent and as printed, with F1 scores multiplied by 100. Where two tables
 of a paper differ, both figures are listed. Networks have timm's names. ViT-S/16 has the name of the checkpoint that the
@@ -16,6 +16,9 @@ Known problems of the papers' tables:
 - MoGE selects by the worst group's accuracy in validation, and does not say whether that validation is "id" or "ood".
   Its figures stand beside every rule for the data's own test domains.
 - MoGE does not say which deviation its ± is. GMoE and SF-MoE state the standard error of three runs.
+
+paper_costs.csv has seconds and gigabytes of a step in GMoE's Table 16 and SF-MoE's Table 4, as printed. Neither paper
+names its GPU. EoA is an ensemble of averaged networks; its row is that of one network with a moving average.
 """
 
 import json
@@ -28,25 +31,18 @@ from io import StringIO
 import pandas as pd
 import timm
 
+from ..protocols.in_effect import comparable, default_settings, in_effect, spelled_out
 from ..protocols.planner import OFFICIAL
 from ..protocols.selection import OOD_RULES
-from .in_effect import comparable, default_settings, in_effect, spelled_out
 from .runs import FinishedRun, RowKey
 from .tables import Table
 
 # Settings that the papers do not state: how numbers are computed, how often, and digests
 _NOT_STATED = {
-    *("amp_dtype", "channels_last", "compile", "grad_accum_steps", "grad_checkpointing", "skip_unreadable"),
-    *(
-        "data",
-        "eval_freq",
-        "initial_checkpoint",
-        "num_classes",
-        "pretrained",
-        "validation_batch_size",
-        "weights_sha256",
-    ),
+    *("amp_dtype", "channels_last", "compile", "data", "eval_freq", "grad_accum_steps", "grad_checkpointing"),
+    *("initial_checkpoint", "num_classes", "pretrained", "skip_unreadable", "validation_batch_size", "weights_sha256"),
 }
+IMAGES, PIXELS = 160, 224  # of a step whose cost the papers state
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class PaperFigure:
 
     source: str  # paper and table, such as "GMoE, Table 1"
     dataset: str
-    rule: str  # a name in `tables.NEEDED`
+    rule: str  # a name in `tables.RULES`
     algorithm: str  # followed by " + swad" if weights were averaged with SWAD
     model: str  # timm's name, with a tag unless the weights are timm's default
     column: str  # the evaluated domain, "average", or a role and a score such as "ood worst group"
@@ -63,9 +59,7 @@ class PaperFigure:
     value: float  # percent
     error: float | None = None  # as printed after the plus-minus sign, None if not stated
     trained_on: str | None = None  # the only training domain, in single-source tables
-    settings: Mapping[str, object] = field(
-        default_factory=dict, hash=False
-    )  # the recipe's; None where the paper states none
+    settings: Mapping[str, object] = field(default_factory=dict, hash=False)  # the recipe's, None if not stated
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error}"
@@ -74,20 +68,23 @@ class PaperFigure:
 
 def read_figures(text: str) -> tuple[PaperFigure, ...]:
     """Reads figures from CSV text with a header of `PaperFigure`'s fields. Settings are JSON."""
-    kinds = {
-        "value": float,
-        "error": lambda cell: float(cell) if cell else None,
-        "trained_on": lambda cell: cell or None,
-    }
-    readers = {**kinds, "settings": lambda cell: json.loads(cell or "{}")}
     frame = pd.read_csv(StringIO(text), dtype=str, keep_default_na=False)
-    return tuple(
-        PaperFigure(**{name: readers.get(name, str)(cell) for name, cell in row.items()})
-        for row in frame.to_dict(orient="records")
-    )
+    rows = frame.to_dict(orient="records")
+    for row in rows:
+        row |= {"value": float(row["value"]), "error": float(row["error"]) if row["error"] else None}
+        row |= {"trained_on": row["trained_on"] or None, "settings": json.loads(row["settings"] or "{}")}
+    return tuple(PaperFigure(**row) for row in rows)
 
 
 FIGURES = read_figures((files(__package__) / "paper_figures.csv").read_text(encoding="utf-8"))
+_COSTS = pd.read_csv(StringIO((files(__package__) / "paper_costs.csv").read_text(encoding="utf-8")), dtype=str)
+
+
+def stated_costs(mode: str, algorithm: str, model: str) -> str:
+    """Returns the papers' costs of a step of 160 images in words, "" if they state none for "train" or "inference"."""
+    key = (mode, algorithm, with_tag(model))
+    rows = [cost for cost in _COSTS.itertuples() if key == (cost.mode, cost.algorithm, with_tag(cost.model))]
+    return "; ".join(f"{cost.seconds} s, {cost.gigabytes} GB ({cost.source})" for cost in rows)
 
 
 def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None = None) -> list[PaperFigure]:
