@@ -127,6 +127,8 @@ NEARBY = {
     "mode": lambda network: network.set_expert_mode("shared"),
     "expert": lambda network: network.set_expert_mode(1),
     "top_k": lambda network: setattr(network.blocks[0].mlp.router, "top_k", 1),
+    "num_heads": lambda network: setattr(network.blocks[0].attn, "num_heads", 4),
+    "eps": lambda network: setattr(network.norm, "eps", 1e-2),
     "one weight": lambda network: network.head.bias.data[0].add_(1e-6),
     "coordinates": lambda network: network.metadata_encoder.coverage.points[0, 0].add_(1),
 }

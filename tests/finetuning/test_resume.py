@@ -39,6 +39,13 @@ def test_auto_finds_the_newest_unfinished_run(tmp_path):
     assert run_to_resume("auto", tmp_path, None) == newest
 
 
+def test_an_average_of_runs_is_not_resumed(tmp_path):
+    run = begun(tmp_path, "soup", 10, done=True)
+    (run / "args.yaml").write_text("average_method: uniform\naverage_sha256: [a]\n")
+    with pytest.raises(ArgumentError, match=r"soup': is an average of runs .* --model local-dir:.*/best --pretrained"):
+        parse_resumable(run_parser(), ["--resume", str(run), "--steps", "9"])
+
+
 def test_test_domains_of_a_finished_run_are_compared_by_position(tmp_path):
     run = begun(tmp_path, "finished", 10, done=True)
     digests = [{"name": name} for name in ("art", "photo")]

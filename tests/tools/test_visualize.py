@@ -192,3 +192,9 @@ def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
     for command in ("experts", "attention", "curves"):
         with pytest.raises(SystemExit, match=r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'"):
             visualize(command, run)
+
+
+def test_an_option_of_another_command_is_named(capsys):
+    with pytest.raises(SystemExit):
+        load_tool("visualize").main(["experts", "RUN", "--dataset", "sprites"])
+    assert "no option --dataset; it is an option of visualize.py data (see" in capsys.readouterr().err

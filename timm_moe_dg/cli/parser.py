@@ -61,6 +61,8 @@ class ToolParser(argparse.ArgumentParser):
         """Returns a hint at the option, of this parser or one of its commands, that looks most like `option`."""
         commands = [action.choices.values() for action in self._actions if isinstance(action, Actions)]
         parsers = [self, *(parser for choices in commands for parser in choices)]
+        if owners := [parser.prog for parser in parsers if option in parser._option_string_actions]:
+            return f"; it is an option of {', '.join(owners)}"
         spellings = [spelling for parser in parsers for spelling in parser._option_string_actions]
         question = did_you_mean(option, spellings)
         return question and f"; {question}"
