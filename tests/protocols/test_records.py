@@ -143,13 +143,12 @@ def path(tmp_path):
 
 def test_rows_of_a_file_come_back_and_share_their_arguments(path):
     records = [make_record(step=step) for step in (0, 300, 600)]
-    records += [make_record(args={**records[0].args, "class_balanced": value}) for value in (1, True)]
+    records += [make_record(args={**records[0].args, "model_kwargs": {"x": value}}) for value in (1, True)]
     path.write_text("".join(record.to_json() + "\n" for record in records))
     again = read_records(path)
     assert again == records
     assert again[0].args is again[1].args is again[2].args
-    assert [record.args["class_balanced"] for record in again[3:]] == [1, True]
-    assert type(again[4].args["class_balanced"]) is bool
+    assert [type(record.args["model_kwargs"]["x"]) for record in again[3:]] == [int, bool]
 
 
 @pytest.mark.parametrize(
