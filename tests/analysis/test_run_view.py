@@ -37,7 +37,7 @@ def test_damaged_images_of_the_data_and_of_files_are_left_out_if_asked_for(run):
             choose_images(open_run(run), None, images, None, 4)
     view = open_run(run, skip_unreadable=True, split_by_photograph=True)
     assert [len(domain) for domain in view.domains()] == [3, 2]
-    assert names(choose_images(view, None, None, None, 4)) == ["0", "1", "2", "0", "2"]
+    assert names(choose_images(view, None, None, None, 4)) == ["0", "2", "1", "0", "2"]
     assert names(choose_images(view, None, files, None, 4)) == ["0.png", "2.png"]
     with pytest.raises(ImageReadError, match="none can be decoded"):
         choose_images(view, None, [f"{files[0]}/cat/1.png"], None, 4)
