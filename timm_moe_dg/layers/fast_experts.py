@@ -1,6 +1,6 @@
 """The sorted implementation of experts, faster training on a CPU. No other file needs this one to be understood.
 
-A training step with `grouped_experts` takes 1.04 to 1.07 of the time (docs/results/speed.md), with the same results.
+A training step with `grouped_experts` takes 1.04 to 1.08 of the time (docs/results/speed.md), with the same results.
 Here one autograd function computes all experts, with two matrix products per expert.
 
 Forward:
