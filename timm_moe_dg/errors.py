@@ -131,8 +131,8 @@ def choices(names: Iterable[str]) -> str:
     >>> timm_moe_dg.errors.choices(["cosine", "linear"])
     'choose from cosine, linear, or import the module that registers yours: --import MODULE, in Python imports=[...]'
     """
-    own = "import the module that registers yours: --import MODULE, in Python imports=[...]"
-    return f"choose from {', '.join(names)}, or {own}"
+    import_remedy = "import the module that registers yours: --import MODULE, in Python imports=[...]"
+    return f"choose from {', '.join(names)}, or {import_remedy}"
 
 
 def did_you_mean(word: str, names: Iterable[str], count: int = 1) -> str:

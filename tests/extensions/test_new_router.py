@@ -232,7 +232,7 @@ def _work(rank: int, folder: str) -> None:
 @pytest.mark.slow
 def test_two_processes_move_it_by_the_tokens_of_both(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first, second)
     torch.testing.assert_close(first, expected_biases())
 

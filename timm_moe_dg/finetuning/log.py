@@ -93,11 +93,11 @@ class RunLog(MemoryHandler):
         """Returns the command or call that continues a run."""
         path, algorithm = str(plan.folder.path), plan.options.algorithm
         imports = named_imports(self._words)
-        own = {"algorithm": algorithm} if ":" in algorithm else {}  # a run folder names no code
+        method_words = {"algorithm": algorithm} if ":" in algorithm else {}  # a run folder names no code
         if self._call:
-            return call_text("finetune", {"resume": path, **own, **({"imports": imports} if imports else {})})
+            return call_text("finetune", {"resume": path, **method_words, **({"imports": imports} if imports else {})})
         launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        words = [path, *(word for pair in own.items() for word in option_words(*pair))]
+        words = [path, *(word for pair in method_words.items() for word in option_words(*pair))]
         words += [word for name in imports for word in (OPTION, name)]
         return f"{command('finetune', 'accelerate launch' if launched else 'python')} --resume {shlex.join(words)}"
 

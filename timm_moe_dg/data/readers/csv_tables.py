@@ -84,8 +84,8 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
     if wrong:
         fields = [_shortened(columns[name][row]) for row in wrong[:MAX_LISTED]]
         numbers = _line_numbers(columns)
-        found = f"column {name!r} is {fields} in {_lines([numbers[row] for row in wrong])}"
-        raise DataError(f"{str(path)!r}: {found}; every row needs {expected}")
+        wrong_fields = f"column {name!r} is {fields} in {_lines([numbers[row] for row in wrong])}"
+        raise DataError(f"{str(path)!r}: {wrong_fields}; every row needs {expected}")
     return values
 
 
