@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in item.name for name in LARGE):
             item.add_marker(pytest.mark.slow)
-    # Files that take long come first, so that both processes end together; --no-loadscope-reorder keeps this order
+    # Files that take long come first, so that both processes end together. --no-loadscope-reorder keeps this order
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

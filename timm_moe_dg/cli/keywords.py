@@ -73,8 +73,9 @@ def plain_value(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {key: tuple(plain_value(item)) if isinstance(item, tuple) else plain_value(item)
-                for key, item in value.items()}  # fmt: skip
+        # Model arguments tell tuples from lists
+        plain = {key: plain_value(item) for key, item in value.items()}
+        return {key: tuple(item) if isinstance(value[key], tuple) else item for key, item in plain.items()}
     return [plain_value(item) for item in value] if isinstance(value, list | tuple | range) else value
 
 
