@@ -27,10 +27,10 @@ from timm_moe_dg.data import (
     evaluation_only,
     evaluation_transform,
     split_domains,
-    training_domains,
     training_loader,
     training_transform,
 )
+from timm_moe_dg.data.splits import test_positions as positions_of_test_domains
 from timm_moe_dg.errors import ImageReadError, ProtocolError
 
 SIZES = (30, 50, 41)
@@ -366,9 +366,5 @@ def test_metadata_of_a_domain_without_any():
 
 
 def test_domains_set_apart_for_testing_cannot_be_trained_on():
-    names, apart = [domain.name for domain in DOMAINS], evaluation_only(DOMAINS)
-    assert apart == [2]
-    assert training_domains(names, apart, apart) == [0, 1]
-    assert training_domains(names, [1, 2], apart) == [0]
-    with pytest.raises(ProtocolError, match=r"reserves \[2\]"):
-        training_domains(names, [1], apart)
+    assert evaluation_only(DOMAINS) == [2]
+    assert [positions_of_test_domains(given, DOMAINS) for given in ([], [1], [2])] == [[2], [1, 2], [2]]

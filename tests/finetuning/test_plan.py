@@ -107,8 +107,22 @@ def test_a_run_may_hold_out_nothing(tmp_path):
     plan = plan_of(tmp_path, "--test-domains", "none")
     assert (plan.options.test_domains, plan.training) == ([], [0, 1, 2, 3, 4, 5])
     assert "\nheld out: none\n" in describe(plan)
-    with pytest.raises(ProtocolError, match=r"test_domains=\[\]: the data set reserves \[5, 6, 7, 8, 9, 10\]"):
-        plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "none")
+    reserved = plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "none")
+    assert (reserved.options.test_domains, reserved.training) == ([5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4])
+
+
+def test_a_held_out_region_is_out_of_distribution_with_all_its_domains(tmp_path):
+    plan = plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "Asia", "--experiment", "a")
+    assert plan.options.test_domains == [1, 5, 6, 7, 8, 9, 10]
+    assert {domain.name for domain in plan.domains if domain.role == "ood"} == {"train Asia", "id Asia", "ood Oceania"}
+    assert {domain.name for domain in plan.domains if domain.role == "train"} == {
+        *("train Africa", "train Europe", "train North America", "train South America")
+    }
+    for words in (["train Asia"], ["1"], ["Asia", "id Europe"]):
+        same = plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", *words, "--experiment", "a")
+        assert same.identity() == plan.identity()
+    with pytest.raises(ProtocolError, match="no domain is called asia"):
+        plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "asia")
 
 
 def test_a_name_gives_the_same_run_as_its_position(tmp_path):

@@ -59,6 +59,15 @@ def test_scores_by_hand() -> None:
     assert scores.keys() == {"id", "ood", "id_val"}  # the "ood" domain has no validation images
 
 
+def test_domains_of_one_group_and_role_are_one_group() -> None:
+    domains = [domain("train", "Africa"), domain("ood", "Asia"), domain("ood", "Oceania"), domain("ood", "Asia")]
+    rows = [(1, True, 1, 1), (1, True, 0, 1), (2, True, 1, 1), (3, True, 1, 1), (3, True, 0, 1), (3, True, 2, 1)]
+    scores = role_scores(predictions(*rows), domains)["ood"]
+    assert scores["num_samples"] == {"Asia": 5, "Oceania": 1}
+    assert scores["group_accuracy"] == pytest.approx({"Asia": 2 / 5, "Oceania": 1.0})
+    assert (scores["worst_group"], scores["accuracy"]) == ("Asia", pytest.approx(3 / 6))
+
+
 def test_domains_with_validation_images_alone_have_no_test_score() -> None:
     tested = predictions((0, False, 0, 0), (1, True, 0, 0), (2, False, 0, 1))
     scores = role_scores(tested, [domain("train", "all"), domain("id", "Africa"), domain("ood", "Asia")])

@@ -1,6 +1,7 @@
 """Plans: the runs of a protocol, counted by hand, and their names."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.protocols import planner
 from timm_moe_dg.protocols.planner import OFFICIAL, PROTOCOLS, Choice, Sweep, describe_plan, plan_runs
 
 
@@ -112,8 +114,18 @@ def test_the_official_test_domains_are_left_to_the_data():
     assert held_out(sweep(["geo_digits"], [OFFICIAL], trial_seeds=(0, 1))) == [None, None]
     with pytest.raises(ProtocolError, match=r"domains=\['ood_test'\]: the protocol 'official' has the test domains"):
         held_out(sweep(["geo_digits"], [OFFICIAL], domains=["ood_test"]))
-    with pytest.raises(ProtocolError, match=r"dataset='geo_digits': sets its test domains apart itself.*'official'"):
+
+
+def test_regions_are_held_out_in_turn_beside_the_official_test_domains(monkeypatch):
+    assert held_out(sweep(["geo_digits"], trial_seeds=(0,))) == [[0], [1], [2], [3], [4]]
+    assert held_out(sweep(["geo_digits"], trial_seeds=(0,), domains=["Europe"])) == [[2]]
+    benchmark = get_benchmark("geo_digits")
+    pooled = [replace(domain, group="all") for domain in benchmark.read(None) if domain.role != "id"][-2:]
+    monkeypatch.setattr(planner, "get_benchmark", lambda name: replace(benchmark, reader=lambda data_dir: pooled))
+    planner._read_domains.cache_clear()
+    with pytest.raises(ProtocolError, match=r"dataset='geo_digits': has one training domain beside.*'official'"):
         plan_runs(sweep(["geo_digits"]))
+    planner._read_domains.cache_clear()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -179,7 +179,6 @@ def test_a_dense_baseline_is_trained_on_one_region_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--test-domains", "0"], r"reserves \[5, 6, 7, 8, 9, 10\] for testing"),
         (["--model", "deit_tiny_patch16_224", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
         (["--model", "erm_le_tiny_patch16", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
         (["--cka-tokens", "1"], "num_tokens"),

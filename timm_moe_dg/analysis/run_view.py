@@ -22,6 +22,7 @@ from ..data import (
 from ..data.bands import Pixels, Transform
 from ..data.fingerprint import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
+from ..data.splits import hold_out
 from ..errors import ArgumentError, DataError
 from ..layers.router import Router
 from ..networks.build import Network, data_config, in_chans_of, refuse_ensemble
@@ -70,6 +71,7 @@ class RunView:
             if digests and (reason := difference(digests, fingerprint(domains), FILES)):
                 remedy = "give --data-dir, the folder of the run's data"
                 raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
+            domains = hold_out(domains, self.args["test_domains"])
             self.read[folder] = drop_unreadable(domains)[0] if self.skip_unreadable else domains
         return self.read[folder]
 

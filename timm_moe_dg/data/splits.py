@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
@@ -85,17 +86,45 @@ def evaluation_only(domains: Sequence[Domain]) -> list[int]:
     return [position for position, domain in enumerate(domains) if domain.role != "train"]
 
 
-def domain_positions(given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains") -> list[int]:
+def hold_out(domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Domain]:
+    """Returns the domains with the roles that they have when `test_domains` are held out.
+
+    Data with reserved test domains have "id" domains of the groups that are trained on. If no training domain of a
+    group is left, all domains of the group are "ood". Other data are returned as they are.
+    """
+    if not evaluation_only(domains):
+        return list(domains)
+    trained = {domain.group for index, domain in enumerate(domains) if index not in test_domains}
+    held_out = {domains[index].group for index in test_domains if domains[index].role == "train"} - trained
+    return [replace(domain, role="ood") if domain.group in held_out else domain for domain in domains]
+
+
+def domain_positions(
+    given: Sequence[int | str], names: Sequence[str], argument: str = "test_domains", groups: Sequence[str] = ()
+) -> list[int]:
     """Returns the positions of domains, given as positions (numbers), or as texts that are names or positions.
 
-    As test domains, the text "none" alone gives no position. The caller checks that positions exist.
+    The name of a group stands for all its domains. As test domains, the text "none" alone gives no position. The caller
+    checks that positions exist.
     """
     if list(given) == [NO_DOMAIN] and argument == "test_domains":
         if NO_DOMAIN in names:
             remedy = f"means no domain, and is the name of one; give @{names.index(NO_DOMAIN)} for it, or rename it"
             raise ProtocolError.of(argument, [NO_DOMAIN], remedy)
         return []
-    return [value if isinstance(value, int) else _domain_position(value, names, argument) for value in given]
+    positions = []
+    for value in given:
+        members = [position for position, group in enumerate(groups) if group == value and value not in names]
+        positions += members or [value if isinstance(value, int) else _domain_position(value, names, argument)]
+    return positions
+
+
+def test_positions(given: Sequence[int | str], domains: Sequence[Domain]) -> list[int]:
+    """Returns the positions of test domains, see `domain_positions`, with those that the data reserves for testing."""
+    names, groups = [domain.name for domain in domains], [domain.group for domain in domains]
+    positions, reserved = domain_positions(given, names, groups=groups), evaluation_only(domains)
+    # Sorted, so that a name and its group are the same run
+    return sorted([*positions, *(set(reserved) - set(positions))]) if reserved else positions
 
 
 def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
@@ -113,16 +142,12 @@ def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
     raise ProtocolError.of(argument, [text], f"no domain is called {text}; choose from: {listing}")
 
 
-def training_domains(names: Sequence[str], test_domains: Sequence[int], test_only: Sequence[int] = ()) -> list[int]:
-    """Returns the positions of the training domains: all but the test domains, which must include `test_only`."""
+def training_domains(names: Sequence[str], test_domains: Sequence[int]) -> list[int]:
+    """Returns the positions of the training domains: all but the test domains."""
     listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     unknown = [position for position in test_domains if not 0 <= position < len(names)]
     if unknown or len(set(test_domains)) < len(test_domains):
         raise ProtocolError.of("test_domains", list(test_domains), f"name different domains out of: {listing}")
-    missing = [position for position in test_only if position not in test_domains]
-    if missing:
-        remedy = f"the data set reserves {missing} for testing too; add them"
-        raise ProtocolError.of("test_domains", list(test_domains), remedy)
     training = [position for position in range(len(names)) if position not in test_domains]
     if not training:
         remedy = f"every domain is held out and none is left to train on; hold out fewer of: {listing}"

@@ -29,7 +29,7 @@ from ..data import (
 )
 from ..data.bands import RGB
 from ..data.fingerprint import fingerprint, short, with_readable
-from ..data.splits import NO_DOMAIN, domain_positions
+from ..data.splits import NO_DOMAIN, hold_out, test_positions
 from ..data.splits import split_by_photograph as by_photograph
 from ..errors import ArgumentError
 from ..networks.build import check_name
@@ -121,7 +121,8 @@ def make_plan(options: RunOptions) -> RunPlan:
         digests = with_readable(digests, domains)
     filled = fill_in(options, benchmark, hparams, domains)
     names = [domain.name for domain in domains]
-    training = training_domains(names, filled.test_domains, evaluation_only(domains))
+    training = training_domains(names, filled.test_domains)
+    domains = hold_out(domains, filled.test_domains)
     splits = make_splits(
         domains,
         training,
@@ -262,7 +263,7 @@ def fill_in(
     if options.test_domains is None:
         test_domains = evaluation_only(domains) or [0]
     else:
-        test_domains = domain_positions(options.test_domains, [domain.name for domain in domains])
+        test_domains = test_positions(options.test_domains, domains)
         options = replace(options, test_domains=test_domains)
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
     defaults: dict[str, Any] = {

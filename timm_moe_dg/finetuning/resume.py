@@ -80,7 +80,8 @@ def nothing_to_do(options: RunOptions) -> str | None:
     given = {name: value for name, value in vars(options).items() if value is not None and name not in _UNREPORTED}
     if "test_domains" in given:  # recorded as positions
         names = [table["name"] for table in args.get("domain_digests") or ()]
-        given["test_domains"] = domain_positions(given["test_domains"], names)
+        groups = [group for _, group, _ in args.get("domain_facts") or ()]
+        given["test_domains"] = domain_positions(given["test_domains"], names, groups=groups)
     ignored = [
         f"{name}={given[name]!r}" for name in given if canonical_json(given[name]) != canonical_json(recorded[name])
     ]

@@ -30,7 +30,7 @@ from ..data import (
     get_benchmark,
 )
 from ..data.fingerprint import fingerprint, with_readable
-from ..data.splits import domain_positions
+from ..data.splits import domain_positions, hold_out
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
 from ..finetuning.launch import check_world_size, leave_processes
@@ -210,6 +210,7 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
         digests = with_readable(digests, domains) if digests else []
     known = recognize(run, domains, digests)
     test_domains = _test_domains(options, domains, known)
+    domains = hold_out(domains, test_domains)
     data = _Data(domains, known, test_domains, [])
     if options.domains == [ALL] or (options.domains is None and not test_domains):
         counted: Sequence[int] = range(len(domains))
@@ -238,7 +239,7 @@ def _test_domains(
 def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]) -> list[int]:
     """Positions of the domains that an option names, without repetition."""
     names, given = [domain.name for domain in domains], vars(options)[name]
-    positions = domain_positions(given, names, name)
+    positions = domain_positions(given, names, name, [domain.group for domain in domains])
     if not set(positions) <= set(range(len(domains))):
         listing = ", ".join(f"{position} {domain}" for position, domain in enumerate(names))
         raise ProtocolError.of(name, given, f"name domains out of: {listing}")

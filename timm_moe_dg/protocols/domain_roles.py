@@ -81,7 +81,7 @@ def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int], roles
 
 
 def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -> dict[str, RoleScores]:
-    """Scores each role over the in-splits of its domains, and its validation over out-splits, with a group per domain.
+    """Scores each role over the in-splits of its domains, and its validation over out-splits, by group.
 
     Returns:
         Role -> scores. Images of "Other" count, but are not a group. Roles without images are left out. A benchmark
@@ -103,12 +103,13 @@ def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -
 def _scores(
     predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: bool = False
 ) -> RoleScores:
-    names = [domains[index].group for index in positions]
+    names = list(dict.fromkeys(domains[index].group for index in positions))
+    group_of_split = torch.tensor([names.index(domains[index].group) for index in positions])
     splits = 2 * torch.tensor(positions) + int(out)
     scored = torch.isin(predictions.group, splits)
     predicted, target = predictions.predicted[scored], predictions.target[scored]
     # Splits are in ascending order, which searchsorted needs
-    group = torch.searchsorted(splits, predictions.group[scored])
+    group = group_of_split[torch.searchsorted(splits, predictions.group[scored])]
     groups = group_accuracy(predicted, target, group, len(names))
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]
     worst = worst_group(predicted, target, group, len(names), ignored)

@@ -12,7 +12,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from ..data import evaluation_only, get_benchmark
+from ..data import get_benchmark
+from ..data.readers.places import POOLED
 from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProtocolError
 from .options import Arguments
@@ -151,7 +152,7 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
 
 def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
     """Returns the held-out domains of the runs that train on one region alone."""
-    names, _ = _read_domains(dataset.value, _data_dir(sweep, dataset))
+    names = [name for name, _, _ in _read_domains(dataset.value, _data_dir(sweep, dataset))]
     regions = [position for position, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
     if len(regions) < 2 or len(regions) == len(names):
         remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
@@ -163,15 +164,21 @@ def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
 
 
 def domain_names(sweep: Sweep, dataset: Choice) -> Sequence[str]:
-    """Returns the names of the domains, from the benchmark's row or from the data folder."""
+    """Returns the names of the domains that can be held out, from the benchmark's row or from the data folder.
+
+    In data with test domains of its own, these are the groups of the training domains.
+    """
     benchmark = get_benchmark(dataset.value)
     if benchmark.domains:
         return benchmark.domains
-    names, has_test_domains = _read_domains(dataset.value, _data_dir(sweep, dataset))
-    if has_test_domains:
-        remedy = f"sets its test domains apart itself; use the protocol {OFFICIAL!r}"
+    names, groups, is_reserved = zip(*_read_domains(dataset.value, _data_dir(sweep, dataset)), strict=True)
+    if not any(is_reserved):
+        return names
+    training = [group for group, reserved in zip(groups, is_reserved, strict=True) if not reserved]
+    if training == [POOLED]:
+        remedy = f"has one training domain beside its test domains; use the protocol {OFFICIAL!r}"
         raise ProtocolError.of("dataset", dataset.value, remedy)
-    return names
+    return training
 
 
 def _data_dir(sweep: Sweep, dataset: Choice) -> str | None:
@@ -179,10 +186,10 @@ def _data_dir(sweep: Sweep, dataset: Choice) -> str | None:
 
 
 @cache  # reading lists every image
-def _read_domains(dataset: str, data_dir: str | None) -> tuple[tuple[str, ...], bool]:
-    """Returns the names of the domains, and whether some of them are test domains by the data itself."""
+def _read_domains(dataset: str, data_dir: str | None) -> list[tuple[str, str, bool]]:
+    """Returns name and group of each domain, training domains first, and whether the data reserves it for testing."""
     domains = get_benchmark(dataset).read(data_dir)
-    return tuple(domain.name for domain in domains), bool(evaluation_only(domains))
+    return [(domain.name, domain.group, domain.role != "train") for domain in domains]
 
 
 def describe_plan(sweep: Sweep) -> str:

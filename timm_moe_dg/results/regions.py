@@ -26,6 +26,13 @@ def trained_region(run: FinishedRun) -> str | None:
     return regions.get(trained[0])
 
 
+def held_out_regions(run: FinishedRun) -> str:
+    """Names the regions that a run held out, separated by commas; "" if it was trained on all or has no regions."""
+    first = run.records[0]
+    names = [name for position, name in _regions(first).items() if first.roles and position in first.test_domains]
+    return ", ".join(names)
+
+
 def joined_regions(runs: Sequence[FinishedRun]) -> Record:
     """Joins one trial seed's models of all regions into one record, with the scores of each on its own region.
 

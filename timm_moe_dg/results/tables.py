@@ -27,7 +27,7 @@ from ..protocols.selection import (
     transfer_accuracy,
     validation_accuracy,
 )
-from .regions import group_scores, joined_regions, trained_region
+from .regions import group_scores, held_out_regions, joined_regions, trained_region
 from .runs import FinishedRun, RowKey, by_row, domain_names
 
 SINGLE_SOURCE, VALIDATION, CROSS_VALIDATION = "single_source", "training_domain_validation", "leave_one_domain_out_cv"
@@ -48,7 +48,8 @@ class Column(NamedTuple):
     """One column of a table."""
 
     title: str
-    value: Value  # computes a share from a selected record, which tables print in percent
+    # Computes a share from a selected record, which tables print in percent; None leaves the record out
+    value: Callable[[Record], float | None]
 
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
@@ -150,7 +151,7 @@ def make_tables(
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(frame, further)
             elif rule in OFFICIAL_RULES:
-                made.append(_official_table(frame, rule, further, by_group))
+                made += _official_tables(frame, rule, further, by_group)
             else:
                 made.append(_held_out_table(frame, rule, report, further))
         tables += made
@@ -216,20 +217,38 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
     return tables
 
 
-def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by_group: bool) -> Table:
-    """Scores on the data's own test domains. Every run holds out all of them."""
-    regional, seeds = rule == PER_REGION, sorted(set(runs.seed))
+def _official_tables(runs: pd.DataFrame, rule: str, further: Sequence[Column], by_group: bool) -> list[Table]:
+    """Scores on the data's own test domains, one table for runs that hold out as many regions besides."""
+    regional = rule == PER_REGION
     # Runs of one region and runs of all regions never share a table.
     runs = runs[[bool(trained_region(run)) == regional for run in runs.run]]
-    selected = _selected(VALIDATION if rule == OFFICIAL else rule, runs.assign(domain=0))
+    runs = runs.assign(domain="" if regional else runs.run.map(held_out_regions))
+    return [
+        _official_table(members, rule, further, by_group)
+        for _, members in runs.groupby(runs.domain.str.count(",") + (runs.domain != ""))
+    ]
+
+
+def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by_group: bool) -> Table:
+    """A table of runs that hold out the same number of regions: the mean over all "domains" that are held out."""
+    regional, seeds, held_out = rule == PER_REGION, sorted(set(runs.seed)), sorted(set(runs.domain))
+    selected = _selected(VALIDATION if rule == OFFICIAL else rule, runs)
     columns, kinds = _official_columns(selected, by_group)
     also = ", or their scores on the ood validation split" if rule in OOD_RULES else ", or a region's model" * regional
-    absent = {row: [seed for seed in seeds if (row, 0, seed) not in selected] for row in runs.row.unique()}
-    missing = [f"{row}: trial seeds {without}{also}" for row, without in absent.items() if without]
+    absent = {
+        (row, domain): [seed for seed in seeds if (row, domain, seed) not in selected]
+        for row, domain in product(runs.row.unique(), held_out)
+    }
+    missing = [
+        f"{row}: {f'held out {domain}, ' if domain else ''}trial seeds {without}{also}"
+        for (row, domain), without in absent.items()
+        if without
+    ]
     evaluations = (record for run in runs.run for record in run.records)
     selection = f"selection by {rule_title(rule if rule in OOD_RULES else VALIDATION, evaluations)}"
     title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
-    shares = _averaged([*columns, *further], selected)
+    title += f", held out in turn: {'; '.join(held_out)}" if any(held_out) else ""
+    shares = _averaged([*columns, *further], selected, len(held_out))
     return _table(runs, rule, title, shares, expected=len(seeds), missing=missing, kinds=kinds)
 
 
@@ -256,8 +275,8 @@ def _role_score(role: str, score: Score) -> Value:
     return lambda record: record.roles.get(role, RoleScores()).get(score, nan)
 
 
-def _group_accuracy(role: str, group: str) -> Value:
-    return lambda record: group_scores(record, role).get(group, nan)
+def _group_accuracy(role: str, group: str) -> Callable[[Record], float | None]:
+    return lambda record: group_scores(record, role).get(group)
 
 
 def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
@@ -274,7 +293,14 @@ def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
 
 def _averaged(columns: Sequence[Column], selected: pd.Series, number: int = 1) -> list[tuple[str, pd.Series]]:
     """Titles and shares of columns, each a mean over held-out domains."""
-    return [(title, average(selected.map(value).astype(float), number)) for title, value in columns]
+    shares = []
+    for title, value in columns:
+        values = pd.Series([value(record) for record in selected], selected.index, dtype=object)
+        # A region is "ood" in the runs that hold it out, and "id" in the others
+        absent = values.map(lambda share: share is None).astype(bool)
+        without = values[absent].index.get_level_values("domain").nunique()
+        shares.append((title, average(values[~absent].astype(float), number - without)))
+    return shares
 
 
 def _table(

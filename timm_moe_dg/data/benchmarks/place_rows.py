@@ -5,6 +5,7 @@ WILDS's protocol and DomainBed's give different numbers, so they have different 
 
 from functools import partial
 
+from ..readers.blue_marble import SIDE, blue_marble
 from ..readers.places import read_place_folder
 from ..readers.wilds import (
     HOSPITALS,
@@ -24,6 +25,19 @@ _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 _release = partial(Benchmark, upright=False, license=_FMOW_LICENSE, layout="`fmow_v1.1`")
 _fmow_domains = partial(_release, num_classes=62, checkpoint_freq=100, eval_train=True)
 _fmow = partial(_release, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, published={"classes": 62})
+_earth = partial(
+    Benchmark,
+    reader=lambda data_dir: blue_marble(),
+    hparams={**DEFAULTS, "lr": 1e-3, "batch_size": 16},
+    search_space="digits",
+    steps=601,
+    checkpoint_freq=200,
+    augmentation="none",
+    image_size=SIDE,
+    license="public domain (picture), BSD (map)",
+    layout="no folder",
+    takes_data_dir=False,
+)
 _iwildcam = partial(
     Benchmark,
     steps=97_001,
@@ -60,6 +74,13 @@ PLACE_ROWS = (
         reader=partial(read_fmow_by_region, domains=REGIONS),
         domains=REGIONS,
         source="WILDS fmow_v1.1, its five regions alone; does not compare with DomainBed's numbers",
+    ),
+    _earth(name="blue_marble", num_classes=5, source="NASA's Blue Marble and the Koeppen-Geiger map, main climates"),
+    _earth(
+        name="blue_marble_12",
+        reader=lambda data_dir: blue_marble(level=2),
+        num_classes=12,
+        source="the same, climates of the second level",
     ),
     Benchmark(
         name="place_folder",
