@@ -99,3 +99,36 @@ def test_a_row_without_models_per_region_is_no_row_of_their_table() -> None:
     assert list(regional.runs) == list(regional.rows) == [ROW]
     with pytest.raises(ArgumentError, match=r"relative_to='whole': names 0 rows of .*a model per region"):
         with_improvements(regional, "whole")
+
+
+def held_out_run(region: str, ood: float, ids: dict[str, float], seed: int) -> FinishedRun:
+    """A run that holds out one of three regions, which is then the "ood" group."""
+    names = [f"{role} {name}" for role in ("train", "id") for name in ("Africa", "Asia", "Europe")]
+    held_out = [names.index(f"train {region}"), 3, 4, 5]
+    (record,) = invented_records(held_out, at=(0,), num_domains=6, trial_seed=seed, domains=names)
+
+    def scores(groups):
+        mean = sum(groups.values()) / len(groups)
+        return {"accuracy": mean, "worst_accuracy": min(groups.values()), "f1_macro": 0.5, "group_accuracy": groups}
+
+    return FinishedRun(f"{region}{seed}", [replace(record, roles={"id": scores(ids), "ood": scores({region: ood})})])
+
+
+def test_regions_held_out_in_turn_share_a_table_of_means_over_them() -> None:
+    runs = [
+        held_out_run("Africa", 0.2 + seed / 10, {"Asia": 0.8, "Europe": 0.6}, seed)
+        for seed in (0, 1)
+    ] + [held_out_run("Asia", 0.5, {"Africa": 0.4, "Europe": 1.0}, seed) for seed in (0, 1)]  # fmt: skip
+    (table,) = make_tables(runs, by_group=True)
+    assert table.title.endswith("held out in turn: Africa; Asia")
+    means = dict(zip(table.columns, [cell.mean for cell in cells_of(table)[ROW]], strict=True))
+    assert means["id accuracy"] == pytest.approx((0.7 + 0.7) / 2)
+    assert means["ood accuracy"] == pytest.approx(((0.2 + 0.5) / 2 + (0.3 + 0.5) / 2) / 2)
+    # A region counts in the runs that it has this role in
+    assert means["ood Africa"] == pytest.approx(0.25)
+    assert means["id Africa"] == pytest.approx(0.4)
+    assert means["id Europe"] == pytest.approx(0.8)
+    assert not table.missing
+    (partial,) = make_tables(runs[:-1], by_group=True)
+    assert partial.missing == [f"{ROW}: held out Asia, trial seeds [1]"]
+    assert list(cells_of(partial)[ROW][0].values) == [0]

@@ -37,6 +37,7 @@ _earth = partial(
     license="public domain (picture), BSD (map)",
     layout="no folder",
     takes_data_dir=False,
+    published={"images": 10_561},
 )
 _iwildcam = partial(
     Benchmark,
