@@ -24,14 +24,14 @@ ROUTED = {"moe_layers": (2, 3)}
 PLACES = {"metadata_drop": 0.0}
 # Row -> model, its options beside SIZE, learning rate
 ROWS: dict[str, tuple[str, dict[str, object], float]] = {
-    "erm": ("deit_tiny_patch16_224", {}, 1e-3),
+    "erm": ("deit_tiny_patch16_224", {}, 5e-4),
     "erm_le": ("erm_le_tiny_patch16", PLACES, 1e-3),
-    "d3g": ("d3g_tiny_patch16", {}, 1e-3),
-    "gmoe": ("gmoe_tiny_patch16", ROUTED, 1e-3),
+    "d3g": ("d3g_tiny_patch16", {}, 5e-4),
+    "gmoe": ("gmoe_tiny_patch16", ROUTED, 5e-4),
     "moge": ("moge_tiny", {**ROUTED, **PLACES}, 1e-3),
     "moge_geoclip": ("moge_tiny", {**ROUTED, **PLACES, "metadata_encoder": "geoclip"}, 1e-3),
-    "moge_se": ("moge_tiny", {**ROUTED, **PLACES}, 1e-3),
-    "per_continent": ("deit_tiny_patch16_224", {}, 1e-3),
+    "moge_se": ("moge_tiny", {**ROUTED, **PLACES}, 5e-4),
+    "per_continent": ("deit_tiny_patch16_224", {}, 2e-3),
 }
 STEPS = {"moge_se": 101}  # a classifier alone
 
