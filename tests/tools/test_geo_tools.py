@@ -193,3 +193,23 @@ def test_a_mistake_is_named(words: list[str], message: str, tmp_path: Path) -> N
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
         load_tool("visualize").main([str(tmp_path)])
+
+
+def test_a_held_out_region_is_scored_and_drawn_with_all_its_images(tmp_path: Path) -> None:
+    words = ["--test-domains", "Asia", "--output", str(tmp_path), "--experiment", "run"]
+    load_tool("finetune").main([*MOGE, *QUICK, *words])
+    run = tmp_path / "run"
+    sizes = {domain.name: len(domain) for domain in geo_digits()}
+    scores = read_records(run / "results.jsonl")[-1].roles
+    validation = scores["ood_val"]["num_samples"]["Asia"]
+    images = {"Asia": sizes["train Asia"] - validation + sizes["id Asia"], "Oceania": sizes["ood Oceania"]}
+    assert scores["ood"]["num_samples"] == images
+    assert "Asia" not in {**scores["id"]["num_samples"], **scores["id_val"]["num_samples"]}
+    load_tool("visualize").main(["domains", str(run), "--role", "ood", "--map-step", "15", "-b", "500"])
+    numbers = json.loads((run / "figures" / "analysis.json").read_text())
+    counts = map(sum, numbers["images_by_group_and_domain"])
+    assert dict(zip(numbers["groups"], counts, strict=True)) == images
+    evaluated = load_tool("evaluate")
+    evaluated.main(["--model", str(run), "--split", "in", "--workers", "0", "--output", str(tmp_path / "scores")])
+    rows = (tmp_path / "scores" / "per_domain.csv").read_text().splitlines()
+    assert {row.split(",")[0] for row in rows if "test (ood)" in row} == {"train Asia", "id Asia", "ood Oceania"}

@@ -8,10 +8,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import EvaluationImages, PlacesDomain, Split
+from ..data import Domain, EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
 from ..networks.build import Network
 from ..protocols.run_identity import sha256
@@ -54,7 +55,7 @@ def draw_domains(
 
     domains = _analyzed_domains(view, data_dir, role)
     earlier = _earlier(view, figures, role)
-    places = {domain.group: torch.as_tensor(domain.metadata[_test_split(domain).inside]) for domain in domains}
+    places = _by_group(domains, [domain.metadata[_test_split(domain).inside] for domain in domains])
     metadata = torch.cat(list(places.values()))
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     discovered = domains_at(view.model, metadata)
@@ -62,7 +63,7 @@ def draw_domains(
         everything, tested = view.domains(data_dir), view.args.get("test_domains") or ()
         trained = {domain.group for index, domain in enumerate(everything) if index not in tested}
         unseen = [domain for domain in everything if domain.group not in trained and domain.metadata is not None]
-        held_out = {domain.group: torch.as_tensor(domain.metadata) for domain in unseen}
+        held_out = _by_group(unseen, [domain.metadata for domain in unseen])
         with optional_picture(figures / "map.png") as path:
             plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)
@@ -115,6 +116,14 @@ def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[Pl
 
 def _domains_with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
     return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
+
+
+def _by_group(domains: Sequence[Domain], rows: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """Joins the rows of all domains of a group."""
+    groups: dict[str, list[Tensor]] = {}
+    for domain, part in zip(domains, rows, strict=True):
+        groups.setdefault(domain.group, []).append(torch.as_tensor(part))
+    return {group: torch.cat(parts) for group, parts in groups.items()}
 
 
 def _test_split(domain: PlacesDomain) -> Split:
