@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[str, dict[str, object], float]] = {
     "d3g": ("d3g_tiny_patch16", {}, 5e-4),
     "gmoe": ("gmoe_tiny_patch16", ROUTED, 5e-4),
     "moge": ("moge_tiny", {**ROUTED, **PLACES}, 1e-3),
-    "moge_geoclip": ("moge_tiny", {**ROUTED, **PLACES, "metadata_encoder": "geoclip"}, 1e-3),
+    "moge_geoclip": ("moge_tiny", {**ROUTED, **PLACES, "metadata_encoder": "geoclip"}, 2e-3),
     "moge_se": ("moge_tiny", {**ROUTED, **PLACES}, 5e-4),
     "gmoe_frozen": ("gmoe_tiny_frozen", ROUTED, 5e-4),
     "moge_frozen": ("moge_tiny_frozen", {**ROUTED, **PLACES}, 1e-3),
