@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
-PROGRAMS = ("python", "accelerate", "pip", "bash", "git", "timm-moe-dg")
+PROGRAMS = ("python", "accelerate", "pip", "npm", "bash", "git", "timm-moe-dg")
 INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # to files of this repository
 FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|npz|md))`")
@@ -37,6 +37,8 @@ OTHERS = {
     "pip install -e .[train]": ".ci/run",
     "pip install -e .[train,": "the extras are those of the line above and below",
     "pip install rasterio": "a package of the reader's, for one snippet",
+    "pip install resvg-py": "an extra of development",
+    "npm install --prefix packages": "14 MB, for tests/examples/test_emoji_styles.py with packages of its own",
     "pip install .": ".ci/run",
     "python -m pytest": ".ci/run",
     "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
@@ -56,6 +58,7 @@ OTHERS = {
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
     "python examples/theorems/": "tests/examples/test_theorems.py",
+    "python examples/emoji_styles/": "tests/examples/test_emoji_styles.py",
     "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",

@@ -105,6 +105,7 @@ def test_table_8_and_the_schedule_of_every_row():
         ("DomainNet", 586_575, 345),
         ("WILDSCamelyon", 455_954, 2),
         ("CUB_DG", 47_152, 200),
+        ("emoji_styles", 5_682, 12),
     ],
 )
 def test_images_add_up_to_the_published_totals(name, total, classes):

@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from timm_moe_dg.finetuning.plan import config_hparams, describe, fill_in, make_
 from timm_moe_dg.finetuning.progress import wanted_trackers
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
-from timm_moe_dg.protocols.run_identity import settings
+from timm_moe_dg.protocols.run_identity import differences, settings
 from timm_moe_dg.protocols.search_space import loss_coefficients
 
 NAMES = ["art", "photo", "2019", "1"]
@@ -39,6 +41,27 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
     assert rows[3] == ["owl", "0", "0", "3"]
     assert "no training image is of the classes 'owl'" in caplog.text
     assert "training  validation" not in describe(plan_of(tmp_path, *words))
+
+
+def test_a_benchmark_of_shared_photographs_decides_how_they_are_split(tmp_path):
+    row = get_benchmark("emoji_styles")
+    for domain, label, number in product(row.domains, row.classes, range(5)):
+        (tmp_path / domain / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / domain / label / f"{label}-{number}.png")
+    words = ["--dataset", "emoji_styles", "--data-dir", str(tmp_path), "--model", "test_vit"]
+    for option, by_photograph in (([], True), (["--no-split-by-photograph"], False)):
+        plan = plan_of(tmp_path, *words, *option)
+        assert plan.options.split_by_photograph is by_photograph
+        validated = [
+            {Path(domain.paths[index]).stem for index in split.outside}
+            for domain, split in zip(plan.domains, plan.splits, strict=True)
+        ]
+        assert all(names == validated[0] for names in validated) is by_photograph
+        planned = vars(parse_resumable(run_parser(), [*words, *option]))
+        assert not differences(planned, plan.folder.args, row)
+    assert "split_by_photograph: False there, True planned" in differences(
+        vars(parse_resumable(run_parser(), words)), plan.folder.args, row
+    )
 
 
 @pytest.mark.parametrize(

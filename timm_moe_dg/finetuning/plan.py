@@ -273,6 +273,7 @@ def fill_in(
         "steps": benchmark.steps,
         "eval_freq": benchmark.swad_checkpoint_freq if _follows_swad(options) else benchmark.checkpoint_freq,
         "eval_train": benchmark.eval_train,
+        "split_by_photograph": benchmark.split_by_photograph,
         "img_size": benchmark.image_size,
         "num_classes": classes,
         "seed": seed_hash(*identity),

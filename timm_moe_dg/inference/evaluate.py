@@ -74,7 +74,7 @@ class EvaluationDataOptions:
     holdout_fraction: float | None = option(None, type=float, metavar="X",
         help="share of each domain's images for validation (default otherwise: 0.2)")
     split_by_photograph: bool | None = option(None, action=argparse.BooleanOptionalAction,
-        help="keep all versions of a photograph in the same split (default otherwise: off)")
+        help="keep all versions of a photograph in the same split (default otherwise: the data set's)")
     skip_unreadable: bool | None = option(None, action=argparse.BooleanOptionalAction,
         help="leave out damaged images (default otherwise: stop at the first)")
 
@@ -195,6 +195,8 @@ def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
         if options.network is None:
             check_name(options.model)  # a misspelled folder is more likely than a model without data
         raise ArgumentError.of("dataset", None, f"give --dataset, one of {', '.join(BENCHMARKS)}")
+    if values["split_by_photograph"] is None:
+        values["split_by_photograph"] = get_benchmark(values["dataset"]).split_by_photograph
     return FilledEvaluateOptions(**values)
 
 

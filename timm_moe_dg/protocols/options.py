@@ -76,8 +76,9 @@ class DataOptions:
         help="repetition, with splits of its own (default: 0)")
     holdout_fraction: float = option(0.2, role=DATA, type=float,
         help="share of each domain's images for validation (default: %(default)s)")
-    split_by_photograph: bool = option(False, role=DATA,
-        help="keep all versions of a photograph in the same split, if domains share photographs (default: off)")
+    split_by_photograph: bool | None = option(None, role=DATA, action=argparse.BooleanOptionalAction,
+        help="keep all versions of a photograph in the same split, if domains share photographs (default: on for "
+        "emoji_styles, else off)")
     metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
         help="MoGE: numeric columns of metadata.csv to route by, beside coordinates (default: none)")
     class_balanced: bool = option(False,
@@ -256,6 +257,7 @@ class FilledOptions(RunOptions):
     """All options of a run, with those filled in that were not given; see `make_plan`."""
 
     test_domains: Sequence[int]
+    split_by_photograph: bool
     num_classes: int
     img_size: int | None
     steps: int

@@ -140,7 +140,8 @@ def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -
 
 def benchmark_defaults(planned: Arguments, benchmark: Benchmark) -> dict[str, object]:
     """Returns the values of options that the benchmark alone decides if they are not given."""
-    defaults: dict[str, object] = {"steps": benchmark.steps, "img_size": benchmark.image_size}
+    names = ("steps", "split_by_photograph")
+    defaults: dict[str, object] = {"img_size": benchmark.image_size, **{name: vars(benchmark)[name] for name in names}}
     # SWAD has an evaluation frequency of its own
     if not str(planned["averaging"]).startswith("swad"):
         defaults["eval_freq"] = benchmark.checkpoint_freq

@@ -51,6 +51,7 @@ class Benchmark:
         upright: Whether the EXIF orientation of files is applied. DomainBed and WILDS do not, so that their data sets
             are read as they read them.
         shares_photographs: Whether files with the same CLASS/IMAGE in several domains show the same photograph.
+        split_by_photograph: Whether these are in the same split by default.
 
     >>> [domain.name for domain in timm_moe_dg.data.get_benchmark("colored_digits").read(None)]
     ['+90%', '+80%', '-90%']
@@ -82,6 +83,7 @@ class Benchmark:
     takes_evaluating: bool = False
     upright: bool = True
     shares_photographs: bool = False
+    split_by_photograph: bool = False
 
     def read(
         self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB, *, evaluating: bool = False

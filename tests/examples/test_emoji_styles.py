@@ -1,0 +1,144 @@
+"""Emoji styles from packages made here, each with one icon of each class."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from timm_moe_dg.data import read_folder
+
+PATH = Path(__file__).parents[2] / "examples" / "emoji_styles" / "make_data.py"
+spec = importlib.util.spec_from_file_location("emoji_styles_make_data", PATH)
+make_data = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_data)
+SUBGROUPS = {label: names.split()[-1] for label, names in make_data.CLASSES.items()}
+POINTS = {label: f"1f30{number:x}" for number, label in enumerate(SUBGROUPS)}  # those of a person are two
+POINTS["person"] = "1f468-200d-2695"
+
+
+@pytest.fixture
+def packages(tmp_path) -> Path:
+    """All packages. Another subgroup's emoji and another emoji of openmoji are in no class."""
+    folder = tmp_path / "node_modules"
+    subgroups = [*SUBGROUPS.values(), "flag"]
+    emojis = [
+        {"hexcode": f"{points.upper()}-FE0F", "subgroup": number} for number, points in enumerate(POINTS.values())
+    ]
+    emojis += [{"hexcode": "1F3F3", "subgroup": subgroups.index("flag")}, {"hexcode": "1F1E6"}]
+    names = [name for subgroup in make_data.CLASSES.values() for name in subgroup.split() if name not in subgroups]
+    write(folder / "emojibase-data/meta/groups.json", {"subgroups": dict(enumerate([*subgroups, *names]))})
+    write(folder / "emojibase-data/en/data.json", emojis)
+    for specifier in make_data.PACKAGES.values():
+        icons = {label: {"body": '<path fill="red" d="M0 0h9v18H0z"/>'} for label in (*POINTS, "flag")}
+        icons["face"]["height"] = 9
+        characters = {points: label for label, points in POINTS.items()} | {"1f3f3": "flag"}
+        if "openmoji" in specifier:
+            characters["1f3ff"] = "rainbow-of-another-set"
+            del characters[POINTS["weather"]]
+            characters[f"{POINTS['weather']}-fe0f"] = "weather"
+        package = folder / specifier.rpartition("@")[0]
+        write(package / "icons.json", {"width": 18, "height": 18, "icons": icons, "aliases": {}})
+        write(package / "chars.json", characters)
+    return folder
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Drawings in place of resvg's: white squares. Holds the SVGs."""
+    svgs = []
+    monkeypatch.setattr(make_data, "draw", lambda svg: svgs.append(svg) or Image.new("RGB", (4, 4), "white"))
+    return svgs
+
+
+def make(packages, folder, *options):
+    make_data.main([str(folder), "--packages", str(packages), *options])
+
+
+def refused(packages, folder) -> str:
+    """The message of a mistake, which is one line and leaves nothing behind."""
+    before = sorted(folder.parent.rglob("*"))
+    with pytest.raises(SystemExit) as caught:
+        make(packages, folder)
+    assert "\n" not in str(caught.value)
+    assert sorted(folder.parent.rglob("*")) == before
+    return str(caught.value)
+
+
+def test_a_thing_has_one_name_and_class_in_all_styles(packages, drawn, tmp_path, capsys):
+    make(packages, tmp_path / "data" / "styles", "--size", "32")
+    domains = read_folder(tmp_path / "data" / "styles")
+    assert [domain.name for domain in domains] == list(make_data.PACKAGES)
+    for domain in domains:
+        assert domain.classes == tuple(make_data.CLASSES)
+        names = {path.parent.name: path.name for path in map(Path, domain.paths)}
+        assert names == {label: f"{points}.png" for label, points in POINTS.items()}
+    assert [*(tmp_path / "data").iterdir()] == [tmp_path / "data" / "styles"]
+    assert capsys.readouterr().out.splitlines()[0] == "fluent_flat: 12 images"
+    assert {re.search(r'width=.*viewBox=".*?"', svg).group() for svg in drawn} == {
+        'width="32" height="32" viewBox="0 0 18 18"',
+        'width="32" height="32" viewBox="0 0 18 9"',
+    }
+
+
+def test_a_drawing_is_on_white_and_keeps_its_proportions():
+    pytest.importorskip("resvg_py")
+    icon = {"body": '<path fill="currentColor" d="M0 0h9v9H0z"/>', "height": 9}
+    pixels = np.asarray(make_data.draw(make_data._svg({"width": 18, "height": 18}, icon, 36)))
+    expected = np.full((36, 36, 3), 255)
+    expected[9:27, :18] = 0  # the left half of a box twice as wide as high, in the middle
+    assert np.array_equal(pixels, expected)
+    with pytest.raises(ValueError, match="root node"):
+        make_data.draw("<svg")
+
+
+def test_an_existing_folder_stays(packages, drawn, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert "exists; give another, or remove it" in refused(packages, tmp_path / "out")
+    assert not drawn
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("emojibase-data/en/data.json", None, r"cannot be read .*npm install --prefix packages emojibase-data@17"),
+        ("@iconify-json/noto/icons.json", None, r"cannot be read .*npm install .*@iconify-json/noto@1\.2\.9"),
+        ("@iconify-json/noto/chars.json", "{", r"chars\.json cannot be read"),
+        ("@iconify-json/noto/chars.json", [], r"noto has another layout .*install @iconify-json/noto@1\.2\.9"),
+        (
+            "@iconify-json/noto/chars.json",
+            {"1f300": "building"},
+            r"noto has another layout .*no icon of clothing",
+        ),
+        ("@iconify-json/noto/icons.json", {"icons": {}}, r"noto has another layout"),
+        ("emojibase-data/meta/groups.json", {"subgroups": {"0": "face"}}, r"emojibase-data has another layout"),
+        ("emojibase-data/en/data.json", [3], r"emojibase-data has another layout"),
+    ],
+)
+def test_packages_that_are_missing_or_changed_are_named(packages, drawn, tmp_path, file, content, message):
+    (packages / file).unlink()
+    if content is not None:
+        write(packages / file, content)
+    assert re.search(f"packages='{packages}': .*{message}", refused(packages, tmp_path / "out"))
+    assert not drawn
+
+
+def test_an_icon_that_cannot_be_drawn_is_named(packages, tmp_path, monkeypatch):
+    def draw(svg):
+        if len(drawn := [*drawings, svg]) == 20:
+            raise ValueError("no element")
+        drawings[:] = drawn
+        return Image.new("RGB", (4, 4))
+
+    drawings: list[str] = []
+    monkeypatch.setattr(make_data, "draw", draw)
+    message = refused(packages, tmp_path / "out")
+    assert "of fluent_high_contrast cannot be drawn (no element); install @iconify-json/fluent-emoji-high" in message
