@@ -45,6 +45,7 @@ WHEN = {
     "expert_perturbation": "upcycled experts stay alike",
     "shared_expert": "`False` if every image has metadata",
     "metadata_encoder": "other metadata than coordinates",
+    "metadata_frozen": "`False` to train them too",
     "metadata_drop": "0.0 from random weights",
     "metadata_features": "few distinct places",
     "num_locations": "your number of locations",

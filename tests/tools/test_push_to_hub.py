@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
 from tests.hub_cache import fill_cache
+from tests.layers.encoders.satclip_checkpoint import released
 from tests.load_tool import load_tool
 from tests.models.cases import SMALL
-from timm_moe_dg.layers import SatClipEncoder, save_satclip
 
 REPOSITORY = "someone/network"
 SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]
@@ -104,9 +104,9 @@ def unfinished(run):
 
 
 def local_encoder(run):
-    save_satclip(SatClipEncoder(8, 8, 2), run / "satclip.safetensors")
+    torch.save(released(), run / "satclip.ckpt")
     shutil.rmtree(run / "best")
-    write_run(run, fine_tuned("moge_tiny", metadata_encoder=f"satclip:{run / 'satclip.safetensors'}"))
+    write_run(run, fine_tuned("moge_tiny", metadata_encoder=f"satclip:{run / 'satclip.ckpt'}"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
-from .encoders.satclip import SatClipEncoder, load_satclip, save_satclip
+from .encoders.satclip import SatClipEncoder, load_satclip
 from .experts import expert_implementation_info, set_expert_implementation
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
@@ -40,7 +40,6 @@ __all__ = [
     "layer_parameters",
     "load_satclip",
     "register_router",
-    "save_satclip",
     "set_expert_implementation",
     "spherical_harmonics",
     "thin_coordinates",

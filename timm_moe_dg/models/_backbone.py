@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..compat import FeatureGetterNet, load_state_dict_from_path
 from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
+from ..layers.encoders.geoclip import check_weights
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
@@ -172,6 +173,7 @@ def _build(
         put_text_head(model, TextHead(**text_head))
     if source.is_changed:
         _load_changed(model, source)
+    check_weights(model)
     return model
 
 

@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..compat import update_model_args
+from ..layers.encoders.geoclip import check_weights
 from ._load import upcycle_filter_fn
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)
@@ -59,6 +60,7 @@ def create_moe_vit(
         feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **kwargs,
     )
+    check_weights(model)
     record_options(model, model_cls, kwargs)
     return model
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import MetadataError
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
+from ..layers.encoders.geoclip import load_geoclip
 from ..layers.encoders.location import (
     LOCATION_ENCODERS,
     CoordinateEncoder,
@@ -19,7 +20,7 @@ from ..layers.encoders.location import (
 from ..layers.encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
 from ..layers.encoders.satclip import load_satclip
 
-SATCLIP_PREFIX = "satclip:"
+GEOCLIP, SATCLIP_PREFIX = "geoclip", "satclip:"
 _logger = logging.getLogger(__name__)
 
 
@@ -28,10 +29,11 @@ class MetadataOptions:
     """Options of reading metadata: of `GeoMoeVisionTransformer`, `LocationVisionTransformer`, `upcycle_with_metadata`.
 
     Attributes:
-        metadata_encoder: 'spherical_harmonics', 'sincos', 'satclip:FILE', 'location_id', or a module. The first two
-            take longitude and latitude in degrees, float (B, 2). So does 'satclip:FILE_OR_REPOSITORY', which is
-            pretrained and frozen (see `load_satclip`). 'location_id' takes int64 (B,). A module maps metadata to (B, R)
-            and is not recorded in saved configurations.
+        metadata_encoder: 'spherical_harmonics', 'sincos', 'geoclip', 'satclip:FILE', 'location_id', or a module. The
+            first four take longitude and latitude in degrees, float (B, 2). 'geoclip' and 'satclip:FILE_OR_REPOSITORY'
+            have published weights, of the PyPI package geoclip and of a file (see `load_satclip`). 'location_id' takes
+            int64 (B,). A module maps metadata to (B, R) and is not recorded in saved configurations.
+        metadata_frozen: Whether the published weights of 'geoclip' and 'satclip:FILE' stay as they are.
         metadata_drop: Dropout rate inside 'spherical_harmonics'. The default of 0.5 is that of SatCLIP's code (MoGE's
             text has no dropout). It hides from the router most of where an image is. Trained from scratch on few
             images, no domains form until it is lowered.
@@ -45,6 +47,7 @@ class MetadataOptions:
     """
 
     metadata_encoder: str | nn.Module = "spherical_harmonics"
+    metadata_frozen: bool = True
     metadata_drop: float = 0.5
     metadata_features: int | None = None
     num_locations: int = 323
@@ -62,15 +65,20 @@ class MetadataOptions:
 
     def _encoder_by_name(self, name: str, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
         width = self.metadata_features or 256
-        if name.startswith(SATCLIP_PREFIX):
-            return load_satclip(name.removeprefix(SATCLIP_PREFIX)).to(device, dtype)
+        if name == GEOCLIP or name.startswith(SATCLIP_PREFIX):
+            published = load_geoclip() if name == GEOCLIP else load_satclip(name.removeprefix(SATCLIP_PREFIX))
+            if self.metadata_features not in (None, published.out_features):
+                remedy = f"{name!r} has a width of {published.out_features}; leave it out"
+                raise MetadataError.of("metadata_features", self.metadata_features, remedy)
+            return published.to(device, dtype).requires_grad_(not self.metadata_frozen)
         if name == "spherical_harmonics":
             return LocationEncoder(width, drop=self.metadata_drop, device=device, dtype=dtype)
         if name == "sincos":
             return SinCosEncoder(width, device=device, dtype=dtype)
         if name == "location_id":
             return LocationIdEmbedding(self.num_locations, width, device=device, dtype=dtype)
-        remedy = f"choose one of {LOCATION_ENCODERS}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY', or give an nn.Module"
+        choices = f"{(*LOCATION_ENCODERS, GEOCLIP)}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY'"
+        remedy = f"choose one of {choices}, or give an nn.Module"
         raise MetadataError.of("metadata_encoder", name, remedy)
 
 

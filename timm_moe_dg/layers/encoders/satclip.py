@@ -17,8 +17,6 @@ from typing import Any, Self
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import CheckpointError
@@ -36,7 +34,7 @@ _KINDS = {
 
 
 class SatClipEncoder(LocationEncoder):
-    """A frozen `LocationEncoder` with SatCLIP's harmonics, always in evaluation mode, that is without dropout."""
+    """A `LocationEncoder` with SatCLIP's harmonics, frozen, and always in evaluation mode, that is without dropout."""
 
     def __init__(self, degrees: int, hidden_features: int, out_features: int) -> None:
         super().__init__(out_features, hidden_features, degrees=degrees, norm="satclip")
@@ -53,13 +51,13 @@ class SatClipEncoder(LocationEncoder):
 
 
 def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
-    """Loads a pretrained encoder in float32 from a released `.ckpt`, a file by `save_satclip`, or a Hub repository.
+    """Loads a pretrained encoder in float32 from a released `.ckpt` or a Hub repository.
 
     A repository such as 'microsoft/SatCLIP-ViT16-L10' holds a file of the same name in lower case. Anything but a
     SatCLIP checkpoint is a `CheckpointError`, and other pickles are refused without being executed.
     """
     path = _locate(source)
-    sizes, weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path)
+    sizes, weights = _read_checkpoint(path)
     encoder = SatClipEncoder(**sizes)
     expected = encoder.state_dict()
     problems = [f"{key} is missing" for key in expected if key not in weights]
@@ -74,18 +72,11 @@ def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
     return encoder
 
 
-def save_satclip(encoder: SatClipEncoder, path: str | os.PathLike[str]) -> None:
-    """Writes an encoder to a file `*.safetensors`, with its sizes in the header, for `load_satclip`."""
-    sizes = {name: str(getattr(encoder, name)) for name in ("degrees", "out_features")}
-    sizes["hidden_features"] = str(encoder.first.out_features)
-    save_file({key: value.contiguous() for key, value in encoder.state_dict().items()}, str(path), sizes)
-
-
 def _locate(source: str | os.PathLike[str]) -> Path:
     if Path(source).is_file():
         return Path(source)
     name = str(source)
-    if name.count("/") != 1 or Path(name).suffix in (".ckpt", ".safetensors"):
+    if name.count("/") != 1 or Path(name).suffix == ".ckpt":
         remedy = "give one, or a repository such as microsoft/SatCLIP-ViT16-L10"
         raise _refusal(Path(name), f"there is no such file; {remedy}")
     try:
@@ -122,19 +113,6 @@ def _sizes(path: Path, hyper_parameters: Mapping[str, Any]) -> dict[str, int]:
     if missing:
         raise _refusal(path, f"the hyper-parameters lack {', '.join(missing)}; give the file as it was released")
     return {name: hyper_parameters[released_name] for released_name, name in _SIZES.items()}
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
-        raise _refusal(path, f"is not a safetensors file ({error})") from error
-    try:
-        return {name: int(header[name]) for name in _SIZES.values()}, weights
-    except (KeyError, ValueError) as error:
-        raise _refusal(path, "its header gives no sizes; write it with save_satclip") from error
 
 
 def _refusal(path: Path, reason: str) -> CheckpointError:
