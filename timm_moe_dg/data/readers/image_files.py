@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...errors import DataError, ImageReadError
-from ..bands import RGB, Transform
+from ..band_names import RGB, Bands
+from ..bands import Transform
 from ..domains import file_names
 from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
 from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
@@ -71,7 +72,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 
 
 class ImageFiles(Dataset):
-    """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
+    """Image files read as `bands` (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
     With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
     """
@@ -82,13 +83,13 @@ class ImageFiles(Dataset):
         transform: Transform,
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
-        in_chans: int = RGB,
+        bands: Bands = RGB,
     ) -> None:
         self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
-        self.in_chans = in_chans
+        self.bands = bands
 
     def __len__(self) -> int:
         return len(self._files)
@@ -99,7 +100,7 @@ class ImageFiles(Dataset):
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            pixels = read_pixels(self.path(index), self.in_chans)
+            pixels = read_pixels(self.path(index), self.bands)
         except ImageReadError:
             if not self.skip_unreadable:
                 raise
