@@ -20,6 +20,7 @@ from ..band_names import RGB, Bands
 from ..bands import Transform
 from ..domains import file_names
 from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
+from .georeference import with_coordinates
 from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
 
 _LOGGER = logging.getLogger(__name__)
@@ -49,18 +50,20 @@ def find_images(sources: Sequence[str]) -> list[str]:
 def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
     """Looks up the metadata of images in a csv table with a column path, relative to the table's folder or absolute.
 
-    Its other columns are lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`. With
+    Its other columns are lon and lat in degrees ("nan" in both if unknown, empty to take them from GeoTIFFs) and the
+    further numeric `columns`. With
     `ids` there is one column, location: an integer that is negative if unknown. The result is float32
     (N, 2 + len(columns)), longitude first, or int64 (N,) ids. Images that are not in the table have NaN or -1.
     """
-    fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
-    if ids:
-        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
-    else:
-        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
+    fields = read_csv(table, ["path", "location"] if ids else ["path"])
     folder, place = str(table.parent), cache(os.path.realpath)
     files = [_same_file(os.path.join(folder, slashes(path.strip(), folder)), place) for path in fields["path"]]
     check_unique(table, fields, "path", files)
+    if ids:
+        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
+    else:
+        fields = with_coordinates(table, fields, files)
+        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     # Images may be links to the files of the table
