@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import ArgumentError, DataError
-from .bands import MOST_MISSING
-from .readers.georeference import import_rasterio, is_placed, missing_in, open_raster, places_of
+from .bands import MOST_MISSING, missing_values
+from .readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
 
 Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
@@ -92,16 +92,17 @@ def _write_tiles(
                 continue
             window = _window(column * size, row * size, size, size)
             values = raster.read(window=window)
-            missing = missing_in(raster, values, window)
+            mask = mask_in(raster, window)
+            missing = missing_values(values, raster.nodata, mask)
             if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
                 left_out["without data"] += 1
                 continue
-            _write_tile(folder / _name((row, column)), raster, values, window)
+            _write_tile(folder / _name((row, column)), raster, values, window, mask)
             tiles.append(((row, column), source.names[label], places[column]))
     return tiles, left_out
 
 
-def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any) -> None:
+def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: np.ndarray | None) -> None:
     rasterio = import_rasterio()
     profile = {"driver": "GTiff", "dtype": values.dtype, "nodata": raster.nodata, "crs": raster.crs}
     profile |= {"count": len(values), "height": values.shape[1], "width": values.shape[2], "compress": "deflate"}
@@ -111,8 +112,8 @@ def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any) -> Non
     ):
         tile.write(values)
         tile.descriptions = raster.descriptions
-        if rasterio.enums.MaskFlags.per_dataset in raster.mask_flag_enums[0]:
-            tile.write_mask(raster.dataset_mask(window=window))
+        if mask is not None:
+            tile.write_mask(~mask)
 
 
 class _Polygons:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, MissingDependencyError
-from ..bands import is_tiff, missing_values
+from ..bands import is_tiff
 from .csv_tables import Columns, Table
 
 
@@ -76,8 +76,7 @@ def _center(table: os.PathLike[str], path: str) -> np.ndarray:
     raise DataError(f"image={path!r}: has no georeference, and no coordinates in {os.path.basename(table)}; {remedy}")
 
 
-def missing_in(raster: Any, values: np.ndarray, window: Any) -> np.ndarray | None:
-    """Marks the values (bands, height, width) without data that were read from a window, see `missing_values`."""
+def mask_in(raster: Any, window: Any) -> np.ndarray | None:
+    """Returns the pixels of a window that the file's own mask hides, bool (height, width); None without a mask."""
     has_mask = import_rasterio().enums.MaskFlags.per_dataset in raster.mask_flag_enums[0]
-    mask = raster.dataset_mask(window=window) == 0 if has_mask else None
-    return missing_values(values, raster.nodata, mask)
+    return raster.dataset_mask(window=window) == 0 if has_mask else None
