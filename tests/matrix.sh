@@ -88,6 +88,7 @@ extras() {
   extra hub-data python -m pytest tests/data/readers/test_hub_data.py
   extra vmoe python -m pytest tests/conversion
   extra train,tiff python -m pytest tests/data/test_bands.py
+  extra train,geo python -m pytest tests/data/readers/test_georeference.py tests/tools/test_tiles.py
   extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
   extra train,slurm python -m pytest tests/sweeping/test_slurm.py
   cd "$root" || exit

@@ -9,7 +9,7 @@ from .cli import program
 from .errors import did_you_mean
 
 PROGRAM = "timm-moe-dg"
-# Command -> file below tools/, and what it does. The last two are rarer than the others.
+# Command -> file below tools/, and what it does. The last three are rarer than the others.
 COMMANDS = {
     "finetune": ("finetune.py", "fine-tune a model with some domains held out"),
     "evaluate": ("evaluate.py", "score a model: accuracy, calibration and confusions by domain"),
@@ -22,9 +22,10 @@ COMMANDS = {
     "average": ("average.py", "average the weights or the predictions of finished runs"),
     "tables": ("collect_results.py", "print tables of finished runs"),
     "benchmark": ("benchmark.py", "measure time and memory of models and methods"),
+    "tiles": ("tiles.py", "cut a georeferenced scene into labeled tiles"),
     "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),
 }
-RARER = ("benchmark", "convert")
+RARER = ("benchmark", "tiles", "convert")
 
 
 def listing() -> str:

@@ -58,7 +58,7 @@ METHODS = {
 }
 # Options that averaged runs share
 SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "model"]
-SHARED += ["model_kwargs", "num_classes", "img_size", "in_chans", "metadata_columns", "expert_mode"]
+SHARED += ["model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
 SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here
 PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)} | {"seed", "eval_train"}

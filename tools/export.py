@@ -30,7 +30,7 @@ from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.bands import RGB
+from timm_moe_dg.data.band_names import RGB
 from timm_moe_dg.data.readers.image_files import find_images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
@@ -45,6 +45,7 @@ from timm_moe_dg.export.programs import (
     sample_metadata,
 )
 from timm_moe_dg.measure.cost import interleaved, ratios, seconds_of
+from timm_moe_dg.networks.bands import bands_of
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.trained import WithFeatures, label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
@@ -110,9 +111,9 @@ def photographs() -> list[Image.Image]:
 
 def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
     """The images to compare on, with random metadata for a model that reads any."""
-    bands = config["input_size"][0]
+    bands = bands_of(model)
     if not sources and bands != RGB:
-        raise ArgumentError.of("images", None, f"the model takes {bands} bands; give files that have as many")
+        raise ArgumentError.of("images", None, f"the model takes {config['input_size'][0]} bands; give such files")
     images = [read_pixels(path, bands) for path in find_images(sources)] if sources else photographs()
     # Batches of several sizes are compared, so that a few images are repeated
     images = (images * SAMPLES)[: max(len(images), SAMPLES)]

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.band_files import band_folder, write_tiff
-from timm_moe_dg.data import Split, get_benchmark, training_transform
+from timm_moe_dg.data import Split, evaluation_transform, get_benchmark, training_transform
 from timm_moe_dg.data.band_domains import band_statistics
 from timm_moe_dg.data.bands import as_picture
 from timm_moe_dg.data.readers.images import read_pixels
@@ -47,11 +47,25 @@ def test_another_number_of_bands_is_named_with_the_file_and_what_is_wanted(tmp_p
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_pixels_without_data_are_named_with_their_band(tmp_path, value):
+def test_pixels_without_data_become_the_mean_of_their_band(tmp_path, value):
     values = np.ones((5, 4, 4), np.float32)
     values[2, 1, 1:3] = value
     write_tiff(tmp_path / "a.tif", values)
-    with pytest.raises(ImageReadError, match=r"a.tif': 2 pixels of band 3 are no finite numbers \(nodata\); fill them"):
+    pixels = read_pixels(str(tmp_path / "a.tif"), 5)
+    np.testing.assert_array_equal(pixels.isnan().numpy(), ~np.isfinite(values))
+    view = evaluation_transform((4, 4), [0.25] * 5, [0.5] * 5)(pixels)
+    torch.testing.assert_close(view, torch.where(pixels.isnan(), 0.0, 1.5))
+
+
+@pytest.mark.parametrize(("missing", "refused"), [(8, False), (9, True)])
+def test_a_tile_with_more_than_half_missing_is_refused(tmp_path, missing, refused):
+    values = np.arange(1, 81, dtype=np.float32).reshape(5, 4, 4)
+    values[3].ravel()[:missing] = np.nan
+    write_tiff(tmp_path / "a.tif", values)
+    if not refused:
+        assert read_pixels(str(tmp_path / "a.tif"), 5).isnan().sum() == missing
+        return
+    with pytest.raises(ImageReadError, match=r"a.tif': 56% of band 4 are without data \(nodata\); .*--skip-unreadable"):
         read_pixels(str(tmp_path / "a.tif"), 5)
 
 
@@ -103,7 +117,7 @@ def test_every_type_is_read_in_full_depth_without_in_chans(tmp_path, dtype, band
 @pytest.mark.parametrize(
     ("dtype", "nodata"), [("u1", "0"), ("i2", "-9999"), ("f4", "-3.4028234663852886e+38"), ("f4", "")]
 )
-def test_missing_data_are_an_error_with_file_and_band(tmp_path, dtype, nodata, bands):
+def test_missing_data_are_marked(tmp_path, dtype, nodata, bands):
     """As GDAL marks them; the last has the value without the tag."""
     values = np.full((bands, 6, 5), 7, dtype)
     values[-1, 2, 3] = float(nodata or -3.4e38)
@@ -111,10 +125,24 @@ def test_missing_data_are_an_error_with_file_and_band(tmp_path, dtype, nodata, b
     photometric = "rgb" if bands == 3 else "minisblack"
     tifffile.imwrite(tmp_path / "a.tif", values.transpose(1, 2, 0).squeeze(), photometric=photometric, extratags=tag)
     for read in (1, 3) if bands == 1 else (3,):
-        with pytest.raises(
-            ImageReadError, match=rf"a.tif': 1 pixels of band {bands if read == bands else 1} are .*nodata"
-        ):
-            read_pixels(str(tmp_path / "a.tif"), read)
+        pixels = read_pixels(str(tmp_path / "a.tif"), read)
+        expected = np.zeros((read, 6, 5), bool)
+        expected[slice(None) if bands == 1 else -1, 2, 3] = True
+        np.testing.assert_array_equal(pixels.isnan().numpy(), expected)
+        largest = np.iinfo(dtype).max if dtype[0] in "ui" else 1
+        np.testing.assert_allclose(pixels.numpy()[~expected], 7 / largest, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bands"), [("u1", 3), ("u1", 1), ("u2", 3), ("u2", 5)])
+def test_an_internal_mask_marks_pixels_without_data(tmp_path, dtype, bands):
+    values = RANDOM.integers(1, 99, (64, 48, bands)).astype(dtype)
+    valid = RANDOM.random((64, 48)) < 0.9
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        layout = {"photometric": "rgb" if bands == 3 else "minisblack", "planarconfig": "contig"}
+        file.write(values.squeeze(), **(layout if bands > 1 else {}))
+        file.write(valid, subfiletype=4, photometric="mask")
+    pixels = read_pixels(str(tmp_path / "a.tif"), 5 if bands == 5 else 3)
+    np.testing.assert_array_equal(pixels.isnan().numpy(), np.broadcast_to(~valid, pixels.shape))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
@@ -147,14 +175,14 @@ def folder(tmp_path_factory):
 
 
 def test_pixels_have_all_bands_and_pictures_are_rgb(folder):
-    domains = get_benchmark("place_folder").read(folder, in_chans=5)
+    domains = get_benchmark("place_folder").read(folder, bands=5)
     assert {domain.pixels(0).shape for domain in domains} == {(5, 16, 16)}
     assert domains[0].image(0).mode == "RGB"
     assert domains[0].without([0]).pixels(0).shape == (5, 16, 16)
 
 
 def test_statistics_are_those_of_all_training_pixels(folder):
-    domains = get_benchmark("place_folder").read(folder, in_chans=5)
+    domains = get_benchmark("place_folder").read(folder, bands=5)
     splits = [Split(np.array([0, 2]), np.array([1, 3])) for _ in domains]
     mean, std, low, high = band_statistics(domains, splits, [0, 1], workers=2)
     pixels = torch.stack([domains[index].pixels(position) for index in (0, 1) for position in (0, 2)]).double()
@@ -163,9 +191,21 @@ def test_statistics_are_those_of_all_training_pixels(folder):
     assert (low, high) == (pixels.amin((0, 2, 3)).tolist(), pixels.amax((0, 2, 3)).tolist())
 
 
+def test_statistics_leave_out_missing_data(folder):
+    domain = get_benchmark("place_folder").read(folder, bands=5)[0]
+    whole, part = domain.pixels(0), domain.pixels(0).clone()
+    part[1, :4] = np.nan
+    object.__setattr__(domain, "pixels", lambda index: part)
+    mean, std, low, _ = band_statistics([domain], [Split(np.array([0]), np.arange(0))], [0])
+    assert mean[0] == pytest.approx(whole[0].mean().item())
+    assert mean[1] == pytest.approx(whole[1, 4:].mean().item())
+    assert std[1] == pytest.approx(whole[1, 4:].std(correction=0).item(), rel=1e-5)
+    assert low[1] == pytest.approx(whole[1, 4:].min().item())
+
+
 def test_a_band_that_is_the_same_everywhere_is_not_divided_by_nothing(tmp_path):
     folder = band_folder(tmp_path / "data", bands=2, dtype=np.float32)
-    domains = get_benchmark("place_folder").read(folder, in_chans=2)
+    domains = get_benchmark("place_folder").read(folder, bands=2)
     for domain in domains:
         object.__setattr__(domain, "pixels", lambda index: torch.full((2, 4, 4), 0.1))
     splits = [Split(np.arange(4), np.arange(0)) for _ in domains]
@@ -184,4 +224,4 @@ def test_training_changes_the_place_of_pixels_and_not_their_spectrum():
 
 def test_data_sets_that_are_no_files_have_three_bands():
     with pytest.raises(ArgumentError, match=r"in_chans=4: images of rotated_digits have 3 bands; .*place_folder"):
-        get_benchmark("rotated_digits").read(None, in_chans=4)
+        get_benchmark("rotated_digits").read(None, bands=4)

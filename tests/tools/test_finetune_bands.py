@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from tests.band_files import band_folder, write_tiff
@@ -35,6 +36,29 @@ def finetune(data, output, name, *words):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     return finetune(data, tmp_path_factory.mktemp("runs"), "a", "--in-chans", "5", "--steps", "5", "--eval-train")
+
+
+@pytest.fixture(scope="module")
+def named_run(data, tmp_path_factory):
+    """A run of named bands, from weights of RGB."""
+    rgb = timm.create_model("moge_tiny", img_size=16, patch_size=8, depth=2, embed_dim=24, num_heads=3, moe_layers=(1,))
+    folder = tmp_path_factory.mktemp("named")
+    torch.save(rgb.state_dict(), folder / "rgb.pth")
+    words = ["--initial-checkpoint", str(folder / "rgb.pth"), "--steps", "1", "--lr", "0"]
+    return finetune(data, folder, "a", "--bands", "B02", "B03", "B04", "B08", "B8A", *words)
+
+
+def test_a_run_knows_its_bands_and_each_color_has_its_kernel(named_run):
+    names = [f"sentinel2:{name}" for name in ("B02", "B03", "B04", "B08", "B8A")]
+    args, config = (
+        yaml.safe_load((named_run / "args.yaml").read_text()),
+        json.loads((named_run / "best" / "config.json").read_text()),
+    )
+    assert (args["bands"], args["in_chans"], config["bands"]) == (names, 5, names)
+    weight = load_file(named_run / "best" / "model.safetensors")["patch_embed.proj.weight"]
+    rgb = torch.load(named_run.parent / "rgb.pth", weights_only=True)["patch_embed.proj.weight"]
+    torch.testing.assert_close(weight[:, :3], rgb.flip(1), rtol=0, atol=0)
+    torch.testing.assert_close(weight[:, 3:], rgb.mean(1, keepdim=True).expand(-1, 2, -1, -1))
 
 
 def test_the_mean_and_deviation_of_the_training_images_stay_with_the_model(run, data):
@@ -87,6 +111,9 @@ def test_its_pictures_are_drawn(run, words):
     [
         ([], r"cannot be decoded .*it has 5 bands: give --in-chans 5"),
         (["--in-chans", "4"], r"has 5 bands, expected 4"),
+        (["--bands", "B02", "B03"], r"has 5 bands, expected 2; .*descriptions"),
+        (["--bands", "B02", "B03", "--in-chans", "5"], r"in_chans=5: --bands names 2; leave it out"),
+        (["--bands", "B2", "B3"], r"bands='B2': is a band of two sensors"),
         (["--in-chans", "5", "--mean", "1", "2", "3"], r"mean=\[1.0, 2.0, 3.0\]: give a value for each of the 5 bands"),
         (["--in-chans", "5", "--aa", "rand-m9-mstd0.5"], r"aa='rand-m9-mstd0.5': needs RGB images, and these have 5"),
     ],
@@ -124,11 +151,14 @@ def test_weights_of_three_bands_start_a_network_of_five_as_timm_adapts_them(data
     torch.testing.assert_close(weight, expected)
 
 
-def test_the_card_s_snippet_reads_all_bands(run, data, tmp_path, capsys):
+@pytest.mark.parametrize("named", [False, True])
+def test_the_card_s_snippet_reads_all_bands(run, named_run, data, tmp_path, capsys, named):
+    run = named_run if named else run
     words = [str(run), "--repo-id", "someone/bands", "--dry-run", "--output", str(tmp_path)]
     load_tool("push_to_hub").main(words)
     card = (tmp_path / "hub" / "someone--bands" / "README.md").read_text()
-    assert "| 5 bands of 16 x 16 pixels" in card
+    names = " (sentinel2:B02, sentinel2:B03, sentinel2:B04, sentinel2:B08, sentinel2:B8A)" if named else ""
+    assert f"| 5 bands{names} of 16 x 16 pixels" in card
     snippet = (
         card.partition("```python\n")[2].partition("```")[0].replace("hf-hub:someone/bands", f"local-dir:{run}/best")
     )

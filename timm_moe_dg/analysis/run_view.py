@@ -19,13 +19,15 @@ from ..data import (
     evaluation_transform,
     get_benchmark,
 )
+from ..data.band_names import Bands
 from ..data.bands import Pixels, Transform
 from ..data.fingerprint import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
 from ..data.splits import hold_out
 from ..errors import ArgumentError, DataError
 from ..layers.router import Router
-from ..networks.build import Network, data_config, in_chans_of, refuse_ensemble
+from ..networks.bands import bands_of
+from ..networks.build import Network, data_config, refuse_ensemble
 from ..networks.trained import load_trained, takes_metadata
 from ..storage.run_folder import run_arguments
 
@@ -58,15 +60,15 @@ class RunView:
         return self.args.get("metadata_columns") or ()
 
     @property
-    def in_chans(self) -> int:
-        """Number of bands of the network's input."""
-        return in_chans_of(self.model)
+    def bands(self) -> Bands:
+        """Names of the bands of the network's input, or their number."""
+        return bands_of(self.model)
 
     def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
         """Reads the run's data, from its own folder if none is given. Other data are a `DataError`."""
         folder = data_dir or self.args.get("data_dir")
         if folder not in self.read:
-            domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.in_chans, evaluating=True)
+            domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.bands, evaluating=True)
             digests = self.args.get("domain_digests")
             if digests and (reason := difference(digests, fingerprint(domains), FILES)):
                 remedy = "give --data-dir, the folder of the run's data"

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import ArgumentError, ImageReadError
-from .bands import RGB
+from .band_names import RGB, Bands
 from .domains import Domain, FileDomain, Split
 from .readers.images import has_deep_values
 
@@ -20,13 +20,14 @@ FAR = 8  # deviations from a mean
 _LOGGER = logging.getLogger(__name__)
 
 
-def with_bands(domains: Sequence[Domain], bands: int, dataset: str) -> Sequence[Domain]:
-    """Makes domains read so many bands of their files. Those of images that are not files have three only."""
+def with_bands(domains: Sequence[Domain], bands: Bands, dataset: str) -> Sequence[Domain]:
+    """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
     if bands == RGB:
         return domains
     if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
         remedy = f"images of {dataset} have {RGB} bands; leave it out, or use --dataset folder or place_folder"
-        raise ArgumentError.of("in_chans", bands, remedy)
+        argument = "in_chans" if isinstance(bands, int) else "bands"
+        raise ArgumentError.of(argument, bands if isinstance(bands, int) else list(bands), remedy)
     return [replace(domain, bands=bands) for domain in domains]
 
 
@@ -96,4 +97,10 @@ def _moments(image: tuple[Domain, int]) -> tuple[np.ndarray, ...]:
     domain, position = image
     pixels = domain.pixels(position)
     values = pixels.double().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels).transpose(2, 0, 1) / 255
-    return values.mean(axis=(1, 2)), (values**2).mean(axis=(1, 2)), values.min(axis=(1, 2)), values.max(axis=(1, 2))
+    # Values without data are NaN
+    return tuple(
+        function(part, axis=(1, 2))
+        for function, part in zip(
+            (np.nanmean, np.nanmean, np.nanmin, np.nanmax), (values, values**2, values, values), strict=True
+        )
+    )

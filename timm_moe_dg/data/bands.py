@@ -6,9 +6,11 @@ One recipe holds for training, prediction and export. Integers are divided by th
 
 import io
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, BinaryIO, TypeAlias
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +19,11 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
 from ..errors import ImageReadError, MissingDependencyError
+from .band_names import RGB, Bands, colors_of
 
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 Transform: TypeAlias = Callable[[Pixels], Tensor]
 Source: TypeAlias = str | BinaryIO
-RGB = 3  # bands
 REPAIR = "repair or remove the file, or give --skip-unreadable"
 
 _EXTERNAL = ("EPS",)  # formats whose decoder starts another program (Ghostscript), whatever the file's extension
@@ -35,12 +37,14 @@ _DEPTHS: dict[str | None, tuple[bytes, int, Callable[[int], bool]]] = {
     "JPEG2000": (b"\xff\x4f\xff\x51", 42, lambda depth: depth & 0x7F >= 8),  # bits of the first component, minus one
 }
 _STRETCHED_PERCENTILES = (2, 98)
+MOST_MISSING = 0.5  # share of a band's pixels
 _LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
 
 # TIFF tags
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 262, 274, 277, 339
 SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
-NODATA = 42113  # of GDAL
+METADATA, NODATA = 42112, 42113  # of GDAL
+MASK = 4  # value of SUBFILE
 _INDIRECT_COLORS = (3, 6, 8, 9, 10)  # values of PHOTOMETRIC: palette, YCbCr and kinds of L*a*b*
 _REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
@@ -110,59 +114,90 @@ def read_values(source: Source, image: Image.Image | None) -> tuple[np.ndarray, 
     return values, image.mode in ("LA", "RGBA")
 
 
-def scaled(path: str, values: np.ndarray, nodata: float | None = None) -> Tensor:
-    """Scales (bands, height, width) to float32. Pixels without data are an `ImageReadError` with file and band."""
-    check_data(path, values, nodata)
-    if np.issubdtype(values.dtype, np.integer):
-        return torch.from_numpy(values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max))
-    if not np.issubdtype(values.dtype, np.floating):
+def scaled(path: str, values: np.ndarray, missing: np.ndarray | None = None) -> Tensor:
+    """Scales (bands, height, width) to float32, with NaN at `missing` values, which normalization turns into the mean.
+
+    A band without data in more than half of its pixels is an `ImageReadError`.
+    """
+    shares = np.zeros(len(values)) if missing is None else missing.mean(axis=(1, 2))
+    if shares.max() > MOST_MISSING:
+        band = int(shares.argmax())
+        raise ImageReadError(
+            f"image={path!r}: {shares[band]:.0%} of band {band + 1} are without data (nodata); {REPAIR}"
+        )
+    if values.dtype.kind not in "iuf":
         raise ImageReadError(f"image={path!r}: has values of the type {values.dtype}; save it as numbers")
-    return torch.from_numpy(values.astype(np.float32))
+    divisor = np.float32(np.iinfo(values.dtype).max if values.dtype.kind in "iu" else 1)
+    # Of floating-point numbers, those without data may be too large for float32
+    present = values if missing is None or values.dtype.kind != "f" else np.where(missing, values.dtype.type(0), values)
+    numbers = present.astype(np.float32) / divisor
+    if missing is not None:
+        numbers[missing] = np.nan
+    return torch.from_numpy(numbers)
 
 
-def check_data(path: str, values: np.ndarray, nodata: float | None) -> None:
-    """Raises an `ImageReadError` for pixels of the value `nodata`, and for numbers that are not finite."""
-    missing, name = np.zeros(values.shape, bool), f"the file's nodata value {nodata:g}" if nodata is not None else ""
+def missing_values(values: np.ndarray, nodata: float | None, mask: np.ndarray | None) -> np.ndarray | None:
+    """Marks values (bands, height, width) without data; None if there are none.
+
+    These are the value `nodata`, numbers that are not finite, and pixels of a bool `mask` (height, width).
+    """
+    missing = np.zeros(values.shape, bool) if mask is None else np.broadcast_to(mask, values.shape)
     if nodata is not None and np.isfinite(nodata):
         # The tag holds a text, whose number may round to the one that is stored
         number = np.float64(nodata) if values.dtype.kind in "iu" else np.array(nodata).astype(values.dtype)
-        missing = values == number
-    if not missing.any() and values.dtype.kind == "f":
-        largest = min(_LARGEST_VALUE, float(np.finfo(values.dtype).max))
-        missing, name = ~(np.abs(values) <= largest), "no finite numbers (nodata)"
-    counts = missing.sum(axis=(1, 2))
-    if counts.any():
-        band = int(counts.argmax())
-        remedy = "fill them, or leave the file out"
-        raise ImageReadError(f"image={path!r}: {counts[band]} pixels of band {band + 1} are {name}; {remedy}")
+        missing = missing | (values == number)
+    if values.dtype.kind == "f":
+        missing = missing | ~(np.abs(values) <= min(_LARGEST_VALUE, float(np.finfo(values.dtype).max)))
+    return missing if missing.any() else None
 
 
-def nodata_value(image: Image.Image | None, source: Source) -> float | None:
-    """Returns the value that GDAL marked as missing data in a TIFF file, or None."""
-    if image is not None:
-        text = getattr(image, "tag_v2", {}).get(NODATA)
-    else:
+class TiffNotes(NamedTuple):
+    """What GDAL writes beside the values of a TIFF file."""
+
+    nodata: float | None = None  # the value that marks missing data
+    descriptions: Mapping[int, str] = MappingProxyType({})  # by position of the band
+    mask: np.ndarray | None = None  # bool (height, width), True where data is missing
+
+
+def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
+    """Reads GDAL's notes in a file. `image` is None for a TIFF file that Pillow does not know."""
+    if image is not None and image.format != "TIFF":
+        return TiffNotes()
+    if image is not None and not any(kind == MASK for kind, _ in _pages(image, source)):
+        nodata, metadata, mask = image.tag_v2.get(NODATA), image.tag_v2.get(METADATA), None  # type: ignore[attr-defined]
+    else:  # Pillow reads no masks
         with _tiff_file(source) as file:
-            text = file.pages[0].tags.valueof(NODATA)
+            nodata, metadata, orientation = (file.pages[0].tags.valueof(tag) for tag in (NODATA, METADATA, ORIENTATION))
+            page = next((page for page in file.pages[1:] if page.tags.valueof(SUBFILE) == MASK), None)
+            mask = None if page is None else turned(page.asarray()[None] == 0, orientation or 1)[0]
+    texts = re.findall(r'<Item name="DESCRIPTION" sample="(\d+)" role="description">([^<]*)<', str(metadata))
     try:
-        return float(str(text).strip(" \0"))
+        value = float(str(nodata).strip(" \0"))
     except ValueError:
-        return None
+        value = None
+    return TiffNotes(value, {int(band): text for band, text in texts}, mask)
 
 
 def full_images(image: Image.Image, source: Source) -> int:
     """Counts the images in an open file. In TIFF files they have the size of the first and are no overview or mask."""
-    if image.format != "TIFF" or not getattr(image, "is_animated", False):
+    if image.format != "TIFF":
         return getattr(image, "n_frames", 1)
-    content, sizes, places = io.BytesIO(_head(source)), list[object](), set[int]()
+    sizes = [size for kind, size in _pages(image, source) if not kind & _REDUCED_OR_MASK]
+    return sizes.count(sizes[0]) if sizes else 1
+
+
+def _pages(image: Image.Image, source: Source) -> list[tuple[int, object]]:
+    """The value of SUBFILE and the size of each page of an open TIFF file. The first one counts as an image."""
+    if not getattr(image, "is_animated", False):
+        return [(0, image.size)]
+    content, pages, places = io.BytesIO(_head(source)), list[tuple[int, object]](), set[int]()
     tags = ImageFileDirectory_v2(content.read(8) if _head(source, 4) in _TIFF_STARTS[:2] else content.read(16))
     while tags.next and tags.next not in places:
         places.add(tags.next)
         content.seek(tags.next)
         tags.load(content)
-        if not sizes or not tags.get(SUBFILE, 0) & _REDUCED_OR_MASK:
-            sizes.append((tags.get(WIDTH), tags.get(HEIGHT)))
-    return sizes.count(sizes[0])
+        pages.append((tags.get(SUBFILE, 0) if pages else 0, (tags.get(WIDTH), tags.get(HEIGHT))))
+    return pages
 
 
 def turned(values: np.ndarray, orientation: int) -> np.ndarray:
@@ -174,13 +209,19 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
     return values[:, ::rows, ::columns]
 
 
-def as_picture(pixels: Pixels) -> Image.Image:
-    """Shows bands as an RGB image: the first three, or the first as gray, stretched from black to white."""
+def as_picture(pixels: Pixels, bands: Bands = RGB) -> Image.Image:
+    """Shows bands as an RGB image, stretched from black to white; missing data is black.
+
+    Without the names of red, green and blue these are the first three bands, or the first as gray.
+    """
     if isinstance(pixels, Image.Image):
         return pixels
+    colors = [] if isinstance(bands, int) else colors_of(bands)
+    named = [colors.index(color) for color in range(RGB) if color in colors]
     channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
-    low, high = np.percentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
-    levels = (channels - low) / np.maximum(high - low, 1e-12)
+    channels = pixels[named].numpy() if len(named) == RGB else channels
+    low, high = np.nanpercentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
+    levels = np.nan_to_num((channels - low) / np.maximum(high - low, 1e-12))
     return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
 
 

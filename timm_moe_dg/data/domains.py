@@ -9,7 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from PIL import Image
 
-from .bands import RGB, Pixels, as_picture
+from .band_names import RGB, Bands
+from .bands import Pixels, as_picture
 from .readers.images import read_pixels
 
 DataDir = str | os.PathLike[str] | None
@@ -44,7 +45,7 @@ class Domain(ABC, Generic[Stored]):
     split: Split | None = field(default=None, repr=False)  # the official one; None leaves it to `split_domains`
     # A name for each image, equal across domains that hold the same picture
     pictures: Sequence[str] | None = field(default=None, repr=False)
-    bands: int = RGB  # of other numbers, files are read whole, and `image` shows the first three bands
+    bands: Bands = RGB  # of others, files are read in full depth, and `image` shows the first three or RGB
     upright: bool = True  # whether the EXIF orientation of files is applied, as DomainBed does not
     angle: float = 0.0  # degrees by which its images are turned against other domains, counter-clockwise
 
@@ -91,7 +92,7 @@ class FileDomain(Domain[Stored]):
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as an RGB picture for people. Broken files are an `ImageReadError`."""
-        return as_picture(self.pixels(index))
+        return as_picture(self.pixels(index), self.bands)
 
     def pixels(self, index: int) -> Pixels:
         """Reads one image for a transform, see `readers.images.read_pixels`."""

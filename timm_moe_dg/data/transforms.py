@@ -13,7 +13,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from ..errors import ArgumentError
-from .bands import RGB, Pixels, Transform
+from .band_names import RGB
+from .bands import Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
@@ -125,4 +126,9 @@ def _pixel_tensor(image: Pixels) -> Tensor:
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
+    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std)), _fill_missing]
+
+
+def _fill_missing(image: Tensor) -> Tensor:
+    """Values without data become 0, the mean of their band."""
+    return image.nan_to_num(nan=0.0)

@@ -17,7 +17,7 @@ from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm
 from ..cli.values import TEXT
 from ..data import Domain, Split
 from ..data.band_domains import band_statistics, deep_share, warn_of_far_values
-from ..data.bands import RGB
+from ..data.band_names import RGB
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
@@ -32,6 +32,7 @@ from ..networks.build import (
     has_measured_statistics,
     lay_channels_last,
     save_network,
+    saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import takes_metadata
@@ -122,6 +123,8 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
         in_chans=options.in_chans,
+        bands=options.bands,
+        band_init=options.band_init,
         drop_path=options.drop_path,
         model_kwargs={
             **({"drop_rate": dropout} if dropout else {}),
@@ -183,8 +186,8 @@ def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | Non
 def _needs_statistics(plan: RunPlan, network: Network) -> bool:
     """Whether mean and deviation have to be measured: published ones are of RGB images of 8 bits."""
     is_saved = ":" in plan.options.model
-    if plan.options.in_chans != RGB:
-        return not is_saved
+    if plan.options.image_bands != RGB:
+        return not is_saved or bool(plan.options.bands and not saved_config(plan.options.model).get("bands"))
     shares = [deep_share(domain) for domain in plan.domains]
     deeper = [name for name, share in zip(plan.names, shares, strict=True) if share > 0]
     others = [name for name, share in zip(plan.names, shares, strict=True) if share < 1]

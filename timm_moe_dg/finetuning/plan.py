@@ -27,7 +27,7 @@ from ..data import (
     split_domains,
     training_domains,
 )
-from ..data.bands import RGB
+from ..data.band_names import RGB, band_settings, wavelength
 from ..data.fingerprint import fingerprint, short, with_readable
 from ..data.splits import NO_DOMAIN, hold_out, test_positions
 from ..data.splits import split_by_photograph as by_photograph
@@ -100,6 +100,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     """Reads the data, checks the options against it, and fills in the open ones."""
     if options.epochs is not None and options.steps is not None:
         raise ArgumentError.of("epochs", options.epochs, f"leave it out, or --steps {options.steps}")
+    options = replace(options, **band_settings(options.bands, options.in_chans))
     method = get_algorithm(options.algorithm)
     averaging = get_averaging(options.averaging) if options.averaging else None
     benchmark = get_benchmark(options.dataset)
@@ -114,7 +115,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
-    domains = benchmark.read(options.data_dir, options.metadata_columns or (), options.in_chans)
+    domains = benchmark.read(options.data_dir, options.metadata_columns or (), options.image_bands)
     digests = fingerprint(domains)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
@@ -193,11 +194,12 @@ def describe(plan: RunPlan) -> str:
     per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
     if options.dry_run:
         lines += _describe_classes(plan)
-    if options.in_chans != RGB:
+    if options.image_bands != RGB:
         is_photograph = plan.benchmark.augmentation == "photograph"
         remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
         scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
-        lines.append(f"images: {options.in_chans} bands, {scaled}")
+        named = ", ".join(f"{name} ({wavelength(name):g} nm)" for name in options.bands or ())
+        lines.append(f"images: {options.in_chans} bands, {scaled}" + (f"; {named}" if named else ""))
     lines += [
         f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
         f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "

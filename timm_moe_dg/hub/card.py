@@ -16,7 +16,8 @@ from torch import nn
 from ..cli import escape
 from ..data import BENCHMARKS
 from ..errors import CheckpointError
-from ..networks.build import CONFIG, Config, in_chans_of, read_config, without_origin
+from ..networks.bands import bands_of, in_chans_of
+from ..networks.build import CONFIG, Config, read_config, without_origin
 from ..networks.trained import label_names
 from ..protocols.headline import counted, headlines, images, worst_groups
 from ..protocols.records import Record
@@ -112,6 +113,7 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
         "classes": label_names(network) or (),
         "config": config["pretrained_cfg"],
         "bands": in_chans_of(network),
+        "band_names": () if isinstance(names := bands_of(network), int) else names,
         "options": config.get("model_args", {}),
         "expert_mode": config.get("expert_mode", "routed"),
         "figures": sorted(path.relative_to(folder) for path in folder.rglob("*.png")),

@@ -29,6 +29,7 @@ from ..data import (
     evaluation_only,
     get_benchmark,
 )
+from ..data.band_names import Bands, band_settings
 from ..data.fingerprint import fingerprint, with_readable
 from ..data.splits import domain_positions, hold_out
 from ..errors import ArgumentError, ProtocolError
@@ -37,7 +38,8 @@ from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
-from ..networks.build import Network, check_channels, check_name, data_config, warn_of_other_values
+from ..networks.bands import check_bands
+from ..networks.build import Network, check_name, data_config, warn_of_other_values
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.assessment import SPLITS, restrict
@@ -64,6 +66,7 @@ class EvaluationDataOptions:
     metadata_columns: Sequence[str] | None = option(None, nargs="+", metavar="COLUMN",
         help="MoGE: numeric columns of metadata.csv that the model reads, beside coordinates")
     in_chans: int | None = option(None, type=positive_int, metavar="N", help="number of bands (default otherwise: 3)")
+    bands: Sequence[str] | None = option(None, nargs="+", metavar="BAND", help="names of the bands of the images")
     test_domains: Sequence[int | str] | None = option(None, "--test-envs", type=position_or_name, nargs="+",
         metavar="DOMAIN", help="domains that the model was not trained on, by name or position")
     domains: Sequence[int | str] | None = option(None, type=position_or_name, nargs="+", metavar="DOMAIN",
@@ -110,6 +113,11 @@ class FilledEvaluateOptions(EvaluateOptions):
     holdout_fraction: float
     split_by_photograph: bool
     skip_unreadable: bool
+
+    @property
+    def image_bands(self) -> Bands:
+        """Full names of the bands, or their number."""
+        return tuple(self.bands) if self.bands else self.in_chans
 
 
 class Evaluation(NamedTuple):
@@ -197,14 +205,14 @@ def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
         raise ArgumentError.of("dataset", None, f"give --dataset, one of {', '.join(BENCHMARKS)}")
     if values["split_by_photograph"] is None:
         values["split_by_photograph"] = get_benchmark(values["dataset"]).split_by_photograph
-    return FilledEvaluateOptions(**values)
+    return FilledEvaluateOptions(**values | band_settings(values["bands"], values["in_chans"]))
 
 
 def _read_data(options: FilledEvaluateOptions) -> _Data:
     """Reads the data, and finds the run's domains and those that the options name in it."""
     run = run_arguments(options.model)
     domains: Sequence[Domain] = get_benchmark(options.dataset).read(
-        options.data_dir, options.metadata_columns or (), options.in_chans, evaluating=True
+        options.data_dir, options.metadata_columns or (), options.image_bands, evaluating=True
     )
     digests = fingerprint(domains) if run.get("domain_digests") else []
     if options.skip_unreadable:
@@ -272,7 +280,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
     size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
     network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
-    check_channels(network, options.in_chans)
+    check_bands(network, options.image_bands)
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))
     with_metadata = takes_metadata(network, domains, options.metadata_columns)

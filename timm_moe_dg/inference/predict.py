@@ -21,7 +21,8 @@ from ..data.readers.image_files import ImageFiles, find_images, image_loader, re
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
-from ..networks.build import Network, data_config, in_chans_of, warn_of_other_values
+from ..networks.bands import bands_of
+from ..networks.build import Network, data_config, warn_of_other_values
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
 from ..storage.atomic import all_or_nothing, write_rows
@@ -119,7 +120,7 @@ def _predicted_rows(options: PredictOptions) -> list[list[Any]]:
         raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
     view = evaluation_view(network, options.img_size)
     metadata = _read_metadata(network, options, paths)
-    bands = in_chans_of(network)
+    bands = bands_of(network)
     images = ImageFiles(paths, view, metadata, options.skip_unreadable, bands)
     warn_of_other_values(network, [FileDomain(options.images[0], (), [0] * len(paths), file_names(paths), bands=bands)])
     rows = list(_predict_batches(network, images, options))

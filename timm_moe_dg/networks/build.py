@@ -12,7 +12,7 @@ import timm
 import torch
 from huggingface_hub import constants, get_session
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DPN_MEAN, IMAGENET_INCEPTION_MEAN, OPENAI_CLIP_MEAN
-from timm.data.model_config import get_model_input_config, resolve_input_data_config
+from timm.data.model_config import resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
     is_model_in_modules,
@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from ..compat import download_from_hf
 from ..data.band_domains import deep_share, warn_of_far_values
-from ..data.bands import RGB
+from ..data.band_names import RGB, band_names
 from ..data.domains import Domain
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
+from .bands import bands_of, by_color, check_bands, place_kernels
 
 CONFIG = "config.json"
 UNUSED = "unused_"  # start of the names of logits that no class has
@@ -60,6 +61,8 @@ def build_network(
     initial_checkpoint: str | os.PathLike[str] | None = None,
     img_size: int | None = None,
     in_chans: int | None = None,
+    bands: Sequence[str] | None = None,
+    band_init: str = "mean",
     drop_path: float | None = None,
     model_kwargs: Mapping[str, object] | None = None,
 ) -> nn.Module:
@@ -72,11 +75,15 @@ def build_network(
         initial_checkpoint: Start from this file instead. A mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
         in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
+        bands: Full names of the bands (see `data.band_names`), instead of `in_chans`. Weights of RGB images keep the
+            kernels of red, green and blue. None stands for those of a saved network.
+        band_init: Kernels of other bands: "mean" of the three, or "zero".
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
     """
     check_name(name)
     kwargs = {"drop_path_rate": default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
+    in_chans = len(bands) if bands else in_chans
     if in_chans not in (None, RGB):
         kwargs = {"in_chans": in_chans, **kwargs}
     _check_kwargs(kwargs)
@@ -84,22 +91,28 @@ def build_network(
     if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
         source = str(kwargs["backbone"])
         check_name(source)
-    overlay = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else None
+    overlay, channels = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else (None, None)
     loads = pretrained or overlay is not None
     from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
         with _hub_or_cache() if from_hub else nullcontext():
-            saved_config(name)  # names the damaged field, where timm would fail far from the file
+            # Also names a damaged field, where timm would fail far from the file
+            own_bands = saved_config(name).get("bands")
+            saved_bands = _bands_beside(initial_checkpoint) if overlay else own_bands
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
             # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
             keeps_classifier = loads or num_classes is None
             classes = options["pretrained_cfg"]["num_classes"] if keeps_classifier else num_classes
+            from_rgb = loads and (channels or options["pretrained_cfg"]["input_size"][0]) == RGB and not saved_bands
             if source != name or parse_model_name(name)[0] is not None:
                 # timm keeps saved options with the value None only if it reads config.json itself
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
             options |= {"num_classes": classes, "pretrained": loads}
             network = _create(options, optional_drop_path=drop_path is None)
+            if bands and from_rgb:
+                rgb = network if len(bands) == RGB else _create({**options, "in_chans": RGB}, drop_path is None)
+                place_kernels(network, rgb, bands, band_init)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
     except MoeDgError:
@@ -112,8 +125,15 @@ def build_network(
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
+    network.bands = tuple(saved_bands or own_bands or bands or ()) or None
+    if bands and not own_bands:
+        cfg = network.pretrained_cfg
+        network.pretrained_cfg = {**cfg, **{key: by_color(cfg[key], bands) for key in ("mean", "std") if cfg.get(key)}}
     if in_chans is not None:
-        check_channels(network, in_chans)
+        check_bands(network, tuple(bands) if bands else in_chans)
+    if from_rgb and not bands and in_chans not in (None, RGB):
+        remark = "the kernels of red, green and blue are repeated over the bands by position"
+        _logger.warning(f"in_chans={in_chans}: {remark}; name the bands with --bands, so that each color keeps its own")
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -149,18 +169,10 @@ def default_drop_path(name: str) -> float:
     return 0.0 if is_resnet else DROP_PATH
 
 
-def in_chans_of(network: nn.Module) -> int:
-    """Returns the number of image channels that a network takes."""
-    return int(get_model_input_config(network)["input_size"][0])
-
-
-def check_channels(network: nn.Module, in_chans: int) -> None:
-    """Raises an `ArgumentError` if a network does not take the number of channels with which images are read."""
-    expected = in_chans_of(network)
-    if expected != in_chans:
-        read = f"as RGB, {RGB} channels; leave it out" if in_chans == RGB else f"with {in_chans} bands"
-        remedy = f"images are read {read}, or give --in-chans {expected} and such images"
-        raise ArgumentError.of("in_chans", expected, remedy)
+def _bands_beside(checkpoint: str | os.PathLike[str] | None) -> Sequence[str] | None:
+    """The bands in the config.json beside a file of weights, as `save_network` writes both."""
+    path = Path(checkpoint or "").with_name(CONFIG) if checkpoint else None
+    return read_config(path).get("bands") if path and path.is_file() else None
 
 
 def data_config(
@@ -225,7 +237,7 @@ def _show_contiguous(network: nn.Module, state: dict[str, object], *_: object) -
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
-    """Writes config.json with class names, preprocessing and MoGE's expert mode, and model.safetensors.
+    """Writes config.json with class names, bands, preprocessing and MoGE's expert mode, and model.safetensors.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed. The network
     is not wrapped. The classes are in the order of the logits, and the preprocessing is that of `data_config`. Logits
@@ -234,6 +246,7 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     count = getattr(network, "num_classes", 0) if classes else 0
     classes = [*classes, *(f"{UNUSED}{index}" for index in range(len(classes), count))]
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
+    mode |= {} if isinstance(names := bands_of(network), int) else {"bands": list(names)}
     save_for_hf(
         network,
         str(folder),
@@ -261,6 +274,7 @@ def read_config(path: Path) -> Config:
         "model_args": (isinstance(config.get("model_args", {}), dict), "a table"),
         "pretrained_cfg": (isinstance(config.get("pretrained_cfg", {}), dict), "a table"),
         "label_names": (_are_names(config.get("label_names")), "a list of class names, or a table of them by position"),
+        "bands": (config.get("bands") is None or _are_bands(config["bands"]), "a list of the bands' full names"),
         "expert_mode": (config.get("expert_mode") in (None, "routed", "shared"), "'routed' or 'shared'"),
     }
     for name, (fits, expected) in checks.items():
@@ -307,6 +321,13 @@ def _are_names(names: object) -> bool:
     if isinstance(names, dict):
         return all(position.isdecimal() for position in names) and _are_names(list(names.values()))
     return names is None or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))
+
+
+def _are_bands(names: object) -> bool:
+    try:
+        return isinstance(names, list) and list(band_names(names)) == names
+    except (MoeDgError, AttributeError, TypeError):  # of entries that are no text
+        return False
 
 
 def check_name(name: str) -> None:
@@ -356,8 +377,8 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
 
 
-def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, object]:
-    """Points a model's configuration at a file, with the number of classes that is in it."""
+def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[str, object], int]:
+    """Points a model's configuration at a file with this number of classes, and returns the file's channels too."""
     try:
         check_regular_file(path)
         weights = load_state_dict(str(path))
@@ -366,11 +387,16 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> dict[str, ob
     weights = weights.get("model_dict", weights)  # DomainBed's checkpoints are nested
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise _unusable(name, path, TypeError("holds something else than tensors by name"))
-    classifier = resolve_model_input_args(name)["pretrained_cfg"].get("classifier") or ()
-    layers = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    heads = (value for layer in layers for key, value in weights.items() if f".{key}".endswith(f".{layer}.weight"))
+    cfg = resolve_model_input_args(name)["pretrained_cfg"]
+    heads, stems = (_weights_of(weights, cfg.get(layer)) for layer in ("classifier", "first_conv"))
     rows = next((head.shape[0] for head in heads if head.ndim), 0)
-    return {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}
+    channels = next((stem.shape[1] for stem in stems if stem.ndim == 4), RGB)
+    return {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}, channels
+
+
+def _weights_of(weights: Mapping[str, Tensor], layers: str | Sequence[str] | None) -> list[Tensor]:
+    names = (layers,) if isinstance(layers, str) else tuple(layers or ())
+    return [value for layer in names for key, value in weights.items() if f".{key}".endswith(f".{layer}.weight")]
 
 
 def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:

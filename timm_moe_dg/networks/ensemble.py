@@ -49,7 +49,7 @@ class Ensemble(nn.Module):
         self.orders = [_order(network, networks[0]) for network in networks]
         self.num_classes = networks[0].num_classes
         self.pretrained_cfg = {**networks[0].pretrained_cfg, "input_size": self.configs[0]["input_size"]}
-        for name in ("metadata_encoder", "expert_mode"):  # of members that read metadata
+        for name in ("metadata_encoder", "expert_mode", "bands"):  # of members that have them
             if hasattr(networks[0], name):
                 setattr(self, name, getattr(networks[0], name))
 

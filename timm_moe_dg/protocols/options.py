@@ -32,8 +32,9 @@ from ..cli.values import (
     text_file,
 )
 from ..data import BENCHMARKS
-from ..data.bands import RGB
+from ..data.band_names import RGB, Bands
 from ..layers.reports.routing import BALANCING_LOSSES
+from ..networks.bands import BAND_INITS
 from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
@@ -90,6 +91,8 @@ class DataOptions:
     in_chans: int = option(RGB, role=DATA, type=positive_int,
         help="number of bands (default: %(default)s); values other than 3 read TIFF or PNG files, divide integers by "
         "their type's maximum, and augment by crop and mirror only")
+    bands: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="BAND",
+        help="names of the bands, in place of --in-chans: B02, landsat:B4, red, or nanometers such as 665")
     aa: str | None = option(None, metavar="POLICY",
         help="timm augmentation to add, such as rand-m9-mstd0.5 (default: off)")
     reprob: float = option(0.0, type=fraction, metavar="P",
@@ -113,6 +116,9 @@ class ModelOptions:
     pretrained: bool = option(False, help="start from published weights (default: off)")
     initial_checkpoint: str | None = option(None, metavar="FILE",
         help="start from the weights in this file; experts become copies of dense layers")
+    band_init: str = option("mean", choices=BAND_INITS,
+        help="--bands: loaded kernels of bands other than red, green and blue: their mean, or zero (default: "
+        "%(default)s)")
     num_classes: int | None = option(None, role=IDENTITY, type=positive_int,
         help="size of the classifier (default: classes of the data)")
     head: str | None = option(None, type=text_file, metavar="text:FILE",
@@ -250,6 +256,11 @@ class RunOptions(OutputOptions, TrainingOptions, MethodOptions, ModelOptions, Da
     """All options of a run, as parsed."""
 
     filled_in: Sequence[str] = ()  # names of the options that `make_plan` has filled in
+
+    @property
+    def image_bands(self) -> Bands:
+        """Full names of the bands that `make_plan` has filled in, or their number."""
+        return tuple(self.bands) if self.bands else self.in_chans
 
 
 @dataclass(frozen=True, kw_only=True)

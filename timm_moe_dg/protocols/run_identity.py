@@ -14,6 +14,7 @@ from .. import __version__
 from ..cli.arguments import read_yaml
 from ..cli.values import LOCAL, TEXT
 from ..data import Benchmark
+from ..data.band_names import band_settings
 from ..data.fingerprint import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, check_regular_file
 from .options import (
@@ -126,6 +127,7 @@ def changed_options(args: Arguments) -> dict[str, object]:
 def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
     """Compares options that a run would be started with to recorded ones, and returns a phrase for each difference."""
     recorded = with_defaults(recorded)
+    planned = {**planned, **band_settings(planned.get("bands"), planned.get("in_chans"))}
     has_epochs = planned.get("epochs") is not None  # from which the recorded steps follow
     ignored = NO_EFFECT_ON_RESULTS - {"epochs"} | {"steps"} if has_epochs else NO_EFFECT_ON_RESULTS
     filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}

@@ -189,7 +189,7 @@ def test_missing_files_columns_and_splits_are_named(tmp_path: Path) -> None:
         read_place_folder(tmp_path / "nowhere")
     rows = [{key: row[key] for key in ("path", "label", "split", "group")} for row in own_rows()]
     write_own(tmp_path, rows)
-    with pytest.raises(DataError, match="lacks the columns lon, lat"):
+    with pytest.raises(DataError, match=r"tiles/0.png': has no georeference, and no coordinates in metadata.csv"):
         read_place_folder(tmp_path)
     write_own(tmp_path, [row for row in own_rows() if row["split"] != "id_val"])
     with pytest.raises(DataError, match="id_val"):

@@ -56,7 +56,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
     chosen: list[ChosenImage | None] = []
     for path in find_images(images):
         try:
-            chosen.append(ChosenImage(Path(path).name, read_pixels(path, view.in_chans), None))
+            chosen.append(ChosenImage(Path(path).name, read_pixels(path, view.bands), None))
         except ImageReadError as error:
             if not view.skip_unreadable:
                 raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ArgumentError, DataError
 from ..band_domains import with_bands
-from ..bands import RGB
+from ..band_names import RGB, Bands
 from ..domains import DataDir, Domain
 from ..readers.images import subfolders
 
@@ -86,7 +86,7 @@ class Benchmark:
     split_by_photograph: bool = False
 
     def read(
-        self, data_dir: DataDir, metadata_columns: Sequence[str] = (), in_chans: int = RGB, *, evaluating: bool = False
+        self, data_dir: DataDir, metadata_columns: Sequence[str] = (), bands: Bands = RGB, *, evaluating: bool = False
     ) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
@@ -96,7 +96,7 @@ class Benchmark:
         Args:
             data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
-            in_chans: Bands of the images. Numbers other than three need image files (see `data.bands`).
+            bands: Number of the images' bands, or their full names. Others than three need image files (`data.bands`).
             evaluating: Read data to evaluate a network on. The user's own may lack classes and training images then.
         """
         self.check_data_dir(data_dir)
@@ -109,7 +109,7 @@ class Benchmark:
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
-        domains = with_bands(domains, in_chans, self.name)
+        domains = with_bands(domains, bands, self.name)
         return domains if self.upright else [replace(domain, upright=False) for domain in domains]
 
     def check_data_dir(self, data_dir: DataDir) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...errors import DataError, ImageReadError
-from ..bands import RGB, Transform
+from ..band_names import RGB, Bands
+from ..bands import Transform
 from ..domains import file_names
 from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
+from .georeference import with_coordinates
 from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
 
 _LOGGER = logging.getLogger(__name__)
@@ -48,18 +50,20 @@ def find_images(sources: Sequence[str]) -> list[str]:
 def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
     """Looks up the metadata of images in a csv table with a column path, relative to the table's folder or absolute.
 
-    Its other columns are lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`. With
+    Its other columns are lon and lat in degrees ("nan" in both if unknown, empty to take them from GeoTIFFs) and the
+    further numeric `columns`. With
     `ids` there is one column, location: an integer that is negative if unknown. The result is float32
     (N, 2 + len(columns)), longitude first, or int64 (N,) ids. Images that are not in the table have NaN or -1.
     """
-    fields = read_csv(table, ["path", "location"] if ids else ["path", "lon", "lat"])
-    if ids:
-        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
-    else:
-        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
+    fields = read_csv(table, ["path", "location"] if ids else ["path"])
     folder, place = str(table.parent), cache(os.path.realpath)
     files = [_same_file(os.path.join(folder, slashes(path.strip(), folder)), place) for path in fields["path"]]
     check_unique(table, fields, "path", files)
+    if ids:
+        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
+    else:
+        fields = with_coordinates(table, fields, files)
+        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
     metadata = dict(zip(files, values, strict=True))
     unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
     # Images may be links to the files of the table
@@ -71,7 +75,7 @@ def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns:
 
 
 class ImageFiles(Dataset):
-    """Image files of `in_chans` bands (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
+    """Image files read as `bands` (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
 
     With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
     """
@@ -82,13 +86,13 @@ class ImageFiles(Dataset):
         transform: Transform,
         metadata: np.ndarray | None = None,
         skip_unreadable: bool = False,
-        in_chans: int = RGB,
+        bands: Bands = RGB,
     ) -> None:
         self._files = file_names(paths)
         self.transform = transform
         self.metadata = metadata
         self.skip_unreadable = skip_unreadable
-        self.in_chans = in_chans
+        self.bands = bands
 
     def __len__(self) -> int:
         return len(self._files)
@@ -99,7 +103,7 @@ class ImageFiles(Dataset):
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            pixels = read_pixels(self.path(index), self.in_chans)
+            pixels = read_pixels(self.path(index), self.bands)
         except ImageReadError:
             if not self.skip_unreadable:
                 raise

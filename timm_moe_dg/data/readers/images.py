@@ -11,24 +11,25 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ...errors import DataError, ImageReadError, MissingDependencyError, check_regular_file
+from ..band_names import RGB, Bands, pick
 from ..bands import (
     ORIENTATION,
     PHOTOMETRIC,
     REPAIR,
-    RGB,
     SAMPLES_PER_PIXEL,
     Pixels,
     Source,
+    TiffNotes,
     as_picture,
-    check_data,
     decoders,
     full_images,
     image_extensions,
     is_eight_bit,
     is_tiff,
-    nodata_value,
+    missing_values,
     read_values,
     scaled,
+    tiff_notes,
     turned,
 )
 
@@ -99,21 +100,22 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def read_pixels(path: str, bands: int = RGB, *, file: BinaryIO | None = None, upright: bool = True) -> Pixels:
-    """Reads an image file, or an open file that `path` names in messages, for a network of so many input channels.
+def read_pixels(path: str, bands: Bands = RGB, *, file: BinaryIO | None = None, upright: bool = True) -> Pixels:
+    """Reads an image file, or an open file that `path` names in messages, for a network of these bands.
 
     Three bands are an RGB image if the file has 8 bits. Transparency is dropped without blending, as torchvision's
-    ImageFolder does. Files of more bits, and other numbers of bands, become float32 (bands, height, width), see
-    `data.bands`. A gray file of more bits has its band three times.
+    ImageFolder does. Files of more bits or with missing data, and other bands, become float32 (bands, height, width),
+    see `data.bands`, with NaN for missing data. A gray file of more bits has its band three times.
 
     Args:
         path: The file.
-        bands: Number of bands that the file must have, if it is not three.
+        bands: Number of bands that the file must have, if it is not three, or their full names (`data.band_names`).
+            Bands that a TIFF file describes are picked by name.
         file: The content, instead of the file at `path`.
         upright: Apply the EXIF orientation. DomainBed does not.
 
     Raises:
-        ImageReadError: The file is damaged, has another number of bands, or pixels without data.
+        ImageReadError: The file is damaged, has other bands, or no data in more than half of its pixels.
     """
     try:
         if file is None:
@@ -144,9 +146,9 @@ def warn_if_squeezed(path: str, pixels: Pixels, view: Tensor) -> None:
         _warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
 
 
-def read_picture(path: str, bands: int = RGB) -> Image.Image:
+def read_picture(path: str, bands: Bands = RGB) -> Image.Image:
     """Reads an image file as an RGB picture for people, whatever its bits and bands (see `as_picture`)."""
-    return as_picture(read_pixels(path, bands))
+    return as_picture(read_pixels(path, bands), bands)
 
 
 def has_deep_values(path: str) -> bool:
@@ -164,57 +166,66 @@ def _read_rgb(path: str, source: Source, upright: bool) -> Pixels:
     with image or nullcontext():
         if image is not None and is_eight_bit(image, source) and _band_pages(image, source) != RGB:
             return _eight_bit(path, source, image, upright)
-        values, transparent, nodata = _values(source, image, upright)
+        values, transparent, notes = _values(source, image, upright)
     if transparent:
         _warn_of_bands(path, len(values))
         values = values[:-1]
+    return rgb_pixels(path, values, missing_values(values, notes.nodata, notes.mask))
+
+
+def rgb_pixels(path: str, values: np.ndarray, missing: np.ndarray | None) -> Pixels:
+    """Turns values (1 or 3, height, width) into an RGB image of 8 bits, or `scaled` ones if some are missing."""
     if len(values) not in (1, RGB):
         raise ValueError(_too_many(len(values)))
     values = np.repeat(values, RGB // len(values), axis=0)
-    if values.dtype == np.uint8:
-        check_data(path, values, nodata)
+    if values.dtype == np.uint8 and missing is None:
         return Image.fromarray(np.ascontiguousarray(values.transpose(1, 2, 0)))
-    _warn_once(path, f"holds {values.dtype} values, which are read in full depth", values.dtype)
-    return scaled(path, values, nodata)
+    if values.dtype != np.uint8:
+        _warn_once(path, f"holds {values.dtype} values, which are read in full depth", values.dtype)
+    return scaled(path, values, None if missing is None else np.broadcast_to(missing, values.shape))
 
 
-def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> Image.Image:
-    nodata = nodata_value(image, source) if image.format == "TIFF" else None
+def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> Pixels:
+    notes = tiff_notes(image, source)
     image.load()
     if getattr(image, "is_animated", False) and image.format != "MPO" and full_images(image, source) > 1:
         _warn_once(path, "holds several images, of which the first is read", image.format)
-    if nodata is not None:
-        check_data(path, np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), nodata)
     if upright:
         ImageOps.exif_transpose(image, in_place=True)
     count = getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, 1)
     if max(count, len(image.getbands())) > RGB:  # of four bands in a TIFF file Pillow may show three
         _warn_of_bands(path, max(count, len(image.getbands())), image.getbands())
-    return image if image.mode == "RGB" else image.convert("RGB")
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    if notes.nodata is None and notes.mask is None:
+        return rgb
+    missing = missing_values(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), notes.nodata, notes.mask)
+    if missing is None:
+        return rgb
+    return rgb_pixels(path, np.asarray(rgb).transpose(2, 0, 1), missing[: RGB if len(missing) >= RGB else 1])
 
 
-def _read_bands(path: str, source: Source, bands: int, upright: bool) -> Tensor:
+def _read_bands(path: str, source: Source, bands: Bands, upright: bool) -> Tensor:
     image = _opened(source)
     with image or nullcontext():
-        values, _, nodata = _values(source, image, upright)
-    if len(values) != bands:
-        remedy = f"leave the file out, or give --in-chans {len(values)} if all files and the model have as many"
-        raise ImageReadError(f"image={path!r}: has {len(values)} bands, expected {bands}; {remedy}")
-    return scaled(path, values, nodata)
+        values, _, notes = _values(source, image, upright)
+    positions = pick(path, [notes.descriptions.get(band) for band in range(len(values))], len(values), bands)
+    values = values[list(positions)]
+    return scaled(path, values, missing_values(values, notes.nodata, notes.mask))
 
 
-def _values(source: Source, image: Image.Image | None, upright: bool) -> tuple[np.ndarray, bool, float | None]:
-    """All values of a file, whether the last band is transparency, and the value of missing data if there is one."""
+def _values(source: Source, image: Image.Image | None, upright: bool) -> tuple[np.ndarray, bool, TiffNotes]:
+    """All values of a file, whether the last band is transparency, and GDAL's notes."""
     tags = getattr(image, "tag_v2", None)
     if image is None or tags is None:
         values, transparent = read_values(source, image)
         if image is not None and upright:
             values = turned(values, image.getexif().get(ORIENTATION, 1))
-        return values, transparent, nodata_value(None, source) if image is None else None
+        return values, transparent, tiff_notes(image, source)
     # Pillow misreads many other TIFF files of more than 8 bits. These it reads without further packages.
     is_gray = image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == tags.get(SAMPLES_PER_PIXEL, 1) == 1
     is_single = is_gray and full_images(image, source) == 1
-    return *read_values(source, image if is_single else None), nodata_value(image, source)
+    notes = tiff_notes(image, source)
+    return *read_values(source, image if is_single else None), notes
 
 
 def _opened(source: Source) -> Image.Image | None:

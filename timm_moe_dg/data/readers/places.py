@@ -20,6 +20,7 @@ from ..bands import Pixels
 from ..class_names import check_spellings, normalized, places_of
 from ..domains import DataDir, FileDomain, Split, file_names, take
 from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
+from .georeference import with_coordinates
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 PARTS_OF_ROLES = {
@@ -28,7 +29,7 @@ PARTS_OF_ROLES = {
     "ood": ("ood_test", "ood_val"),
 }  # inside, outside
 POOLED = "all"  # the group of domains in which groups are pooled
-COLUMNS = ("path", "label", "lon", "lat", "split", "group")
+COLUMNS = ("path", "label", "split", "group")
 
 FileOrPixels: TypeAlias = str | bytes | np.ndarray
 _LOGGER = logging.getLogger(__name__)
@@ -112,10 +113,10 @@ def read_place_folder(
     """Reads a folder of images with coordinates in its metadata.csv. Every training step draws equally from each group.
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
-    (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Classes: the
-    labels in alphabetical order. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the
-    metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows, except in data
-    for `evaluating` a network alone.
+    (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where `lon`
+    and `lat` are empty or absent, GeoTIFFs have those of their centers. Classes: the labels in alphabetical order.
+    Numeric `metadata_columns`, such as a year, follow longitude and latitude in the metadata. A `DataError` names the
+    lines of wrong fields. A group with id_val rows needs train rows, except in data for `evaluating` a network alone.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
@@ -129,6 +130,7 @@ def read_place_folder(
     check_spellings(repr(str(table)), places_of(labels, groups))
     check_spellings(repr(str(table)), places_of(groups, parts), "groups")
     classes = tuple(sorted(set(labels)))
+    fields = with_coordinates(table, fields, paths)
     places = Places(
         classes=classes,
         images=file_names(paths),

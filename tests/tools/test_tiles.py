@@ -1,0 +1,128 @@
+"""Tiles of a scene: their values, labels and places, splits by blocks, and mistakes that leave nothing behind."""
+
+import csv
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from tests.geo_files import ORIGIN, PIXEL, halves, write_scene
+from tests.load_tool import load_tool
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.readers.images import read_pixels
+
+rasterio = pytest.importorskip("rasterio")
+warp = pytest.importorskip("rasterio.warp")
+SIZE = ["--size", "16", "--block", "2"]
+
+
+def polygon(left, top, right, bottom, crs="EPSG:32631"):
+    """A rectangle in pixels of the scene, as GeoJSON in degrees or another system."""
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    ring = [(ORIGIN[0] + PIXEL * x, ORIGIN[1] - PIXEL * y) for x, y in corners]
+    return warp.transform_geom("EPSG:32631", crs, {"type": "Polygon", "coordinates": [ring]})
+
+
+def write_labels(path, shapes, crs="EPSG:4326", column="label"):
+    features = [
+        {"type": "Feature", "geometry": polygon(*shape, crs), "properties": {column: name}} for name, shape in shapes
+    ]
+    table = {"type": "FeatureCollection", "features": features}
+    if crs != "EPSG:4326":
+        table["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:{crs.replace(':', '::')}"}}
+    path.write_text(json.dumps(table))
+    return path
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return write_scene(tmp_path / "scene.tif", halves())
+
+
+def tiles(scene, labels, output, *words):
+    load_tool("tiles").main([str(scene), str(labels), *SIZE, "--output", str(output), *words])
+    with (output / "metadata.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("kind", ["EPSG:4326", "EPSG:3857", "raster"])
+def test_tiles_have_the_scene_s_values_the_label_that_covers_them_and_their_place(scene, tmp_path, kind):
+    shapes = [("field", (0, 0, 64, 96)), ("wood", (68, 0, 124, 96))]  # of the last column three quarters
+    if kind == "raster":
+        codes = np.zeros((96, 128), np.uint8)
+        for code, (_, (left, top, right, bottom)) in enumerate(shapes, 1):
+            codes[top:bottom, left:right] = code
+        labels = write_scene(tmp_path / "labels.tif", codes[None], nodata=0)
+    else:
+        labels = write_labels(tmp_path / "labels.geojson", shapes, kind)
+    rows = tiles(scene, labels, tmp_path / "data")
+    names = ("1", "2") if kind == "raster" else ("field", "wood")
+    assert [row["label"] for row in rows] == [names[column // 4] for _ in range(6) for column in range(8)]
+    values = halves()
+    for row in rows:
+        place = [int(number) for number in row["path"].removesuffix(".tif").split("_")]
+        top, left = place[0] * 16, place[1] * 16
+        with rasterio.open(tmp_path / "data" / row["path"]) as tile, rasterio.open(scene) as whole:
+            np.testing.assert_array_equal(tile.read(), values[:, top : top + 16, left : left + 16])
+            assert (tile.crs, tile.descriptions) == (whole.crs, whole.descriptions)
+            assert tile.xy(0, 0) == whole.xy(top, left)
+            x, y = tile.xy(7.5, 7.5)
+            (lon,), (lat,) = warp.transform(tile.crs, "EPSG:4326", [x], [y])
+        np.testing.assert_allclose([float(row["lon"]), float(row["lat"])], [lon, lat], atol=2e-6)
+    splits = defaultdict(set)
+    for row in rows:
+        splits[int(row["path"][:4]) // 2, int(row["path"][5:9]) // 2].add(row["split"])
+    assert all(len(names) == 1 for names in splits.values())
+    assert list(splits.values()).count({"id_val"}) == 12 // 5
+    domains = get_benchmark("place_folder").read(tmp_path / "data", bands=("sentinel2:B04", "sentinel2:B02"))
+    path = domains[0].file(0)
+    np.testing.assert_allclose(domains[0].pixels(0), read_pixels(path, 5)[[2, 0]])
+
+
+def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
+    values = halves()
+    values[:, :24] = 0  # the first row of tiles, and half of the second
+    scene = write_scene(tmp_path / "scene.tif", values, nodata=0)
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 90))])
+    rows = tiles(scene, labels, tmp_path / "data", "--cover", "0.7")
+    assert {row["path"][:4] for row in rows} == {"0001", "0002", "0003", "0004"}
+    printed = capsys.readouterr().out
+    assert printed.startswith("a: 32 tiles\nwithout a label: 8 tiles\nwithout data: 8 tiles\n")
+    assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
+
+
+def test_an_internal_mask_stays_with_the_tiles(tmp_path):
+    values, mask = halves(), np.full((96, 128), 255, np.uint8)
+    mask[:, 5] = 0
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        scene = write_scene(tmp_path / "scene.tif", values)
+        with rasterio.open(scene, "r+") as file:
+            file.write_mask(mask)
+    rows = tiles(scene, write_labels(tmp_path / "a.geojson", [("a", (0, 0, 128, 96))]), tmp_path / "data")
+    missing = read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan()
+    assert missing[:, :, 5].all()
+    assert missing.sum() == 5 * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crs": None}, r"scene.tif': has no coordinate reference system"),
+        ({"labels": [("a", (500, 500, 600, 600))]}, r"labels=.*cover 0.5 of no tile of .*--cover"),
+        ({"words": ["--size", "97"]}, r"size=97: is larger than the scene, 128 x 96 pixels"),
+        ({"words": ["--column", "kind"]}, r"column='kind': no polygon of .* has it; its properties are label"),
+        ({"words": ["--block", "6"]}, r"block=6: the labeled tiles are in 2 blocks"),
+        ({"text": "{}"}, r"labels=.*cannot be read as GeoJSON"),
+        ({"text": "no"}, r"labels=.*cannot be read as GeoJSON"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, change, message):
+    place = {"crs": None, "transform": None} if "crs" in change else {}
+    scene = write_scene(tmp_path / "scene.tif", halves(), **place)
+    labels = write_labels(tmp_path / "labels.geojson", change.get("labels", [("a", (0, 0, 128, 96))]))
+    if "text" in change:
+        labels.write_text(change["text"])
+    with pytest.raises(SystemExit, match=message):
+        tiles(scene, labels, tmp_path / "data", *change.get("words", ()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.geojson", "scene.tif"]

@@ -1,0 +1,139 @@
+"""Names of spectral bands, and the bands of RGB among them by wavelength.
+
+A full name is that of a sensor's band with the sensor before it (sentinel2:B04, landsat:B4), a color (red, green, blue,
+nir), or a wavelength in nanometers (665nm).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ..errors import ArgumentError, ImageReadError, did_you_mean
+
+Bands: TypeAlias = int | tuple[str, ...]  # number of bands, or their full names
+RGB = 3  # bands
+SHORTEST, LONGEST = 300, 15_000  # nanometers, from ultraviolet to thermal infrared
+NEAR = 30  # nanometers from the center of a color
+
+COLORS = {"red": 665.0, "green": 560.0, "blue": 490.0}
+_COLORS = {**COLORS, "nir": 850.0}
+_NAIP = {"R": "red", "G": "green", "B": "blue", "N": "nir", "NIR": "nir"}
+# Centers of the bands of Sentinel-2A (ESA), and of Landsat 8 and 9 (USGS)
+_SENSORS = {
+    "sentinel2": {
+        **{"B01": 443.0, "B02": 492.0, "B03": 560.0, "B04": 665.0, "B05": 704.0, "B06": 740.0, "B07": 783.0},
+        **{"B08": 833.0, "B8A": 865.0, "B09": 945.0, "B10": 1374.0, "B11": 1614.0, "B12": 2202.0},
+    },
+    "landsat": {
+        **{"B1": 443.0, "B2": 482.0, "B3": 561.0, "B4": 655.0, "B5": 865.0, "B6": 1609.0, "B7": 2201.0},
+        **{"B8": 590.0, "B9": 1373.0, "B10": 10895.0, "B11": 12005.0},
+    },
+}
+
+
+def band_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the full names of bands.
+
+    A name that two sensors have, such as B11, belongs to the sensor of the other names. Names with a zero (B04) are
+    Sentinel-2's, and those with SR or ST (SR_B4) are Landsat's.
+
+    Raises:
+        ArgumentError: A name is unknown, given twice, or of two sensors.
+
+    >>> timm_moe_dg.data.band_names.band_names(["B02", "B8A", "B11", "665"])
+    ('sentinel2:B02', 'sentinel2:B8A', 'sentinel2:B11', '665nm')
+    """
+    readings = {word: _readings(word) for word in words}
+    if unknown := [word for word in words if not readings[word]]:
+        raise ArgumentError.of("bands", unknown[0], _remedy(unknown[0]))
+    sensors = [{_sensor(name) for name in names} for word, names in readings.items() if ":" not in word]
+    common = set.intersection(*([some for some in sensors if "" not in some] or [set()]))
+    full = []
+    for word in words:
+        names = [name for name in readings[word] if len(readings[word]) == 1 or common == {_sensor(name)}]
+        if not names:
+            raise ArgumentError.of("bands", word, f"is a band of two sensors; write {' or '.join(readings[word])}")
+        if names[0] in full:
+            raise ArgumentError.of("bands", word, f"{names[0]} is named twice; name each band once")
+        full += names
+    return tuple(full)
+
+
+def band_settings(bands: Sequence[str] | None, in_chans: int | None) -> dict[str, Any]:
+    """Returns the options `bands` and `in_chans` that follow from --bands; none without it."""
+    if not bands:
+        return {}
+    names = band_names(bands)
+    if in_chans not in (None, RGB, len(names)):
+        raise ArgumentError.of("in_chans", in_chans, f"--bands names {len(names)}; leave it out")
+    return {"bands": list(names), "in_chans": len(names)}
+
+
+def wavelength(name: str) -> float:
+    """Returns the center of a band in nanometers, by its full name."""
+    sensor, _, band = name.rpartition(":")
+    return _SENSORS[sensor][band] if sensor else _COLORS.get(name) or float(name.removesuffix("nm"))
+
+
+def colors_of(bands: Sequence[str]) -> list[int | None]:
+    """Returns each band's position in RGB, or None: red, green and blue are the nearest bands within 30 nm."""
+    positions: list[int | None] = [None] * len(bands)
+    for color, center in enumerate(COLORS.values()):
+        distance, band = min((abs(wavelength(name) - center), band) for band, name in enumerate(bands))
+        if distance < NEAR:
+            positions[band] = color
+    return positions
+
+
+def pick(path: str, descriptions: Sequence[str | None], count: int, bands: Bands) -> Sequence[int]:
+    """Returns the positions of a network's bands in a file of `count` bands: by name if both have names.
+
+    Raises:
+        ImageReadError: The file lacks a band, or has no names and another number of bands.
+    """
+    number = bands if isinstance(bands, int) else len(bands)
+    readings = [_readings(text or "") for text in descriptions] if not isinstance(bands, int) else []
+    if not any(readings):
+        if count == number:
+            return range(count)
+        remedy = f"or give --in-chans {count} if all files and the model have as many"
+        if not isinstance(bands, int):
+            remedy = "or write the names of its bands into it, as descriptions"
+        raise ImageReadError(f"image={path!r}: has {count} bands, expected {number}; leave the file out, {remedy}")
+    assert not isinstance(bands, int)
+    if missing := [band for band in bands if not any(band in names for names in readings)]:
+        listed = ", ".join(text or "?" for text in descriptions)
+        remedy = "leave the file out, or give --bands that all files and the model have"
+        raise ImageReadError(f"image={path!r}: lacks the band {missing[0]}, its bands are {listed}; {remedy}")
+    return [next(place for place, names in enumerate(readings) if band in names) for band in bands]
+
+
+def _sensor(name: str) -> str:
+    return name.rpartition(":")[0]
+
+
+def _readings(word: str) -> list[str]:
+    """The full names that a word may stand for, such as sentinel2:B04 and landsat:B4 for B4."""
+    # GDAL describes a band as "B4, central wavelength 665 nm"
+    sensor, _, name = word.partition(",")[0].strip().rpartition(":")
+    if sensor.casefold() in ("", "naip") and (color := _NAIP.get(name.upper()) or name.casefold()) in _COLORS:
+        return [color]
+    if not sensor and (number := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:nm)?", name)):
+        return [f"{float(number[1]):g}nm"] if SHORTEST <= float(number[1]) <= LONGEST else []
+    if not (match := re.fullmatch(r"(S[RT]_)?B(0?)(\d{1,2}|8A)", name.upper())):
+        return []
+    product, zero, number = match.groups()
+    spelled = {"sentinel2": f"B{number:0>2}", "landsat": f"B{number}"}
+    if sensor:
+        possible = [sensor.casefold()]
+    else:
+        possible = ["landsat"] if product else ["sentinel2"] if zero else ["sentinel2", "landsat"]
+    return [f"{one}:{spelled[one]}" for one in possible if spelled.get(one) in _SENSORS.get(one, ())]
+
+
+def _remedy(word: str) -> str:
+    if re.fullmatch(r"-?\d+(\.\d+)?(nm)?", word):
+        return f"no wavelength from {SHORTEST} to {LONGEST} nm; give the band's center in nanometers"
+    names = [*_COLORS, *(name for bands in _SENSORS.values() for name in bands)]
+    question = did_you_mean(word, names, 3)
+    return f"no such band; {question or 'give names such as B04, landsat:B4 or red, or wavelengths such as 665'}"

@@ -1,0 +1,82 @@
+"""GeoTIFFs by rasterio: opening them, and the places of their pixels in degrees."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, MissingDependencyError
+from ..bands import is_tiff
+from .csv_tables import Columns, Table
+
+
+def import_rasterio() -> ModuleType:
+    """Returns rasterio with its submodules; raises `MissingDependencyError` without it."""
+    try:
+        import rasterio
+        import rasterio.enums
+        import rasterio.features
+        import rasterio.vrt
+        import rasterio.warp
+    except ImportError as error:
+        raise MissingDependencyError.of("to read georeferences", "rasterio", "geo") from error
+    return rasterio
+
+
+def open_raster(path: str, argument: str) -> Any:
+    """Opens a GeoTIFF for reading. `argument` names it in a `DataError`."""
+    rasterio = import_rasterio()
+    if not os.path.isfile(path):
+        raise DataError(f"{argument}={path!r}: no such file; give a GeoTIFF")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            # Files of GDAL's other formats, such as VRT, may name further files
+            return rasterio.open(path, driver="GTiff")
+    except rasterio.errors.RasterioIOError as error:
+        raise DataError(f"{argument}={path!r}: cannot be opened as GeoTIFF ({error}); convert it") from error
+
+
+def is_placed(raster: Any) -> bool:
+    """Whether a raster has a coordinate reference system (CRS) and a transform to it."""
+    return raster.crs is not None and not raster.transform.is_identity
+
+
+def places_of(raster: Any, columns: Sequence[float], rows: Sequence[float]) -> np.ndarray:
+    """Returns longitude and latitude of points in pixels, float32 (N, 2); NaN outside of the CRS."""
+    rasterio = import_rasterio()
+    points = rasterio.transform.xy(raster.transform, rows, columns, offset="ul")
+    degrees = rasterio.warp.transform(raster.crs, "EPSG:4326", *points)
+    longitude, latitude = (np.where(np.isfinite(values), values, np.nan) for values in degrees[:2])
+    return np.stack([(longitude + 180) % 360 - 180, latitude], axis=1).astype(np.float32)
+
+
+def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[str]) -> Columns:
+    """Completes the columns lon and lat of a csv table, where both are empty or absent, by the centers of its files."""
+    if ("lon" in fields) != ("lat" in fields):
+        raise DataError(f"{str(table)!r}: has one of the columns lon and lat; name both in line 1, or none")
+    columns = [list(fields.get(name, [""] * len(paths))) for name in ("lon", "lat")]
+    for row, path in enumerate(paths):
+        if not any(column[row].strip() for column in columns):
+            columns[0][row], columns[1][row] = map(str, _center(table, path))
+    completed = Table({**fields, "lon": columns[0], "lat": columns[1]})
+    completed.lines = getattr(fields, "lines", ())
+    return completed
+
+
+def _center(table: os.PathLike[str], path: str) -> np.ndarray:
+    if os.path.isfile(path) and is_tiff(path):
+        with open_raster(path, "image") as raster:
+            if is_placed(raster):
+                return places_of(raster, [raster.width / 2], [raster.height / 2])[0]
+    remedy = "write its lon and lat in degrees there, or nan if unknown"
+    raise DataError(f"image={path!r}: has no georeference, and no coordinates in {os.path.basename(table)}; {remedy}")
+
+
+def mask_in(raster: Any, window: Any) -> np.ndarray | None:
+    """Returns the pixels of a window that the file's own mask hides, bool (height, width); None without a mask."""
+    has_mask = import_rasterio().enums.MaskFlags.per_dataset in raster.mask_flag_enums[0]
+    return raster.dataset_mask(window=window) == 0 if has_mask else None

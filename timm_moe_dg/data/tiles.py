@@ -1,0 +1,188 @@
+"""Tiles of one label each, cut from a georeferenced scene, as a folder that `read_place_folder` reads."""
+
+import csv
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import ArgumentError, DataError
+from .bands import MOST_MISSING, missing_values
+from .readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
+
+Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
+SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
+HEADER = ("path", "label", "lon", "lat", "split", "group")
+_SHAPES = ("Polygon", "MultiPolygon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileOptions:
+    """How a scene is cut."""
+
+    size: int = 224  # side of a tile in pixels
+    column: str = "label"  # property of GeoJSON features that holds their labels
+    cover: float = 0.5  # least share of a tile that its label covers
+    block: int = 8  # side of a block in tiles; a block is in one split
+    seed: int = 0  # of the split
+
+
+def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> Mapping[str, int]:
+    """Writes tiles and metadata.csv into a folder, and returns numbers of tiles: by label, and of those left out.
+
+    A tile has the label that covers most of it. Tiles without data in more than half of their pixels are left out.
+    Labels are GeoJSON polygons or a GeoTIFF of classes, in any coordinate reference system.
+    """
+    with open_raster(scene, "scene") as raster:
+        if not is_placed(raster):
+            raise DataError(f"scene={scene!r}: has no coordinate reference system (CRS); give a georeferenced scene")
+        if options.size > min(raster.shape):
+            size = f"is larger than the scene, {raster.width} x {raster.height} pixels"
+            raise ArgumentError.of("size", options.size, f"{size}; give a smaller one")
+        source = _read_geojson(labels, options, raster) if _is_json(labels) else _Raster(labels, raster)
+        tiles, left_out = _write_tiles(raster, source, folder, options)
+    if not tiles:
+        remedy = f"cover {options.cover:g} of no tile of {scene!r}; check their place and labels, or lower --cover"
+        raise DataError(f"labels={labels!r}: {remedy}")
+    splits = split_by_blocks([tile for tile, _, _ in tiles], options)
+    group = Path(scene).stem
+    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(HEADER)
+        table.writerows(
+            [_name(tile), label, *(f"{degrees:.6f}" for degrees in place), splits[tile], group]
+            for tile, label, place in tiles
+        )
+    names = [label for _, label, _ in tiles]
+    return {name: names.count(name) for name in sorted(set(names))} | left_out
+
+
+def split_by_blocks(tiles: Sequence[Tile], options: TileOptions) -> dict[Tile, str]:
+    """Returns each tile's split. Neighbors look alike, so that whole blocks are drawn."""
+    blocks = {tile: (tile[0] // options.block, tile[1] // options.block) for tile in tiles}
+    drawn = sorted(set(blocks.values()))
+    if len(drawn) < len(SPLITS) + 1:
+        remedy = f"the labeled tiles are in {len(drawn)} blocks, and three splits need three; give fewer tiles a side"
+        raise ArgumentError.of("block", options.block, remedy)
+    random.Random(options.seed).shuffle(drawn)
+    few = max(1, len(drawn) // 5)
+    names = {block: SPLITS[place // few] for place, block in enumerate(drawn[: few * len(SPLITS)])}
+    return {tile: names.get(block, "train") for tile, block in blocks.items()}
+
+
+def _write_tiles(
+    raster: Any, source: "_Polygons | _Raster", folder: Path, options: TileOptions
+) -> tuple[list[tuple[Tile, str, np.ndarray]], dict[str, int]]:
+    """Writes the tiles that have a label, a row of the scene at a time."""
+    size, tiles = options.size, []
+    left_out = {"without a label": 0, "without data": 0}
+    for row in range(raster.height // size):
+        codes = source.codes(_window(0, row * size, raster.width, size), raster)
+        columns = range(raster.width // size)
+        places = places_of(raster, [(column + 0.5) * size for column in columns], [(row + 0.5) * size] * len(columns))
+        for column in columns:
+            label = _most_frequent(codes[:, column * size : (column + 1) * size], options.cover)
+            if label is None:
+                left_out["without a label"] += 1
+                continue
+            window = _window(column * size, row * size, size, size)
+            values = raster.read(window=window)
+            mask = mask_in(raster, window)
+            missing = missing_values(values, raster.nodata, mask)
+            if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
+                left_out["without data"] += 1
+                continue
+            _write_tile(folder / _name((row, column)), raster, values, window, mask)
+            tiles.append(((row, column), source.names[label], places[column]))
+    return tiles, left_out
+
+
+def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: np.ndarray | None) -> None:
+    rasterio = import_rasterio()
+    profile = {"driver": "GTiff", "dtype": values.dtype, "nodata": raster.nodata, "crs": raster.crs}
+    profile |= {"count": len(values), "height": values.shape[1], "width": values.shape[2], "compress": "deflate"}
+    with (
+        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
+        rasterio.open(path, "w", transform=raster.window_transform(window), **profile) as tile,
+    ):
+        tile.write(values)
+        tile.descriptions = raster.descriptions
+        if mask is not None:
+            tile.write_mask(~mask)
+
+
+class _Polygons:
+    """Labels of GeoJSON features, in the scene's coordinates."""
+
+    def __init__(self, shapes: Sequence[tuple[Any, str]]) -> None:
+        self.names = dict(enumerate(sorted({name for _, name in shapes}), 1))
+        codes = {name: code for code, name in self.names.items()}
+        self.shapes = [(shape, codes[name]) for shape, name in shapes]
+
+    def codes(self, window: Any, raster: Any) -> np.ndarray:
+        """Returns the code of each pixel of a window, int32 (height, width); 0 for none."""
+        size, transform = (int(window.height), int(window.width)), raster.window_transform(window)
+        return import_rasterio().features.rasterize(self.shapes, size, transform=transform, dtype="int32")
+
+
+class _Raster:
+    """Labels of a GeoTIFF, whose values are the names of classes."""
+
+    def __init__(self, path: str, raster: Any) -> None:
+        labels = open_raster(path, "labels")
+        if not is_placed(labels) or labels.count != 1 or np.dtype(labels.dtypes[0]).kind not in "iu":
+            remedy = "needs one band of whole numbers and a coordinate reference system (CRS); convert it"
+            raise DataError(f"labels={path!r}: {remedy}")
+        grid = {"crs": raster.crs, "transform": raster.transform, "height": raster.height, "width": raster.width}
+        # Outside of the labels, a nodata value or else transparency marks pixels without one
+        self.vrt = import_rasterio().vrt.WarpedVRT(labels, **grid, add_alpha=labels.nodata is None)
+        self.names = {}
+
+    def codes(self, window: Any, raster: Any) -> np.ndarray:
+        """Returns the code of each pixel of a window, int64 (height, width); 0 for none."""
+        values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.dataset_mask(window=window) > 0
+        self.names |= {value + 1: str(value) for value in np.unique(values[valid]).tolist()}
+        return np.where(valid, values + 1, 0)
+
+
+def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
+    rasterio = import_rasterio()
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        features = table["features"]
+        # RFC 7946 has degrees alone, and GDAL names others
+        crs = rasterio.crs.CRS.from_user_input(table.get("crs", {}).get("properties", {}).get("name", "EPSG:4326"))
+        given = [(feature["geometry"], (feature.get("properties") or {}).get(options.column)) for feature in features]
+        shapes = [(shape, str(label)) for shape, label in given if label is not None and shape["type"] in _SHAPES]
+        shapes = [(rasterio.warp.transform_geom(crs, raster.crs, shape), label) for shape, label in shapes]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, rasterio.errors.RasterioError) as error:
+        raise DataError(f"labels={path!r}: cannot be read as GeoJSON ({error}); convert them by GDAL") from error
+    if not shapes:
+        names = ", ".join(sorted({name for feature in features for name in feature.get("properties") or {}})) or "none"
+        raise ArgumentError.of("column", options.column, f"no polygon of {path!r} has it; its properties are {names}")
+    return _Polygons(shapes)
+
+
+def _is_json(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in (".geojson", ".json")
+
+
+def _most_frequent(codes: np.ndarray, cover: float) -> int | None:
+    """The code of most pixels; None if these are less than a share `cover`, or have no label."""
+    values, counts = np.unique(codes[codes != 0], return_counts=True)
+    if not len(values) or counts.max() < cover * codes.size:
+        return None
+    return int(values[counts.argmax()])
+
+
+def _window(column: int, row: int, width: int, height: int) -> Any:
+    return import_rasterio().windows.Window(column, row, width, height)
+
+
+def _name(tile: Tile) -> str:
+    return f"{tile[0]:04}_{tile[1]:04}.tif"

@@ -1,0 +1,325 @@
+"""Maps of classes on the grid of a georeferenced scene, from windows that may overlap.
+
+A pixel has the mean probabilities of the windows that cover it. These are constant between the edges of windows, so
+that a row of windows is stored as its probabilities, and a block of the map is composed from the rows that reach it.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from ..analysis.geography import domains_at, geo_layers
+from ..analysis.style import category_color, optional_picture, picture, swatch
+from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, from_parsed, model_keywords, option
+from ..cli.values import positive_int
+from ..data.band_names import RGB, Bands, pick
+from ..data.bands import MOST_MISSING, Pixels, missing_values, scaled
+from ..data.readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
+from ..data.readers.images import rgb_pixels
+from ..errors import ArgumentError, CheckpointError, ImageReadError
+from ..export.engine import EngineOptions, make_engine
+from ..layers import LocationIdEmbedding
+from ..networks.bands import bands_of
+from ..networks.build import Network, data_config
+from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
+from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
+from ..storage.atomic import all_or_nothing
+
+BLOCK = 256  # side of the map's blocks in pixels
+CACHE = 256  # MB of decoded blocks; GDAL's default grows with the machine
+PREVIEW = 1024  # pixels along the longer side, at most
+MOST_NAMES = 16  # classes in a legend, as many as colors that can be told apart
+_logger = logging.getLogger(__name__)
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """The windows of a scene."""
+
+    window: int | None = option(None, type=positive_int, metavar="PIXELS",
+        help="predict a georeferenced scene by windows of this side, as a map: --output MAP.tif")
+    stride: int | None = option(None, type=positive_int, metavar="PIXELS",
+        help="distance of windows, which are averaged where they overlap (default: --window)")
+    experts: bool = option(False, help="MoGE: write the expert of each window as third band of the map")
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneOptions(TrainedModelOptions, LoaderOptions, EngineOptions, WindowOptions):
+    """All options of a map."""
+
+    scene: str
+    output: str | None
+    force: bool = False
+    device: str | None = None
+
+
+def scene_options(parsed: Any) -> SceneOptions | None:
+    """Returns the options of a map from predict's command line, or None without --window; refuses those of the other.
+
+    Raises:
+        ArgumentError: An option has no effect.
+    """
+    if parsed.window is None:
+        for name in ("stride", "experts"):
+            if value := getattr(parsed, name):
+                raise ArgumentError.of(name, value, "has no effect without --window PIXELS; add it")
+        return None
+    if len(parsed.images) != 1:
+        raise ArgumentError.of("images", parsed.images, "give one scene with --window")
+    for name, default in {"metadata": None, "skip_unreadable": False, "top_k": 1}.items():
+        if (value := getattr(parsed, name)) != default:
+            raise ArgumentError.of(name, value, "has no meaning for a scene (--window); leave it out")
+    more = {name: getattr(parsed, name) for name in ("output", "force", "device")}
+    return from_parsed(SceneOptions, vars(parsed), scene=parsed.images[0], **more)
+
+
+class Codes(NamedTuple):
+    """How the map stores values, in the smallest type that has a number for each class."""
+
+    dtype: str
+    nodata: int
+    steps: int  # of a probability from 0 to 1
+
+    @property
+    def shared(self) -> int:
+        """The number in place of an expert where the shared expert alone answers."""
+        return self.nodata - 1
+
+
+EIGHT_BIT, SIXTEEN_BIT = Codes("uint8", 255, 250), Codes("uint16", 65_535, 50_000)
+
+
+class WindowRow(NamedTuple):
+    """A row of N windows."""
+
+    probabilities: np.ndarray  # float32 (N, classes); NaN without data
+    experts: np.ndarray  # int64 (N,); negative for the shared expert alone
+
+
+def predict_scene(options: SceneOptions) -> list[str]:
+    """Writes the map of a scene, its colors and names beside it (.aux.xml), and a preview (.png); returns the files.
+
+    The map has the scene's grid, reference system and transform. Its bands are the class, the probability and, if
+    wanted, the expert. Pixels without data have none. Memory depends on the width of the scene alone.
+    """
+    path = _check_output(options)
+    names = [path.name, f"{path.name}.aux.xml", path.with_suffix(".png").name]
+    with (
+        all_or_nothing(path.parent, names, overwrite=options.force) as folder,
+        import_rasterio().Env(GDAL_CACHEMAX=CACHE),
+        open_raster(options.scene, "images") as raster,
+    ):
+        scene = _Scene(options, raster)
+        scene.write(folder / path.name)
+        (folder / names[1]).write_text(_side_file(scene.classes, scene.codes), encoding="utf-8")
+        _draw(folder / path.name, folder / names[2], scene.classes, scene.codes)
+        return sorted(str(path.parent / file.name) for file in folder.iterdir())
+
+
+def starts(length: int, window: int, stride: int) -> np.ndarray:
+    """Returns the first pixels of windows that cover a length. The last window ends with it."""
+    regular = np.arange(0, length - window + 1, stride)
+    return regular if regular[-1] == length - window else np.append(regular, length - window)
+
+
+def averaged(rows: Sequence[WindowRow], lefts: np.ndarray, window: int, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
+    """Averages the rows of windows that cover the same pixels.
+
+    Returns:
+        Class, probability and expert (3, cells), as codes, and the width of each cell in pixels, (cells,).
+    """
+    edges = np.unique([lefts, lefts + window])
+    first = np.searchsorted(lefts, edges[1:] - window)
+    end = np.searchsorted(lefts, edges[:-1], side="right")
+    stacked = np.stack([row.probabilities for row in rows]).astype(np.float64)
+    sums, counts = np.nansum(stacked, axis=0), np.isfinite(stacked[..., 0]).sum(axis=0)
+    totals, numbers = (np.cumsum(part, axis=0) for part in (np.insert(sums, 0, 0, axis=0), np.insert(counts, 0, 0)))
+    total, number = totals[end] - totals[first], numbers[end] - numbers[first]
+    mean = total / np.maximum(number, 1)[:, None]
+    # Of the windows that cover a cell, the middle one has the nearest center
+    expert = rows[(len(rows) - 1) // 2].experts[(first + end - 1) // 2]
+    cells = np.stack([mean.argmax(1), np.rint(mean.max(1) * codes.steps), np.where(expert < 0, codes.shared, expert)])
+    return np.where(number > 0, cells, codes.nodata).astype(codes.dtype), np.diff(edges)
+
+
+class _Scene:
+    """A scene with the network that predicts it."""
+
+    def __init__(self, options: SceneOptions, raster: Any) -> None:
+        stride = options.stride or options.window
+        if options.window > min(raster.shape):
+            remedy = f"is larger than the scene, {raster.width} x {raster.height} pixels; give a smaller one"
+            raise ArgumentError.of("window", options.window, remedy)
+        if stride > options.window:
+            raise ArgumentError.of("stride", stride, f"leaves gaps; give --window {options.window} or less")
+        self.options, self.raster, self.size = options, raster, options.window
+        self.tops, self.lefts = (starts(length, options.window, stride) for length in raster.shape)
+        network = load_predictor(options.model, **model_keywords(options)).to(options.device or default_device())
+        self.network: Network = network
+        self.device = next(network.parameters()).device
+        self.bands: Bands = bands_of(network)
+        gray = self.bands == RGB and raster.count == 1
+        positions = [0] if gray else pick(options.scene, raster.descriptions, raster.count, self.bands)
+        self.indexes = [position + 1 for position in positions]
+        self.view = evaluation_view(network, options.img_size)
+        self.engine = make_engine(options, network, data_config(network, options.img_size)["input_size"])
+        self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
+        self.codes = EIGHT_BIT if len(self.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
+        self.columns = self._metadata_columns()
+        if options.experts and (isinstance(network, Ensemble) or self.columns is None):
+            raise ArgumentError.of("experts", True, "the model chooses no experts by coordinates; leave it out")
+        if options.experts:
+            geo_layers(network)
+
+    def _metadata_columns(self) -> int | None:
+        """Number of columns of the windows' metadata; None if the network does not read coordinates."""
+        if not hasattr(self.network, "metadata_encoder"):
+            return None
+        windows = len(self.tops) * len(self.lefts)
+        if isinstance(self.network.metadata_encoder.encoder, LocationIdEmbedding):
+            warn_of_unknown_metadata(self.network, windows, windows)
+            return None
+        if not is_placed(self.raster):
+            remedy = "has no coordinate reference system (CRS), and the model reads coordinates; georeference it"
+            raise ImageReadError(f"images={self.options.scene!r}: {remedy}")
+        if columns := metadata_columns(self.network):
+            _logger.warning(f"the model also reads {', '.join(columns)}, which are unknown of a scene")
+        return 2 + len(columns)
+
+    def write(self, path: Path) -> None:
+        """Writes the map, a row of blocks at a time."""
+        rasterio, raster, rows = import_rasterio(), self.raster, dict[int, WindowRow]()
+        names = ("class", "probability", f"expert, {self.codes.shared}: shared alone")[
+            : 3 if self.options.experts else 2
+        ]
+        profile = {"count": len(names), "height": raster.height, "width": raster.width, "crs": raster.crs}
+        profile |= {
+            "dtype": self.codes.dtype,
+            "nodata": self.codes.nodata,
+            "compress": "deflate",
+            "bigtiff": "if_safer",
+        }
+        profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "photometric": "minisblack"}
+        todo, progress = list(self.tops.tolist()), tqdm(total=len(self.tops), unit="row", disable=None)
+        with rasterio.open(path, "w", driver="GTiff", transform=raster.transform, **profile) as file, progress:
+            if len(names) == 2:  # GDAL has no color table beside a third band
+                file.write_colormap(1, _colors(self.classes))
+            file.descriptions, file.scales = names, [1, 1 / self.codes.steps, 1][: len(names)]
+            file.update_tags(1, classes=json.dumps(self.classes))
+            for top in range(0, raster.height, BLOCK):
+                bottom = min(top + BLOCK, raster.height)
+                while todo and todo[0] < bottom:
+                    start = todo.pop(0)
+                    rows[start] = self.predict_row(start)
+                    progress.update()
+                rows = {start: row for start, row in rows.items() if start + self.size > top}
+                block = self.compose(rows, top, bottom)
+                file.write(block[: len(names)], window=rasterio.windows.Window(0, top, raster.width, bottom - top))
+
+    @torch.inference_mode()
+    def predict_row(self, top: int) -> WindowRow:
+        """Predicts the windows that start at a row of pixels."""
+        count = len(self.lefts)
+        probabilities = np.full((count, len(self.classes)), np.nan, np.float32)
+        centers = self.lefts + self.size / 2
+        metadata = torch.full((count, self.columns or 2), torch.nan)
+        if self.columns:
+            metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers, np.full(count, top + self.size / 2)))
+        experts = domains_at(self.network, metadata).numpy() if self.options.experts else np.full(count, -1)
+        for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
+            pixels = self.read_windows(top, self.lefts[batch])
+            present = batch[[one is not None for one in pixels]]
+            if not len(present):
+                continue
+            images = torch.stack([self.view(one) for one in pixels if one is not None]).to(self.device)
+            more = (metadata[present].to(self.device),) if self.columns else ()
+            found = self.engine(images, *more)[0].float().softmax(dim=1).cpu().numpy()
+            if not np.isfinite(found).all():
+                raise CheckpointError(f"model={self.options.model!r}: its logits are NaN; give another checkpoint")
+            probabilities[present] = found
+        return WindowRow(probabilities, experts)
+
+    def read_windows(self, top: int, lefts: np.ndarray) -> list[Pixels | None]:
+        """Reads neighboring windows at once; None stands for one without data in more than half of its pixels."""
+        offset = int(lefts[0])
+        part = import_rasterio().windows.Window(offset, top, int(lefts[-1]) + self.size - offset, self.size)
+        values, mask = self.raster.read(self.indexes, window=part), mask_in(self.raster, part)
+        windows: list[Pixels | None] = []
+        for left in lefts - offset:
+            columns = slice(left, left + self.size)
+            window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
+            missing = missing_values(window, self.raster.nodata, hidden)
+            if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
+                windows.append(None)
+            else:
+                convert = rgb_pixels if self.bands == RGB else scaled
+                windows.append(convert(self.options.scene, window, missing))
+        return windows
+
+    def compose(self, rows: dict[int, WindowRow], top: int, bottom: int) -> np.ndarray:
+        """Returns rows of pixels of the map, (3, bottom - top, width)."""
+        block = np.empty((3, bottom - top, self.raster.width), self.codes.dtype)
+        edges = {top, bottom, *(edge for start in rows for edge in (start, start + self.size) if top < edge < bottom)}
+        for upper, lower in pairwise(sorted(edges)):
+            covering = [row for start, row in rows.items() if start <= upper and start + self.size >= lower]
+            cells, widths = averaged(covering, self.lefts, self.size, self.codes)
+            block[:, upper - top : lower - top] = np.repeat(cells, widths, axis=1)[:, None]
+        part = import_rasterio().windows.Window(0, top, self.raster.width, bottom - top)
+        mask, has_values = mask_in(self.raster, part), self.raster.nodata is not None or self.raster.dtypes[0][0] == "f"
+        if mask is not None or has_values:
+            missing = missing_values(self.raster.read(self.indexes, window=part), self.raster.nodata, mask)
+            if missing is not None:
+                block[:, missing.all(axis=0)] = self.codes.nodata
+        return block
+
+
+def _check_output(options: SceneOptions) -> Path:
+    if options.output is None or Path(options.output).suffix.lower() not in (".tif", ".tiff"):
+        raise ArgumentError.of("output", options.output, "give the file of the map, such as --output map.tif")
+    path = Path(options.output)
+    if path.exists() and path.resolve() == Path(options.scene).resolve():
+        raise ArgumentError.of("output", options.output, "is the scene itself; name another file")
+    return path
+
+
+def _colors(classes: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    return {code: (*bytes.fromhex(category_color(code)[1:]), 255) for code in range(len(classes))}
+
+
+def _side_file(classes: Sequence[str], codes: Codes) -> str:
+    """GDAL's file of colors and names beside a map, which QGIS shows."""
+    colors = [f'<Entry c1="{c[0]}" c2="{c[1]}" c3="{c[2]}" c4="{c[3]}"/>' for c in _colors(classes).values()]
+    names = [f"<Category>{escape(name)}</Category>" for name in classes]
+    tables = f"<ColorTable>{''.join(colors)}</ColorTable><CategoryNames>{''.join(names)}</CategoryNames>"
+    band = f'<PAMRasterBand band="1"><ColorInterp>Palette</ColorInterp>{tables}</PAMRasterBand>'
+    return f"<PAMDataset>{band}</PAMDataset>\n"
+
+
+def _draw(source: Path, target: Path, classes: Sequence[str], codes: Codes) -> None:
+    """Draws the classes of a map, with a legend of the most frequent ones."""
+    with open_raster(str(source), "output") as file:
+        reduction = max(1, max(file.shape) / PREVIEW)
+        height, width = (max(1, round(side / reduction)) for side in file.shape)
+        values = file.read(1, out_shape=(height, width))
+    counts = np.bincount(values.ravel(), minlength=codes.nodata + 1)
+    table = np.full((len(counts), 3), 255, np.uint8)
+    table[: len(classes)] = [color[:3] for color in _colors(classes).values()]
+    shown = sorted(np.argsort(-counts[: len(classes)], kind="stable")[:MOST_NAMES].tolist())
+    side = 7.0  # inches
+    with optional_picture(target) as path, picture(path, side, min(side * height / width, 2 * side) + 1) as figure:
+        axes = figure.subplots()
+        axes.imshow(table[values], interpolation="nearest")
+        axes.set_axis_off()
+        handles = [swatch(category_color(code), classes[code]) for code in shown if counts[code]]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)

@@ -1,0 +1,54 @@
+r"""Cuts a georeferenced scene into tiles of one label each.
+
+    timm-moe-dg tiles SCENE.tif LABELS.geojson --size 224 --output DATA
+    timm-moe-dg finetune --dataset place_folder --data-dir DATA
+
+The labels are polygons, or a GeoTIFF whose values are classes. A tile has the
+label that covers most of it. Whole blocks of tiles are drawn for validation
+and test. Reading scenes needs `pip install 'timm_moe_dg[geo]'`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.values import fraction_to_1, non_negative_int, positive_int
+from timm_moe_dg.data.tiles import TileOptions, cut_tiles
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.storage.atomic import replaced
+
+
+def build_parser() -> ToolParser:
+    """Builds the command line."""
+    parser = tool_parser("tiles.py", __doc__, "SCENE LABELS --output DIR [options]")
+    add = parser.add_argument
+    add("scene", metavar="SCENE", help="GeoTIFF")
+    add("labels", metavar="LABELS", help="GeoJSON of polygons, or a GeoTIFF of classes, in any CRS")
+    add("--size", type=positive_int, default=224, metavar="PIXELS", help="side of a tile (default: %(default)s)")
+    add("--column", default="label", metavar="NAME", help="property that names the label (default: %(default)s)")
+    cover = "least share of a tile that its label covers (default: %(default)s)"
+    add("--cover", type=fraction_to_1, default=0.5, metavar="SHARE", help=cover)
+    block = "side of the blocks that are drawn for a split (default: %(default)s)"
+    add("--block", type=positive_int, default=8, metavar="TILES", help=block)
+    add("--seed", type=non_negative_int, default=0, metavar="N", help="random split (default: %(default)s)")
+    add("--output", type=Path, required=True, metavar="DIR", help="new folder of the tiles and metadata.csv")
+    return parser
+
+
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    args = build_parser().parse_args(argv)
+    if args.output.exists():
+        raise ArgumentError.of("output", str(args.output), "exists; name a new folder")
+    options = TileOptions(**{field.name: vars(args)[field.name] for field in fields(TileOptions)})
+    with replaced(args.output) as folder:
+        counts = cut_tiles(args.scene, args.labels, folder, options)
+    print("\n".join(f"{name}: {count} tiles" for name, count in counts.items()))
+    print(f"written: {args.output}")
+
+
+if __name__ == "__main__":
+    main()
