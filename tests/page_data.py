@@ -1,15 +1,17 @@
 """Draws the made-up images of pages: `python -m tests.page_data hospitals photos` (see tests/write_outputs.py)."""
 
 import csv
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
-import tifffile
 from PIL import Image
 
 SITES = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
 CLASSES = ("benign", "malignant")
+CLASSES_OF_LAND = ("crops", "forest")
+SENTINEL2 = ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12")
 SIDE = 48  # pixels
 
 
@@ -52,21 +54,27 @@ def patients(folder: Path) -> None:
         csv.writer(file).writerows([("path", "label", "hospital", "patient"), *rows])
 
 
-def tiles(folder: Path) -> None:
-    """Writes FOLDER/CLASS/NUMBER.tif with ten bands, in three regions, and FOLDER/places.csv: path, lon, lat."""
-    random = np.random.default_rng(2)
-    corners = [(lon + 5 * block, lat) for lon, lat in ((0, 45), (15, 0), (-60, -15)) for block in range(4)]
-    rows = []
-    for number, (lon, lat) in enumerate(corner for corner in corners for _ in range(6)):
-        label = number % 2
-        values = random.uniform(0, 3000, (10, 16, 16))
-        values[label] += 3000
-        path = Path(("crops", "forest")[label], f"{number:03}.tif")
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        tifffile.imwrite(folder / path, values.astype(np.uint16), photometric="minisblack", planarconfig="separate")
-        rows.append((path, round(lon + random.uniform(0, 5), 3), round(lat + random.uniform(0, 5), 3)))
-    with (folder / "places.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "lon", "lat"), *rows])
+def scenes(folder: Path) -> None:
+    """Writes FOLDER/REGION.tif with ten bands of Sentinel-2, 96 x 128 pixels, and FOLDER/labels.geojson."""
+    import rasterio
+
+    random, features = np.random.default_rng(2), []
+    for region, (lon, lat) in {"europe": (5, 50), "africa": (20, 5), "america": (-60, -10)}.items():
+        values = random.uniform(0, 3000, (10, 96, 128))
+        for stripe in range(8):
+            values[stripe % 2, :, 16 * stripe : 16 * stripe + 16] += 3000
+            west, east = lon + 0.016 * stripe, lon + 0.016 * stripe + 0.016
+            ring = [(west, lat), (east, lat), (east, lat - 0.096), (west, lat - 0.096), (west, lat)]
+            shape = {"type": "Polygon", "coordinates": [ring]}
+            features.append(
+                {"type": "Feature", "geometry": shape, "properties": {"label": CLASSES_OF_LAND[stripe % 2]}}
+            )
+        grid = {"crs": "EPSG:4326", "transform": rasterio.Affine(0.001, 0, lon, 0, -0.001, lat)}
+        size = {"count": 10, "height": 96, "width": 128, "dtype": "uint16"}
+        with rasterio.open(folder / f"{region}.tif", "w", driver="GTiff", **grid, **size) as file:
+            file.write(values.astype(np.uint16))
+            file.descriptions = SENTINEL2
+    (folder / "labels.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
 
 
 def domain_net(folder: Path) -> None:
@@ -81,7 +89,7 @@ def domain_net(folder: Path) -> None:
 
 DATA = {
     "domain_net": domain_net,
-    "tiles": tiles,
+    "scenes": scenes,
     "hospitals": hospitals,
     "new_photos": new_photos,
     "patients": patients,

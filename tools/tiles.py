@@ -5,9 +5,12 @@ r"""Cuts a georeferenced scene into tiles of one label each.
 
 The labels are polygons, or a GeoTIFF whose values are classes. A tile has the
 label that covers most of it. Whole blocks of tiles are drawn for validation
-and test. Reading scenes needs `pip install 'timm_moe_dg[geo]'`.
+and test. Each further scene adds a group to the same folder; --split ood_test
+holds it out. Reading scenes needs `pip install 'timm_moe_dg[geo]'`.
 """
 
+import io
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,9 +18,10 @@ from pathlib import Path
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, non_negative_int, positive_int
-from timm_moe_dg.data.tiles import TileOptions, cut_tiles
+from timm_moe_dg.data.readers.places import PARTS
+from timm_moe_dg.data.tiles import HEADER, TileOptions, cut_tiles
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.storage.atomic import replaced
+from timm_moe_dg.storage.atomic import replaced, write_rows, write_text
 
 
 def build_parser() -> ToolParser:
@@ -33,7 +37,8 @@ def build_parser() -> ToolParser:
     block = "side of the blocks that are drawn for a split (default: %(default)s)"
     add("--block", type=positive_int, default=8, metavar="TILES", help=block)
     add("--seed", type=non_negative_int, default=0, metavar="N", help="random split (default: %(default)s)")
-    add("--output", type=Path, required=True, metavar="DIR", help="new folder of the tiles and metadata.csv")
+    add("--split", choices=PARTS, help="split of all tiles (default: by blocks)")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder to add tiles to, with its metadata.csv")
     return parser
 
 
@@ -41,13 +46,28 @@ def build_parser() -> ToolParser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = build_parser().parse_args(argv)
-    if args.output.exists():
-        raise ArgumentError.of("output", str(args.output), "exists; name a new folder")
+    group, table = args.output / Path(args.scene).stem, args.output / "metadata.csv"
+    if group.exists():
+        raise ArgumentError.of("output", str(args.output), f"holds {group.name} already; choose another, or remove it")
+    text, is_new = (
+        io.StringIO(table.read_text() if table.exists() else ",".join(HEADER) + "\n"),
+        not args.output.exists(),
+    )
+    if text.readline() != ",".join(HEADER) + "\n":
+        raise ArgumentError.of("output", str(args.output), "holds a metadata.csv with other columns; choose another")
     options = TileOptions(**{field.name: vars(args)[field.name] for field in fields(TileOptions)})
-    with replaced(args.output) as folder:
-        counts = cut_tiles(args.scene, args.labels, folder, options)
-    print("\n".join(f"{name}: {count} tiles" for name, count in counts.items()))
-    print(f"written: {args.output}")
+    try:
+        with replaced(group) as folder:
+            rows, counts = cut_tiles(args.scene, args.labels, folder, options)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(args.output, ignore_errors=True)
+        raise
+    text.seek(0, io.SEEK_END)
+    write_rows(text, rows)
+    write_text(table, text.getvalue())
+    print("\n".join(f"{name}: {count} tiles" for name, count in counts.items() if count))
+    print(f"written: {group}, {table}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_tiles_have_the_scene_s_values_the_label_that_covers_them_and_their_plac
     assert [row["label"] for row in rows] == [names[column // 4] for _ in range(6) for column in range(8)]
     values = halves()
     for row in rows:
-        place = [int(number) for number in row["path"].removesuffix(".tif").split("_")]
+        place = [int(number) for number in row["path"][6:-4].split("_")]
         top, left = place[0] * 16, place[1] * 16
         with rasterio.open(tmp_path / "data" / row["path"]) as tile, rasterio.open(scene) as whole:
             np.testing.assert_array_equal(tile.read(), values[:, top : top + 16, left : left + 16])
@@ -69,10 +69,10 @@ def test_tiles_have_the_scene_s_values_the_label_that_covers_them_and_their_plac
             assert tile.xy(0, 0) == whole.xy(top, left)
             x, y = tile.xy(7.5, 7.5)
             (lon,), (lat,) = warp.transform(tile.crs, "EPSG:4326", [x], [y])
-        np.testing.assert_allclose([float(row["lon"]), float(row["lat"])], [lon, lat], atol=2e-6)
+        np.testing.assert_allclose([float(row["lon"]), float(row["lat"])], [lon, lat], atol=1e-5)
     splits = defaultdict(set)
     for row in rows:
-        splits[int(row["path"][:4]) // 2, int(row["path"][5:9]) // 2].add(row["split"])
+        splits[int(row["path"][6:10]) // 2, int(row["path"][11:15]) // 2].add(row["split"])
     assert all(len(names) == 1 for names in splits.values())
     assert list(splits.values()).count({"id_val"}) == 12 // 5
     domains = get_benchmark("place_folder").read(tmp_path / "data", bands=("sentinel2:B04", "sentinel2:B02"))
@@ -86,7 +86,7 @@ def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     scene = write_scene(tmp_path / "scene.tif", values, nodata=0)
     labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 90))])
     rows = tiles(scene, labels, tmp_path / "data", "--cover", "0.7")
-    assert {row["path"][:4] for row in rows} == {"0001", "0002", "0003", "0004"}
+    assert {row["path"][6:10] for row in rows} == {"0001", "0002", "0003", "0004"}
     printed = capsys.readouterr().out
     assert printed.startswith("a: 32 tiles\nwithout a label: 8 tiles\nwithout data: 8 tiles\n")
     assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
@@ -103,6 +103,25 @@ def test_an_internal_mask_stays_with_the_tiles(tmp_path):
     missing = read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan()
     assert missing[:, :, 5].all()
     assert missing.sum() == 5 * 16
+
+
+def test_further_scenes_are_further_groups_which_may_be_held_out(scene, tmp_path):
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 96))])
+    scene.rename(tmp_path / "near.tif")
+    write_scene(tmp_path / "far.tif", halves())
+    first = tiles(tmp_path / "near.tif", labels, tmp_path / "data")
+    rows = tiles(tmp_path / "far.tif", labels, tmp_path / "data", "--split", "ood_test")
+    assert rows[: len(first)] == first
+    assert {(row["group"], row["split"]) for row in rows[len(first) :]} == {("far", "ood_test")}
+    roles = {domain.name for domain in get_benchmark("place_folder").read(tmp_path / "data", bands=5)}
+    assert roles == {"train near", "id near", "ood far"}
+    before = sorted((tmp_path / "data").rglob("*"))
+    with pytest.raises(SystemExit, match=r"output=.*data': holds far already"):
+        tiles(tmp_path / "far.tif", labels, tmp_path / "data")
+    write_scene(tmp_path / "nowhere.tif", halves(), crs="EPSG:32655")
+    with pytest.raises(SystemExit, match=r"labels=.*of no tile of"):
+        tiles(tmp_path / "nowhere.tif", labels, tmp_path / "data")
+    assert sorted((tmp_path / "data").rglob("*")) == before
 
 
 @pytest.mark.parametrize(

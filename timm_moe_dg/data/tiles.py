@@ -1,6 +1,5 @@
 """Tiles of one label each, cut from a georeferenced scene, as a folder that `read_place_folder` reads."""
 
-import csv
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from .readers.georeference import import_rasterio, is_placed, mask_in, open_rast
 Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
 HEADER = ("path", "label", "lon", "lat", "split", "group")
+Row: TypeAlias = tuple[str, ...]  # fields of `HEADER`
 _SHAPES = ("Polygon", "MultiPolygon")
 
 
@@ -30,10 +30,11 @@ class TileOptions:
     cover: float = 0.5  # least share of a tile that its label covers
     block: int = 8  # side of a block in tiles; a block is in one split
     seed: int = 0  # of the split
+    split: str | None = None  # of all tiles; None to split by blocks
 
 
-def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> Mapping[str, int]:
-    """Writes tiles and metadata.csv into a folder, and returns numbers of tiles: by label, and of those left out.
+def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tuple[list[Row], Mapping[str, int]]:
+    """Writes tiles into a folder. Returns their rows, and the numbers of tiles by label and of those left out.
 
     A tile has the label that covers most of it. Tiles without data in more than half of their pixels are left out.
     Labels are GeoJSON polygons or a GeoTIFF of classes, in any coordinate reference system.
@@ -50,20 +51,18 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> Ma
         remedy = f"cover {options.cover:g} of no tile of {scene!r}; check their place and labels, or lower --cover"
         raise DataError(f"labels={labels!r}: {remedy}")
     splits = split_by_blocks([tile for tile, _, _ in tiles], options)
-    group = Path(scene).stem
-    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(HEADER)
-        table.writerows(
-            [_name(tile), label, *(f"{degrees:.6f}" for degrees in place), splits[tile], group]
-            for tile, label, place in tiles
-        )
-    names = [label for _, label, _ in tiles]
-    return {name: names.count(name) for name in sorted(set(names))} | left_out
+    group, names = Path(scene).stem, [label for _, label, _ in tiles]
+    rows = [
+        (f"{group}/{_name(tile)}", label, *(f"{degrees:.5f}" for degrees in place), splits[tile], group)
+        for tile, label, place in tiles
+    ]
+    return rows, {name: names.count(name) for name in sorted(set(names))} | left_out
 
 
 def split_by_blocks(tiles: Sequence[Tile], options: TileOptions) -> dict[Tile, str]:
     """Returns each tile's split. Neighbors look alike, so that whole blocks are drawn."""
+    if options.split:
+        return dict.fromkeys(tiles, options.split)
     blocks = {tile: (tile[0] // options.block, tile[1] // options.block) for tile in tiles}
     drawn = sorted(set(blocks.values()))
     if len(drawn) < len(SPLITS) + 1:
@@ -110,6 +109,7 @@ def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: 
         rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
         rasterio.open(path, "w", transform=raster.window_transform(window), **profile) as tile,
     ):
+        tile.colorinterp = raster.colorinterp  # GDAL's default for a fourth band is transparency
         tile.write(values)
         tile.descriptions = raster.descriptions
         if mask is not None:

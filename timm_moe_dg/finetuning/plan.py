@@ -198,8 +198,9 @@ def describe(plan: RunPlan) -> str:
         is_photograph = plan.benchmark.augmentation == "photograph"
         remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
         scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
-        named = ", ".join(f"{name} ({wavelength(name):g} nm)" for name in options.bands or ())
-        lines.append(f"images: {options.in_chans} bands, {scaled}" + (f"; {named}" if named else ""))
+        lines.append(f"images: {options.in_chans} bands, {scaled}")
+        if options.bands:
+            lines.append(f"bands: {', '.join(f'{name} ({wavelength(name):g} nm)' for name in options.bands)}")
     lines += [
         f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
         f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "

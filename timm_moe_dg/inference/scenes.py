@@ -6,7 +6,7 @@ that a row of windows is stored as its probabilities, and a block of the map is 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..analysis.geography import domains_at, geo_layers
@@ -22,7 +23,7 @@ from ..analysis.style import category_color, optional_picture, picture, swatch
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, from_parsed, model_keywords, option
 from ..cli.values import positive_int
 from ..data.band_names import RGB, Bands, pick
-from ..data.bands import MOST_MISSING, Pixels, missing_values, scaled
+from ..data.bands import MOST_MISSING, missing_values, scaled
 from ..data.readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
 from ..data.readers.images import rgb_pixels
 from ..errors import ArgumentError, CheckpointError, ImageReadError
@@ -124,7 +125,7 @@ def predict_scene(options: SceneOptions) -> list[str]:
         scene.write(folder / path.name)
         (folder / names[1]).write_text(_side_file(scene.classes, scene.codes), encoding="utf-8")
         _draw(folder / path.name, folder / names[2], scene.classes, scene.codes)
-        return sorted(str(path.parent / file.name) for file in folder.iterdir())
+        return [str(path.parent / name) for name in names if (folder / name).exists()]  # no picture without matplotlib
 
 
 def starts(length: int, window: int, stride: int) -> np.ndarray:
@@ -169,8 +170,9 @@ class _Scene:
         self.network: Network = network
         self.device = next(network.parameters()).device
         self.bands: Bands = bands_of(network)
-        gray = self.bands == RGB and raster.count == 1
-        positions = [0] if gray else pick(options.scene, raster.descriptions, raster.count, self.bands)
+        is_rgb, last = self.bands == RGB, raster.colorinterp[-1]
+        count = raster.count - (is_rgb and last == import_rasterio().enums.ColorInterp.alpha)
+        positions = [0] if is_rgb and count == 1 else pick(options.scene, raster.descriptions, count, self.bands)
         self.indexes = [position + 1 for position in positions]
         self.view = evaluation_view(network, options.img_size)
         self.engine = make_engine(options, network, data_config(network, options.img_size)["input_size"])
@@ -238,11 +240,11 @@ class _Scene:
             metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers, np.full(count, top + self.size / 2)))
         experts = domains_at(self.network, metadata).numpy() if self.options.experts else np.full(count, -1)
         for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
-            pixels = self.read_windows(top, self.lefts[batch])
-            present = batch[[one is not None for one in pixels]]
+            views = list(self.read_windows(top, self.lefts[batch]))
+            present = batch[[view is not None for view in views]]
             if not len(present):
                 continue
-            images = torch.stack([self.view(one) for one in pixels if one is not None]).to(self.device)
+            images = torch.stack([view for view in views if view is not None]).to(self.device)
             more = (metadata[present].to(self.device),) if self.columns else ()
             found = self.engine(images, *more)[0].float().softmax(dim=1).cpu().numpy()
             if not np.isfinite(found).all():
@@ -250,22 +252,20 @@ class _Scene:
             probabilities[present] = found
         return WindowRow(probabilities, experts)
 
-    def read_windows(self, top: int, lefts: np.ndarray) -> list[Pixels | None]:
-        """Reads neighboring windows at once; None stands for one without data in more than half of its pixels."""
+    def read_windows(self, top: int, lefts: np.ndarray) -> Iterator[Tensor | None]:
+        """Yields inputs for neighboring windows, and None for those without data in more than half of their pixels."""
         offset = int(lefts[0])
         part = import_rasterio().windows.Window(offset, top, int(lefts[-1]) + self.size - offset, self.size)
         values, mask = self.raster.read(self.indexes, window=part), mask_in(self.raster, part)
-        windows: list[Pixels | None] = []
         for left in lefts - offset:
             columns = slice(left, left + self.size)
             window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
             missing = missing_values(window, self.raster.nodata, hidden)
             if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
-                windows.append(None)
+                yield None
             else:
                 convert = rgb_pixels if self.bands == RGB else scaled
-                windows.append(convert(self.options.scene, window, missing))
-        return windows
+                yield self.view(convert(self.options.scene, window, missing))
 
     def compose(self, rows: dict[int, WindowRow], top: int, bottom: int) -> np.ndarray:
         """Returns rows of pixels of the map, (3, bottom - top, width)."""

@@ -36,24 +36,22 @@ def check_bands(network: nn.Module, bands: Bands) -> None:
 
 @torch.no_grad()
 def place_kernels(network: nn.Module, rgb: nn.Module, bands: Sequence[str], init: str) -> None:
-    """Copies the first kernels of a network of RGB images to the bands of these colors, without a change of scale.
+    """Copies the weights of a network of RGB images, with its first kernels at the bands of their colors.
 
-    Other bands start at the mean of the three kernels, or at zero. Then a network whose other bands are zero gives the
-    logits of `rgb`, which may be `network` itself.
+    Other bands start at the mean of the three kernels, or at zero. The scale stays, so that a network whose other bands
+    are zero gives the logits of `rgb`.
     """
-    names = get_model_input_config(network)["first_conv"]
-    layers = [names] if isinstance(names, str) else list(names or ())
-    colors = colors_of(bands)
-    for name in layers:
-        weight, kernels = (model.get_submodule(name).weight for model in (network, rgb))
-        if kernels.ndim != 4 or kernels.shape[1] != RGB or weight.shape[1] != len(bands):
-            layers = []
-            break
-        other = kernels.mean(1) if init == "mean" else torch.zeros_like(kernels[:, 0])
-        weight.copy_(torch.stack([other if color is None else kernels[:, color] for color in colors], dim=1))
-    if not layers:
-        remedy = f"the first layer of {type(network).__name__} has no kernel for each band; give --in-chans instead"
+    names, state = get_model_input_config(rgb)["first_conv"], rgb.state_dict()
+    keys = [f"{name}.weight" for name in ([names] if isinstance(names, str) else names or ())]
+    if not keys or any(state[key].ndim != 4 or state[key].shape[1] != RGB for key in keys):
+        remedy = f"the first layer of {type(rgb).__name__} has no kernel for each band; give --in-chans instead"
         raise ArgumentError.of("bands", list(bands), remedy)
+    for key in keys:
+        kernels = state[key]
+        other = kernels.mean(1) if init == "mean" else torch.zeros_like(kernels[:, 0])
+        placed = [other if color is None else kernels[:, color] for color in colors_of(bands)]
+        state[key] = torch.stack(placed, dim=1)
+    network.load_state_dict(state)
 
 
 def by_color(values: Sequence[float], bands: Sequence[str]) -> tuple[float, ...]:

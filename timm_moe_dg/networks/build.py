@@ -109,9 +109,11 @@ def build_network(
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
             options |= {"num_classes": classes, "pretrained": loads}
+            if bands and from_rgb:
+                rgb = _create({**options, "in_chans": RGB}, optional_drop_path=drop_path is None)
+                options["pretrained"] = False
             network = _create(options, optional_drop_path=drop_path is None)
             if bands and from_rgb:
-                rgb = network if len(bands) == RGB else _create({**options, "in_chans": RGB}, drop_path is None)
                 place_kernels(network, rgb, bands, band_init)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error

@@ -78,5 +78,7 @@ def _center(table: os.PathLike[str], path: str) -> np.ndarray:
 
 def mask_in(raster: Any, window: Any) -> np.ndarray | None:
     """Returns the pixels of a window that the file's own mask hides, bool (height, width); None without a mask."""
-    has_mask = import_rasterio().enums.MaskFlags.per_dataset in raster.mask_flag_enums[0]
+    kinds, flags = raster.mask_flag_enums[0], import_rasterio().enums.MaskFlags
+    # Transparency is dropped, as in other images; GDAL also takes a fourth band such as infrared for it
+    has_mask = flags.per_dataset in kinds and flags.alpha not in kinds
     return raster.dataset_mask(window=window) == 0 if has_mask else None

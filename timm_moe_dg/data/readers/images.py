@@ -230,6 +230,7 @@ def _values(source: Source, image: Image.Image | None, upright: bool) -> tuple[n
 
 def _opened(source: Source) -> Image.Image | None:
     """The file as Pillow opens it; None for TIFF files that Pillow does not know."""
+    logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)  # it reports each file that it does not know
     try:
         image = Image.open(source, formats=decoders())
     except UnidentifiedImageError:
