@@ -21,7 +21,7 @@ from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
 if TYPE_CHECKING:
-    from .api import Run, evaluate, finetune, predict, read_runs
+    from .api import Run, evaluate, finetune, predict, predict_part, read_runs
 
 __all__ = [
     "Run",
@@ -37,6 +37,7 @@ __all__ = [
     "metrics",
     "models",
     "predict",
+    "predict_part",
     "read_runs",
     "record_routing",
     "router_outputs",

@@ -20,7 +20,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser
-from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, write_predictions
+from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts, sky_job
 
 
 def build_parser() -> ToolParser:
@@ -33,14 +33,19 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
-    options = from_parsed(PredictOptions, vars(args), images=args.images)
-    rows = predict(options)
-    if options.output is not None:
-        print(f"written: {options.output} ({len(rows)} images)")
+    if args.sky:
+        print(sky_job([word for word in argv if word != "--sky"]), end="")
         return
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    options = from_parsed(PredictOptions, vars(args), images=args.images)
+    if options.folder is not None:
+        parts = predict_parts(options, options.folder)
+        print(f"written: {options.output} ({len(parts.finished())} of {parts.total} parts are finished)")
+        return
+    if options.output is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-    write_predictions(rows, options.top_k, sys.stdout)
+    count = sum(1 for _ in predict(options, None if options.output else sys.stdout))
+    if options.output is not None:
+        print(f"written: {options.output} ({count} images)")
 
 
 if __name__ == "__main__":
