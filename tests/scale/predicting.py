@@ -53,7 +53,7 @@ def peak_memory(words: Sequence[str]) -> tuple[float, float]:
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             most = max(most, total(family(process.pid)))
-            time.sleep(0.25)
+            time.sleep(1)
     if process.returncode:
         raise SystemExit(f"status {process.returncode}: {' '.join(words)}")
     return most, time.monotonic() - began
