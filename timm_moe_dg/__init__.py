@@ -8,7 +8,7 @@ published weights:
     >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
 
 The command `timm-moe-dg` lists the tools that train, evaluate and export models. `finetune`, `evaluate` and `predict`
-are three of them as functions.
+are three of them as functions, and `predict_part` predicts a table.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-r"""Predicts the classes of image files, as a CSV file.
+r"""Predicts the classes of image files, as a CSV file or Parquet files.
 
     timm-moe-dg predict --model output/RUN photographs/
     timm-moe-dg predict --model hf-hub:OWNER/NAME "site/**/*.png" \
@@ -9,6 +9,13 @@ probability_2 and so on. A MoGE model uses its shared expert for images
 without metadata. Give --metadata a CSV file with the columns path, lon and
 lat in degrees, and the further columns that the model was trained with.
 Models with location ids take the columns path and location.
+
+Many images are a list (.csv, .parquet) with these columns, or tar files of
+WebDataset. A folder as --output gets Parquet files, and several processes
+may write them:
+
+    timm-moe-dg predict --model output/RUN "shards/*.tar" \
+        --output parts --shard 3/100
 """
 
 import io

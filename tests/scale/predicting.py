@@ -3,8 +3,8 @@
     python -m tests.scale.predicting memory 10000 100000 1000000
     python -m tests.scale.predicting kills 200
 
-The network costs almost nothing, and images of 4 x 4 pixels are in tar files with their coordinates. Memory is that of
-all processes together, a page counted once, at its highest. Kills hit one of four shards at random times, and the shard
+The network costs almost nothing, and images of 4 x 4 pixels are in tar files with their coordinates. Memory is the
+largest that one process had, as the kernel counts it. Kills hit one of four shards at random times, and the shard
 is started again.
 """
 
@@ -12,8 +12,6 @@ import argparse
 import multiprocessing
 import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,9 +28,10 @@ from timm_moe_dg.data.readers.image_rows import Decoded
 from timm_moe_dg.inference.predictor import Column, Predictor
 
 from . import stand_in
-from .processes import family, total
+from .processes import cost
 
 SHARDS = 4
+FILE = 10_000  # images of a tar file
 
 
 def command(python: str, model: str, tars: Sequence[Path], output: Path, *further: str) -> list[str]:
@@ -47,31 +46,20 @@ def predicted(folder: Path) -> Iterator[str]:
         yield from pq.read_table(path, columns=["path"])["path"].to_pylist()
 
 
-def peak_memory(words: Sequence[str]) -> tuple[float, float]:
-    """Runs a command; MiB of its processes together at most, and seconds."""
-    began, most = time.monotonic(), 0.0
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            most = max(most, total(family(process.pid)))
-            time.sleep(1)
-    if process.returncode:
-        raise SystemExit(f"status {process.returncode}: {' '.join(words)}")
-    return most, time.monotonic() - began
-
-
 def measure_memory(sizes: Sequence[int], root: Path) -> Iterator[str]:
-    """A row of a Markdown table for each number of images."""
-    yield "| images | MiB of all processes | seconds |\n|---|---|---|"
-    model = stand_in.save_stand_in(root / "model")
+    """A row of a Markdown table for each number of images, multiples of 10,000."""
+    yield "| images | MiB of the largest process | seconds | of processors |\n|---|---|---|---|"
+    model, (tar,) = stand_in.save_stand_in(root / "model"), stand_in.write_tars(root, FILE, FILE)
     for size in sizes:
-        tars = stand_in.write_tars(root / "tars", size)
-        most, seconds = peak_memory(command(sys.executable, model, tars, root / "parts"))
-        rows = sum(1 for _ in predicted(root / "parts"))
+        output, links = root / f"parts{size}", [root / f"{number:05}-{size}.tar" for number in range(size // FILE)]
+        for link in links:
+            link.hardlink_to(tar)  # other paths, and so other images
+        words = command(sys.executable, model, [root / f"*-{size}.tar"], output)
+        used = cost(words, {**os.environ, "PYTHONPATH": str(TOOLS.parent)})
+        rows = sum(1 for _ in predicted(output))
         if rows != size:
             raise SystemExit(f"{rows} rows of {size} images")
-        yield f"| {size:,} | {most:.0f} | {seconds:.0f} |"
-        for folder in ("tars", "parts"):
-            shutil.rmtree(root / folder)
+        yield f"| {size:,} | {used.peak:.0f} | {used.seconds:.0f} | {used.processor:.0f} |"
 
 
 class Killed(NamedTuple):
