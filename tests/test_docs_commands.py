@@ -51,6 +51,7 @@ OTHERS = {
     "python -m tests.faults.mutated_images": "tests/faults/test_mutated_images.py",
     "python -m tests.scale.reading": "tests/scale/test_scale.py",
     "python -m tests.scale.engines": "tests/scale/test_scale.py",
+    "python -m tests.scale.predicting": "tests/tools/test_predict_parts.py",
     "python -m tests.scale.programs": "needs a checkout of DomainBed, minutes",
     "python -m tests.scale.expert_floor": "tests/scale/test_scale.py",
     "python -m tests.scale.short_run": "tests/scale/test_scale.py",

@@ -8,7 +8,7 @@ published weights:
     >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
 
 The command `timm-moe-dg` lists the tools that train, evaluate and export models. `finetune`, `evaluate` and `predict`
-are three of them as functions.
+are three of them as functions, and `predict_part` predicts a table.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
 if TYPE_CHECKING:
-    from .api import Run, evaluate, finetune, predict, read_runs
+    from .api import Run, evaluate, finetune, predict, predict_part, read_runs
 
 __all__ = [
     "Run",
@@ -37,6 +37,7 @@ __all__ = [
     "metrics",
     "models",
     "predict",
+    "predict_part",
     "read_runs",
     "record_routing",
     "router_outputs",

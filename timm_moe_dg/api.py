@@ -6,7 +6,7 @@ Keywords are the options of the command, with the same names, defaults and check
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -168,12 +168,13 @@ def predict(
 
     Args:
         run_or_model: As for `evaluate`.
-        images: Files, folders (searched to any depth) or patterns, one or several.
+        images: Files, folders (searched to any depth), patterns, lists or tar files, one or several.
         **options: Those of the command, as below.
 
     Returns:
-        A row for each image, with the columns of predictions.csv: path, class, probability, and for top_k the further
-        classes class_2, probability_2 and so on.
+        A row for each image, with the columns of predictions.csv: path, class, probability, for top_k the further
+        classes class_2, probability_2 and so on, and the further columns. If `output` is a folder, the numbers of the
+        finished parts in it.
 
     >>> from PIL import Image
     >>> Image.new("RGB", (16, 16)).save("image.png")
@@ -185,7 +186,7 @@ def predict(
         from pandas import DataFrame
 
         from .finetuning.process_state import random_numbers_kept
-        from .inference.predict import PredictOptions, column_names, predict_parser
+        from .inference.predict import PredictOptions, column_names, predict_parser, predict_parts
         from .inference.predict import predict as run_prediction
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
     if not sources or not all(isinstance(source, str | os.PathLike) for source in sources):
@@ -193,8 +194,54 @@ def predict(
     words, network = _model_words("predict", PredictOptions, run_or_model, options)
     parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
     filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
+    filled = replace(filled, network=network)
     with random_numbers_kept():
-        return DataFrame(run_prediction(replace(filled, network=network)), columns=column_names(filled.top_k))
+        if filled.folder is not None:
+            return DataFrame({"part": predict_parts(filled, filled.folder).finished()})
+        return DataFrame(run_prediction(filled), columns=column_names(filled))
+
+
+def predict_part(
+    run_or_model: Run | str | os.PathLike[str] | nn.Module,
+    rows: "DataFrame | Mapping[str, Sequence[object]]",
+    **options: Any,
+) -> "DataFrame":
+    """Predicts a table of images, such as a batch of Ray Data. The command predicts each part with the same code.
+
+    Args:
+        run_or_model: As for `evaluate`. Give a network if you call the function many times.
+        rows: Columns path, and optionally lon and lat in degrees (nan: unknown) with the further columns that the model
+            reads, or location for a model with location ids.
+        **options: As below.
+
+    Returns:
+        A row for each image, with the columns of the command's Parquet files: path, lon, lat, class, probability, the
+        further classes of `top_k`, and the further `columns`.
+
+    >>> from PIL import Image
+    >>> Image.new("RGB", (16, 16)).save("image.png")
+    >>> network = timm.create_model("moge_tiny", num_classes=3).eval()
+    >>> table = timm_moe_dg.predict_part(network, {"path": ["image.png"], "lon": [13.4], "lat": [52.5]}, workers=0)
+    >>> table.columns.tolist()
+    ['path', 'lon', 'lat', 'class', 'probability']
+    """
+    with _extra():
+        from pandas import DataFrame
+
+        from .data.readers.csv_tables import require_columns, text_table
+        from .data.readers.image_rows import rows_of
+        from .finetuning.process_state import random_numbers_kept
+        from .inference.predict import predict_parser
+        from .inference.predictor import PartOptions, Predictor
+    words, network = _model_words("predict_part", PartOptions, run_or_model, options)
+    filled = from_parsed(PartOptions, vars(parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])))
+    with random_numbers_kept():
+        predictor = Predictor(filled, network)
+        names = [name for name in ("path", *predictor.names.all) if name in rows]
+        require_columns(Path("rows"), list(rows), ["path"], "name the images there")
+        images = rows_of(Path("rows"), text_table({name: rows[name] for name in names}), predictor.names, "")
+        (part,) = predictor.parts([(0, images)])
+    return DataFrame({name: list(column) for name, column in part.table.items()})
 
 
 def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
@@ -293,6 +340,8 @@ describe_keywords(finetune, RunOptions)
 with suppress(ModuleNotFoundError):  # without the extra, calling them says what to install
     from .inference.evaluate import EvaluateOptions
     from .inference.predict import PredictOptions
+    from .inference.predictor import PartOptions
 
     describe_keywords(evaluate, EvaluateOptions, skip=["model"])
     describe_keywords(predict, PredictOptions, skip=["model"])
+    describe_keywords(predict_part, PartOptions, skip=["model"])

@@ -1,4 +1,4 @@
-r"""Predicts the classes of image files, as a CSV file.
+r"""Predicts the classes of image files, as a CSV file or Parquet files.
 
     timm-moe-dg predict --model output/RUN photographs/
     timm-moe-dg predict --model hf-hub:OWNER/NAME "site/**/*.png" \
@@ -9,6 +9,13 @@ probability_2 and so on. A MoGE model uses its shared expert for images
 without metadata. Give --metadata a CSV file with the columns path, lon and
 lat in degrees, and the further columns that the model was trained with.
 Models with location ids take the columns path and location.
+
+Many images are a list (.csv, .parquet) with these columns, or tar files of
+WebDataset. A folder as --output gets Parquet files, and several processes
+may write them:
+
+    timm-moe-dg predict --model output/RUN "shards/*.tar" \
+        --output parts --shard 3/100
 
 With --window, a georeferenced scene becomes a map of classes and
 probabilities:
@@ -26,7 +33,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser
-from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, write_predictions
+from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts, sky_job
 from timm_moe_dg.inference.scenes import WindowOptions, predict_scene, scene_options
 
 
@@ -43,17 +50,22 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
+    if args.sky:
+        print(sky_job([word for word in argv if word != "--sky"]), end="")
+        return
     if (scene := scene_options(args)) is not None:
         print("\n".join(f"written: {name}" for name in predict_scene(scene)))
         return
     options = from_parsed(PredictOptions, vars(args), images=args.images)
-    rows = predict(options)
-    if options.output is not None:
-        print(f"written: {options.output} ({len(rows)} images)")
+    if options.folder is not None:
+        parts = predict_parts(options, options.folder)
+        print(f"written: {options.output} ({len(parts.finished())} of {parts.total} parts are finished)")
         return
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if options.output is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-    write_predictions(rows, options.top_k, sys.stdout)
+    count = sum(1 for _ in predict(options, None if options.output else sys.stdout))
+    if options.output is not None:
+        print(f"written: {options.output} ({count} images)")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,17 @@ ROWS = [
         r"-j/--workers: '-1' is not a whole number from 0 to 2147483647",
     ),
     ("predict", "--model local-dir:{best} {data} --device tpu9", r"'tpu9' is not a device that torch can use here"),
-    ("predict", "--model local-dir:{best} {data} --output out --force", r"holds a folder called out; choose another"),
+    ("predict", "--model local-dir:{best} {data} --output out", r"output=.out.: holds kept, and no _job.json"),
+    ("predict", "--model local-dir:{best} {data} --output new --force", r"force=True: parts are never replaced"),
+    ("predict", "--model local-dir:{best} {data} --shard 1/2", r"output=None: one process writes a table; several"),
+    *(
+        (
+            "predict",
+            f"--model local-dir:{{best}} {{data}} --output new --shard={share}",
+            "is not of the form I/N with I",
+        )
+        for share in ("0/0", "5/3", "3/3", "-1/3", "1", "a/b", "1/2/3")
+    ),
     ("predict", "--model local-dir:{best} {file}/x.csv", r"no such file, or no image below or matching it"),
     ("evaluate", "--model local-dir:{best} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 2147483647"),
     ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),

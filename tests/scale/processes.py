@@ -60,7 +60,7 @@ def family(pid: int) -> list[Usage]:
     for one in pids:
         try:
             found.append(usage(one))
-        except OSError:
+        except (OSError, KeyError):  # a process that has ended and is not waited for has no memory
             continue
     return found
 

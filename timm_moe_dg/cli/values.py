@@ -88,6 +88,14 @@ def kilometers_or_auto(text: str) -> float | str:
     return text if text == "auto" else kilometers(text)
 
 
+def shard_text(text: str) -> str:
+    """Reads I/N, the share I from 0 to N - 1 of N."""
+    index, _, total = text.partition("/")
+    if not (index.isdecimal() and total.isdecimal() and int(index) < int(total)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form I/N with I from 0 to N - 1, such as 0/100")
+    return text
+
+
 def model_source(text: str) -> str:
     """Reads a model. RUN and RUN/best, with or without `local-dir:`, name the selected network or ensemble of a run."""
     folder = Path(text.removeprefix(LOCAL))

@@ -78,7 +78,8 @@ def scene_options(parsed: Any) -> SceneOptions | None:
         return None
     if len(parsed.images) != 1:
         raise ArgumentError.of("images", parsed.images, "give one scene with --window")
-    for name, default in {"metadata": None, "skip_unreadable": False, "top_k": 1}.items():
+    of_images = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None, "sky": False}
+    for name, default in of_images.items():
         if (value := getattr(parsed, name)) != default:
             raise ArgumentError.of(name, value, "has no meaning for a scene (--window); leave it out")
     more = {name: getattr(parsed, name) for name in ("output", "force", "device")}

@@ -1,5 +1,7 @@
 """Images without labels: what is found and in which order, metadata by path, unreadable files."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from PIL import Image
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform
 from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.image_files import ImageFiles, find_images, image_loader, read_metadata
+from timm_moe_dg.data.readers.image_files import Metadata, find_images, image_paths
+from timm_moe_dg.data.readers.image_rows import ImageRow, MetadataNames, RowImages, batches, row_loader
 from timm_moe_dg.errors import DataError, ImageReadError
 
 
@@ -24,6 +27,12 @@ def folder(tmp_path):
 
 def level(image):
     return torch.tensor(image.getpixel((0, 0)))
+
+
+def decoded(paths, view=level, workers=0, skip=False, metadata=None):
+    rows = [ImageRow(path, metadata and metadata[position]) for position, path in enumerate(paths)]
+    images = RowImages(view, MetadataNames(), skip)
+    return list(row_loader(images, batches([(0, rows)], batch_size=2), workers))
 
 
 def test_order_and_extensions(folder):
@@ -51,21 +60,38 @@ def test_a_source_without_images_is_named(folder, source):
         find_images([str(folder), str(folder / source)])
 
 
+def test_a_file_comes_once_whatever_names_it(folder, monkeypatch):
+    """As with a set of all paths, of which only those of files and patterns are in memory."""
+    monkeypatch.chdir(folder)
+    (folder / "ab").mkdir()
+    Image.new("RGB", (4, 4)).save("ab/.hidden.png")
+    Image.new("RGB", (4, 4)).save("a-b.png")
+    sources = ["a", "ab/.hidden.png", ".", "./a/../a", "*.data", "odd.data", "b.png"]
+    names = [os.path.normpath(path) for path in find_images(sources)]
+    assert names == ["a/c.jpeg", "a/z.JPG", "ab/.hidden.png", "a-b.png", "b.png", "odd.data"]
+
+
+def test_folders_are_read_as_their_images_are_taken(folder):
+    paths = image_paths([str(folder)])
+    assert next(paths).endswith("a/c.jpeg")
+    (folder / "a" / "d.png").touch()  # the names of this folder were read
+    (folder / "b.png").unlink()
+    assert [os.path.basename(path) for path in paths] == ["z.JPG", "b.png"]
+
+
 def test_metadata_by_path(folder):
     paths = find_images([str(folder)])
     table = folder / "a" / "places.csv"
     table.write_text(f"path,lon,lat\n{folder}/b.png,1.5,-2\nz.JPG,nan,nan\nelsewhere.png,7,7\nc.jpeg,3,4\n")
-    np.testing.assert_array_equal(read_metadata(table, paths), np.float32([[3, 4], [np.nan, np.nan], [1.5, -2]]))
+    np.testing.assert_array_equal([Metadata(table).of(path) for path in paths], [[3, 4], [np.nan, np.nan], [1.5, -2]])
     table.write_text("path,location\nz.JPG,12\nc.jpeg,-1\n")
-    ids = read_metadata(table, paths, ids=True)
-    assert ids.tolist() == [-1, 12, -1]
-    assert ids.dtype == np.int64
+    assert [Metadata(table, ids=True).of(path) for path in paths] == [(-1,), (12,), None]
     table.write_text(f"path,lon,lat\nz.JPG,1,2\nc.jpeg,3,4\n{folder}/a/z.JPG,1,2\n")
     with pytest.raises(DataError, match=r"lines 2 and 4 have the same path '.*z\.JPG'"):
-        read_metadata(table, paths)
+        Metadata(table)
     table.write_text("path,lon,lat\nz.JPG,200,0\n")
     with pytest.raises(DataError, match=r"column 'lon' is \['200'\] in lines 2"):
-        read_metadata(table, paths)
+        Metadata(table)
 
 
 def test_paths_of_metadata_are_compared_as_files(folder, tmp_path_factory, monkeypatch):
@@ -76,13 +102,14 @@ def test_paths_of_metadata_are_compared_as_files(folder, tmp_path_factory, monke
     for written in ("a/z.JPG", "./a/../a/z.JPG", "a\\z.JPG", str(folder / "a" / "z.JPG"), str(link / "a" / "z.JPG")):
         table.write_text(f"path,lon,lat\n{written},1,2\n")
         monkeypatch.chdir(folder)
-        for paths in (["a/z.JPG", "b.png"], [str(link / "a" / "z.JPG"), "b.png"]):
-            assert read_metadata(table, paths)[0].tolist() == [1, 2]
+        for path in ("a/z.JPG", str(link / "a" / "z.JPG")):
+            assert Metadata(table).of(path) == (1, 2)
     (link.parent / "other.JPG").symlink_to(folder / "a" / "z.JPG")
-    assert read_metadata(table, [str(link.parent / "other.JPG"), "b.png"])[0].tolist() == [1, 2]
+    assert Metadata(table).of(str(link.parent / "other.JPG")) == (1, 2)
+    Metadata(table).check(["b.png", "a/z.JPG"])
     table.write_text("path,lon,lat\nelsewhere/z.JPG,1,2\n")
     with pytest.raises(DataError, match=r"metadata=.*places.csv': none of its 1 paths is one of the images"):
-        read_metadata(table, [str(folder / "b.png")])
+        Metadata(table).check([str(folder / "b.png")])
 
 
 def test_files_left_out_are_counted_and_system_folders_skipped(folder, caplog):
@@ -101,8 +128,7 @@ def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog, monkey
     for name, size in sizes.items():
         Image.new("RGB", size).save(tmp_path / name)
     view = evaluation_transform((22, 22), [0.5] * 3, [0.5] * 3)  # as 224 for a photograph of 4032 x 3024 pixels
-    loader = image_loader(ImageFiles([str(tmp_path / name) for name in sizes], view), batch_size=3, workers=0)
-    list(loader)
+    decoded([str(tmp_path / name) for name in sizes], view)
     (message,) = caplog.messages
     assert "c.png': has 500 x 600 pixels, 23 times the input of 22 x 22" in message
     images._warned.clear()
@@ -113,19 +139,19 @@ def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog, monkey
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_hold_positions_images_and_metadata(folder, workers):
+def test_batches_hold_rows_images_and_metadata(folder, workers):
     paths = find_images([str(folder)])
-    files = ImageFiles(paths, level, np.arange(3))
-    batches = list(image_loader(files, batch_size=2, workers=workers))
-    assert [positions.tolist() for positions, _, _ in batches] == [[0, 1], [2]]
-    assert [values[:, 0].tolist() for _, values, _ in batches] == [[20, 10], [0]]
-    assert [metadata.tolist() for _, _, metadata in batches] == [[0, 1], [2]]
+    found = decoded(paths, workers=workers, metadata=[(0.0, 1.0), (2.0, 3.0), None])
+    assert [batch.positions for batch in found] == [[0, 1], [0]]
+    assert [[row.path for row in batch.batch.rows] for batch in found] == [paths[:2], paths[2:]]
+    assert [batch.images[:, 0].tolist() for batch in found] == [[20, 10], [0]]
+    assert found[0].metadata.tolist() == [[0, 1], [2, 3]]
+    assert found[1].metadata.isnan().all()
 
 
 def test_unreadable_files_are_named_or_left_out(folder):
-    (folder / "b.png").write_bytes(b"no image")
+    (folder / "a" / "z.JPG").write_bytes(b"no image")
     paths = find_images([str(folder)])
-    with pytest.raises(ImageReadError, match=r"b.png"):
-        list(image_loader(ImageFiles(paths, level), batch_size=2, workers=0))
-    skipping = ImageFiles(paths, level, skip_unreadable=True)
-    assert [batch and batch[0].tolist() for batch in image_loader(skipping, batch_size=2, workers=0)] == [[0, 1], []]
+    with pytest.raises(ImageReadError, match=r"z.JPG"):
+        decoded(paths)
+    assert [batch.positions for batch in decoded(paths, skip=True)] == [[0], [0]]

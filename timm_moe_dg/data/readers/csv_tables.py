@@ -3,14 +3,15 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...errors import DataError, check_regular_file
+from ...errors import DataError, MissingDependencyError, check_regular_file
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
 MAX_LISTED = 5  # lines and fields in a message
@@ -23,11 +24,25 @@ Value = TypeVar("Value")
 class Table(dict[str, list[str]]):
     """The fields of each column, by its name, and the line on which each row starts."""
 
-    lines: Sequence[int] = ()
+    lines: list[int]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Self:
+        """Makes a table without rows."""
+        table = cls({name: [] for name in names})
+        table.lines = []
+        return table
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Columns:
     """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up."""
+    (columns,) = csv_chunks(path, required)
+    return columns
+
+
+def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> Iterator[Table]:
+    """Yields the rows of `read_csv` in tables of `size` rows."""
+    remedy = "name them in line 1, separated by commas"
     try:
         check_regular_file(path)
         # utf-8-sig skips the byte order mark that spreadsheets write.
@@ -35,28 +50,70 @@ def read_csv(path: Path, required: Sequence[str]) -> Columns:
             reader = csv.DictReader(file, restval="")
             if not (header := list(reader.fieldnames or [])):
                 raise DataError(f"{str(path)!r}: line 1 is empty; write the names of the columns there")
-            columns, lines = Table({name: [] for name in header}), list[int]()
-            if doubled := [name for name in columns if name and header.count(name) > 1]:
+            if doubled := [name for name in header if name and header.count(name) > 1]:
                 raise DataError(f"{str(path)!r}: line 1 names the column {doubled[0]!r} twice; rename or remove one")
+            columns, is_empty = Table.of(header), True
             for row in reader:
                 if None in row:  # fields beyond the last column
                     raise DataError(
                         f"{str(path)!r}: line {reader.line_num} has {len(header) + len(row[None])} fields for "
                         f"{len(header)} columns; write numbers with a point, and texts that hold a comma in quotes"
                     )
-                lines.append(reader.line_num - sum(text.count("\n") for text in row.values()))
+                columns.lines.append(reader.line_num - sum(text.count("\n") for text in row.values()))
                 for name, fields in columns.items():
                     fields.append(row[name])
+                if len(columns.lines) == size:
+                    require_columns(path, header, required, remedy)
+                    yield columns
+                    columns, is_empty = Table.of(header), False
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{str(path)!r}: cannot be read as csv ({error}); save it as text in UTF-8") from error
-    missing = [name for name in required if name not in columns]
-    if missing:
-        remedy = "name them in line 1, separated by commas"
-        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(columns)}; {remedy}")
-    if not _row_count(columns):
+    require_columns(path, header, required, remedy)
+    if columns.lines:
+        yield columns
+    elif is_empty:
         raise DataError(f"{str(path)!r}: holds a header and no rows; add one for each image")
-    columns.lines = lines
-    return columns
+
+
+def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], size: int) -> Iterator[Table]:
+    """Yields some columns of a Parquet file in the form of `csv_chunks`. Lines are numbers of rows, from 1."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise MissingDependencyError.of(f"to read {str(path)!r}", "pyarrow", "parquet") from error
+    end = 0
+    try:
+        check_regular_file(path)
+        with parquet.ParquetFile(path) as file:
+            header = file.schema_arrow.names
+            require_columns(path, header, required, "name them so")
+            for batch in file.iter_batches(size, columns=[name for name in header if name in names]):
+                columns = text_table(batch.to_pydict(), end + 1)
+                end += batch.num_rows
+                yield columns
+    except (OSError, ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{str(path)!r}: cannot be read as Parquet ({reason}); write it again") from error
+    if not end:
+        raise DataError(f"{str(path)!r}: holds no rows; add one for each image")
+
+
+def require_columns(path: Path, header: Sequence[str], required: Sequence[str], remedy: str) -> None:
+    """Raises a `DataError` for columns that a table lacks."""
+    if missing := [name for name in required if name not in header]:
+        raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(header)}; {remedy}")
+
+
+def text_table(columns: Mapping[str, Iterable[object]], first_line: int = 1) -> Table:
+    """Writes columns of values as csv has them. A missing number is unknown, and a missing path is empty."""
+    missing = {"path": ""}
+    texts = {
+        name: [missing.get(name, "nan") if value is None else str(value) for value in values]
+        for name, values in columns.items()
+    }
+    table = Table(texts)
+    table.lines = list(range(first_line, first_line + _row_count(table)))
+    return table
 
 
 def _line_numbers(columns: Columns) -> Sequence[int]:
@@ -97,15 +154,17 @@ def check_unique(path: Path, columns: Columns, name: str, values: Sequence[str])
             raise DataError(f"{str(path)!r}: lines {earlier} and {line} have the same {name} {value!r}; remove one")
 
 
-def coordinates(path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat") -> np.ndarray:
-    """Reads every row's coordinates as float32 (N, 2), longitude first. "nan" in both columns means unknown."""
+def coordinates(
+    path: Path, columns: Columns, longitude: str = "lon", latitude: str = "lat", dtype: Any = np.float32
+) -> np.ndarray:
+    """Reads every row's coordinates as `dtype` (N, 2), longitude first. "nan" in both columns means unknown."""
     degrees = []
     for name, limit in ((longitude, 180.0), (latitude, 90.0)):
         expected = f"degrees in -{limit:g}..{limit:g}, or nan where unknown"
         if name == latitude and any(map(_is_longitude, columns[name])):
             expected += "; are longitude and latitude swapped?"
         degrees.append(parsed(path, columns, name, partial(_within, limit), expected))
-    return np.array(degrees, dtype=np.float32).T
+    return np.array(degrees, dtype=dtype).T
 
 
 def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
@@ -113,10 +172,7 @@ def numeric(path: Path, columns: Columns, names: Sequence[str]) -> np.ndarray:
 
     float32 keeps seven digits, so a time is better given in years than in seconds.
     """
-    missing = [name for name in names if name not in columns]
-    if missing:
-        lacks = f"lacks the columns {', '.join(missing)}; it has {', '.join(columns)}"
-        raise DataError(f"{str(path)!r}: {lacks}; name some of these")
+    require_columns(path, list(columns), names, "name some of these")
     expected = "a number, or nan where unknown; name another column, or write its values as numbers"
     values = [parsed(path, columns, name, partial(_within, FLOAT32_MAX), expected) for name in names]
     return np.array(values, dtype=np.float32).reshape(len(names), _row_count(columns)).T

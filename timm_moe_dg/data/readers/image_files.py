@@ -4,27 +4,20 @@ import glob
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 from unicodedata import normalize
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from ...errors import DataError, ImageReadError
-from ..band_names import RGB, Bands
-from ..bands import Transform
-from ..domains import file_names
-from .csv_tables import check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
+from ...errors import DataError
+from ..bands import image_extensions
+from .csv_tables import Columns, check_unique, coordinates, numeric, parsed, read_csv, slashes, whole_number
 from .georeference import with_coordinates
-from .images import describe_left_out, images_below, is_hidden, read_pixels, warn_if_squeezed
+from .images import describe_left_out, is_hidden, walk_images
 
 _LOGGER = logging.getLogger(__name__)
-Sample: TypeAlias = tuple[int, Tensor, *tuple[Tensor, ...]]  # position, image (C, H, W), optionally metadata
 
 
 def find_images(sources: Sequence[str]) -> list[str]:
@@ -33,106 +26,97 @@ def find_images(sources: Sequence[str]) -> list[str]:
     Sources are files with any extension, patterns with *, ? and **, or folders, in which files with an extension that
     Pillow reads are searched at any depth. The log counts the other files of folders.
     """
-    files: dict[str, str] = {}
+    return list(image_paths(sources))
+
+
+def image_paths(sources: Sequence[str]) -> Iterator[str]:
+    """Yields the paths of `find_images`. Of folders, one folder's names are in memory at a time."""
     left_out: Counter[str] = Counter()
+    folders, files = list[str](), set[str]()  # absolute paths of what was yielded before
     for source in sources:
-        paths = [source] if os.path.isfile(source) else _files_of(source, left_out)
-        if not paths:
+        is_empty = True
+        for path in _paths_of(source, left_out):
+            is_empty, place = False, os.path.abspath(path)
+            if place in files or any(_is_image_below(place, folder) for folder in folders):
+                continue
+            if not os.path.isdir(source):
+                files.add(place)
+            yield path
+        if is_empty:
             remark = f"; {describe_left_out(left_out)}" if left_out else ""
             raise DataError(f"images={source!r}: no such file, or no image below or matching it{remark}")
-        for path in paths:
-            files.setdefault(os.path.abspath(path), path)
+        if os.path.isdir(source):
+            folders.append(os.path.abspath(source))
     if left_out:
         _LOGGER.warning("images: %s", describe_left_out(left_out))
-    return list(files.values())
 
 
-def read_metadata(table: Path, paths: Sequence[str], ids: bool = False, columns: Sequence[str] = ()) -> np.ndarray:
-    """Looks up the metadata of images in a csv table with a column path, relative to the table's folder or absolute.
+class Metadata:
+    """The metadata of images by path, from a csv table, whose paths are absolute or relative to its folder.
 
-    Its other columns are lon and lat in degrees ("nan" in both if unknown, empty to take them from GeoTIFFs) and the
-    further numeric `columns`. With
-    `ids` there is one column, location: an integer that is negative if unknown. The result is float32
-    (N, 2 + len(columns)), longitude first, or int64 (N,) ids. Images that are not in the table have NaN or -1.
+    Its other columns are those of `metadata_values`. Where lon and lat are empty or absent, they come from the GeoTIFF.
+    The table is in memory as a whole.
     """
-    fields = read_csv(table, ["path", "location"] if ids else ["path"])
-    folder, place = str(table.parent), cache(os.path.realpath)
-    files = [_same_file(os.path.join(folder, slashes(path.strip(), folder)), place) for path in fields["path"]]
-    check_unique(table, fields, "path", files)
+
+    def __init__(self, table: Path, ids: bool = False, columns: Sequence[str] = ()) -> None:
+        fields = read_csv(table, ["path", "location"] if ids else ["path"])
+        self._table, self._place, folder = table, cache(os.path.realpath), str(table.parent)
+        paths = [os.path.join(folder, slashes(path.strip(), folder)) for path in fields["path"]]
+        files = [_same_file(path, self._place) for path in paths]
+        check_unique(table, fields, "path", files)
+        values = metadata_values(table, fields if ids else with_coordinates(table, fields, files), ids, columns)
+        self._first = fields["path"][0], files[0]
+        self._values = dict(zip(files, values, strict=True))
+
+    def of(self, path: str) -> tuple[float, ...] | None:
+        """Returns an image's row of `metadata_values`, or None if the table lacks it."""
+        name = _same_file(path, self._place)
+        # Images may be links to the files of the table
+        return self._values.get(name) or self._values.get(os.path.realpath(name))
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raises a `DataError` if the table has none of the images. Paths are read up to the first that it has."""
+        first = None
+        for path in paths:
+            if self.of(path):
+                return
+            first = first or os.path.realpath(_same_file(path, self._place))
+        expected = f"such as {self._first[0]!r}, which is {self._first[1]!r}; the first image is {first!r}"
+        raise DataError(
+            f"metadata={str(self._table)!r}: none of its {len(self._values)} paths is one of the images, {expected}"
+        )
+
+
+def metadata_values(
+    table: Path, fields: Columns, ids: bool = False, columns: Sequence[str] = ()
+) -> list[tuple[float, ...]]:
+    """Reads every row's metadata: lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`.
+
+    With `ids` it is the column location instead: an integer that is negative if unknown.
+    """
     if ids:
-        values = np.array(parsed(table, fields, "location", whole_number, "a whole number"), dtype=np.int64)
-    else:
-        fields = with_coordinates(table, fields, files)
-        values = np.concatenate([coordinates(table, fields), numeric(table, fields, columns)], axis=1)
-    metadata = dict(zip(files, values, strict=True))
-    unknown = np.int64(-1) if ids else np.full(2 + len(columns), np.nan, dtype=np.float32)
-    # Images may be links to the files of the table
-    wanted = [path if path in metadata else os.path.realpath(path) for path in (_same_file(p, place) for p in paths)]
-    if metadata.keys().isdisjoint(wanted):
-        expected = f"such as {fields['path'][0]!r}, which is {files[0]!r}; the first image is {wanted[0]!r}"
-        raise DataError(f"metadata={str(table)!r}: none of its {len(files)} paths is one of the images, {expected}")
-    return np.stack([metadata.get(path, unknown) for path in wanted])
+        return [(place,) for place in parsed(table, fields, "location", whole_number, "a whole number")]
+    lonlat = coordinates(table, fields, dtype=np.float64)
+    return list(map(tuple, np.concatenate([lonlat, numeric(table, fields, columns)], axis=1).tolist()))
 
 
-class ImageFiles(Dataset):
-    """Image files read as `bands` (three: RGB), their positions in the list, and optionally `metadata` (N, ...).
-
-    With `skip_unreadable`, a file that cannot be decoded gives None instead of `ImageReadError`.
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        transform: Transform,
-        metadata: np.ndarray | None = None,
-        skip_unreadable: bool = False,
-        bands: Bands = RGB,
-    ) -> None:
-        self._files = file_names(paths)
-        self.transform = transform
-        self.metadata = metadata
-        self.skip_unreadable = skip_unreadable
-        self.bands = bands
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def path(self, index: int) -> str:
-        """Returns the path of one image."""
-        return os.fsdecode(self._files[index])
-
-    def __getitem__(self, index: int) -> Sample | None:
-        try:
-            pixels = read_pixels(self.path(index), self.bands)
-        except ImageReadError:
-            if not self.skip_unreadable:
-                raise
-            return None
-        image = self.transform(pixels)
-        warn_if_squeezed(self.path(index), pixels, image)
-        metadata = () if self.metadata is None else (torch.as_tensor(self.metadata[index]),)
-        return index, image, *metadata
-
-
-def image_loader(images: ImageFiles, *, batch_size: int, workers: int) -> DataLoader:
-    """Builds the loader of positions (B,), images (B, C, H, W) and metadata. A batch of skipped images is empty."""
-    return DataLoader(images, batch_size=batch_size, num_workers=workers, collate_fn=_collate)
-
-
-def _files_of(source: str, left_out: Counter[str]) -> list[str]:
+def _paths_of(source: str, left_out: Counter[str]) -> Iterable[str]:
+    if os.path.isfile(source):
+        return [source]
     if os.path.isdir(source):
-        return sorted(os.path.join(folder, name) for folder, names in images_below(source, left_out) for name in names)
+        return (os.path.join(folder, name) for folder, name in walk_images(source, left_out))
     named = set(Path(source).parts)
     paths = (path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
     return sorted(path for path in paths if not any(map(is_hidden, set(Path(path).parts) - named - {".."})))
+
+
+def _is_image_below(path: str, folder: str) -> bool:
+    """Whether `walk_images` yields a file of a folder, both absolute."""
+    below = path.removeprefix(os.path.join(folder, ""))
+    return below != path and path.lower().endswith(image_extensions()) and not any(map(is_hidden, below.split(os.sep)))
 
 
 def _same_file(path: str, place: Callable[[str], str]) -> str:
     """A name that a file has however its path is spelled: by links to folders, ./ and .., or other forms of letters."""
     folder, name = os.path.split(path)
     return normalize("NFC", os.path.join(place(folder), name))
-
-
-def _collate(samples: Sequence[Sample | None]) -> list[Tensor]:
-    columns = list(zip(*(sample for sample in samples if sample is not None), strict=True))
-    return [torch.tensor(columns[0]), *map(torch.stack, columns[1:])] if columns else []

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import BinaryIO, NoReturn
 
@@ -51,19 +52,31 @@ def images_below(folder: str, left_out: Counter[str] | None = None) -> list[tupl
     and folders are skipped, see `is_hidden`. Links to files are followed. Links to folders are errors: they could form
     a circle, or lead to images that are listed elsewhere.
     """
-    listing, suffixes = [], image_extensions()
-    for parent, folders, names in os.walk(folder, onerror=_raise_not_listed):
-        folders[:] = [name for name in folders if not is_hidden(name)]  # os.walk enters those that remain
-        for path in (os.path.join(parent, name) for name in folders):
+    listing: dict[str, list[str]] = {}
+    for parent, name in walk_images(folder, left_out):
+        listing.setdefault(parent, []).append(name)
+    return sorted(listing.items())
+
+
+def walk_images(folder: str, left_out: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yields the (folder, name) of `images_below` in the order of their paths, with one folder's names in memory."""
+    suffixes = image_extensions()
+    try:
+        with os.scandir(folder) as entries:
+            # With the separator, names of folders sort as paths do
+            names = sorted(entry.name + os.sep * entry.is_dir() for entry in entries if not is_hidden(entry.name))
+    except OSError as error:
+        _raise_not_listed(error)
+    for name in names:
+        path = os.path.join(folder, name.removesuffix(os.sep))
+        if name.endswith(os.sep):
             if os.path.islink(path):
                 raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
-        visible = [name for name in names if not is_hidden(name)]
-        images = sorted(name for name in visible if name.lower().endswith(suffixes))
-        if left_out is not None and len(images) < len(visible):
-            left_out.update(kind_of(name) for name in visible if not name.lower().endswith(suffixes))
-        if images:
-            listing.append((parent, images))
-    return sorted(listing)
+            yield from walk_images(path, left_out)
+        elif name.lower().endswith(suffixes):
+            yield folder, name
+        elif left_out is not None:
+            left_out[kind_of(name)] += 1
 
 
 def kind_of(name: str) -> str:

@@ -1,0 +1,252 @@
+"""Images to predict as a stream of rows, from files, lists and tar files, and the loader that decodes them."""
+
+import io
+import json
+import logging
+import math
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ...errors import DataError, ImageReadError
+from ..band_names import RGB, Bands
+from ..bands import Transform, image_extensions
+from .csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes
+from .image_files import image_paths, metadata_values
+from .images import describe_left_out, is_hidden, kind_of, read_pixels, warn_if_squeezed
+
+LISTS = (".csv", ".parquet")
+TAR = ".tar"
+_CHUNK = 8192  # rows of a list in memory
+_BLOCK = 512  # bytes of a tar file
+_LIMITS = {"lon": 180.0, "lat": 90.0}
+_LOGGER = logging.getLogger(__name__)
+
+
+class Member(NamedTuple):
+    """A file in an uncompressed tar file."""
+
+    tar: str
+    offset: int  # of its content
+    size: int  # bytes
+
+    def read(self, file: BinaryIO) -> bytes:
+        """Reads it from the open tar file."""
+        file.seek(self.offset)
+        return file.read(self.size)
+
+
+class ImageRow(NamedTuple):
+    """An image to predict."""
+
+    path: str  # as tables and messages have it; of a member, the tar file's path and its name
+    metadata: tuple[float, ...] | None = None  # a row of `metadata_values`; None if unknown
+    member: Member | None = None  # in place of the file at `path`
+    note: Member | None = None  # JSON with the metadata
+
+
+class MetadataNames(NamedTuple):
+    """The columns of lists, and the keys of JSON members, that hold metadata."""
+
+    ids: bool = False  # location, in place of lon and lat
+    columns: Sequence[str] = ()  # after lon and lat
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names in the order of the values."""
+        return ("location",) if self.ids else ("lon", "lat", *self.columns)
+
+    @property
+    def unknown(self) -> tuple[float, ...]:
+        """The values of an image without metadata."""
+        return (-1,) if self.ids else (math.nan,) * len(self.all)
+
+
+def image_rows(sources: Sequence[str], names: MetadataNames) -> Iterator[ImageRow]:
+    """Yields the images of files, folders and patterns (see `find_images`), lists (.csv, .parquet) and .tar files.
+
+    A list has a column path, relative to its folder or absolute, and may have those of `names`. A tar file is as
+    WebDataset writes it: the .json beside an image may hold the metadata. The order is always the same.
+    """
+    left_out: Counter[str] = Counter()
+    for path in image_paths(sources):
+        suffix = Path(path).suffix.lower()
+        if suffix in LISTS:
+            yield from _listed(Path(path), names)
+        elif suffix == TAR:
+            yield from _members(path, left_out)
+        else:
+            yield ImageRow(path)
+    if left_out:
+        _LOGGER.warning("members of tar files: %s", describe_left_out(left_out))
+
+
+def rows_of(table: Path, fields: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
+    """Returns the images of a table with a column path, relative to `folder`. `table` names it in messages."""
+    paths = parsed(table, fields, "path", str, "the path of an image")
+    paths = [os.path.join(folder, slashes(path, folder)) for path in paths]
+    if not any(name in fields for name in names.all[:2]):
+        return list(map(ImageRow, paths))
+    require_columns(table, list(fields), names.all, "add them, or leave out the others")
+    return list(map(ImageRow, paths, metadata_values(table, fields, names.ids, names.columns)))
+
+
+def _listed(path: Path, names: MetadataNames) -> Iterator[ImageRow]:
+    wanted = ["path", *names.all]
+    is_csv = path.suffix.lower() == ".csv"
+    chunks = csv_chunks(path, ["path"], _CHUNK) if is_csv else parquet_chunks(path, ["path"], wanted, _CHUNK)
+    for fields in chunks:
+        yield from rows_of(path, fields, names, os.path.dirname(path))
+
+
+def _members(path: str, left_out: Counter[str]) -> Iterator[ImageRow]:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            rows, key, note = list[ImageRow](), "", None
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # or it keeps them all
+                folder, _, name = info.name.rpartition("/")
+                if info.isdir() or is_hidden(name):
+                    continue
+                start, _, extension = name.partition(".")
+                member = Member(path, info.offset_data, info.size)
+                if (sample := f"{folder}/{start}") != key:
+                    yield from (row._replace(note=note) for row in rows)
+                    rows, key, note = [], sample, None
+                is_plain = info.isreg() and not info.issparse()
+                if is_plain and name.lower().endswith(image_extensions()):
+                    rows.append(ImageRow(f"{path}/{info.name}", member=member))
+                elif is_plain and extension.lower() == "json":
+                    note = member
+                else:
+                    left_out[kind_of(name) if is_plain else "link"] += 1
+            yield from (row._replace(note=note) for row in rows)
+            # tarfile also stops at a damaged header
+            with open(path, "rb") as file:
+                file.seek(tar.offset)
+                if file.read(_BLOCK) != bytes(_BLOCK):
+                    raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
+    except (OSError, tarfile.TarError) as error:
+        remedy = "give an uncompressed and complete tar file"
+        raise DataError(f"images={path!r}: cannot be read as a tar file ({error}); {remedy}") from error
+
+
+class Batch(NamedTuple):
+    """Images of one part, to decode."""
+
+    part: int
+    rows: list[ImageRow]
+    is_last: bool  # of its part
+
+
+def batches(parts: Iterator[tuple[int, list[ImageRow]]], batch_size: int) -> Iterator[Batch]:
+    """Divides parts into batches. No batch holds images of two parts."""
+    for part, rows in parts:
+        for start in range(0, max(len(rows), 1), batch_size):
+            end = start + batch_size
+            yield Batch(part, rows[start:end], end >= len(rows))
+
+
+def chunks(rows: Iterator[ImageRow], size: int) -> Iterator[list[ImageRow]]:
+    """Divides rows into lists of `size`; the last may be shorter."""
+    while chunk := list(islice(rows, size)):
+        yield chunk
+
+
+@dataclass
+class Decoded:
+    """A decoded batch of B images that can be read."""
+
+    batch: Batch
+    positions: list[int]  # in the batch's rows
+    images: Tensor  # (B, C, H, W)
+    metadata: Tensor  # (B, M) float64, or int64 of location ids
+
+    def pin_memory(self) -> "Decoded":
+        """Moves the images to pinned memory; torch's loader calls this."""
+        self.images = self.images.pin_memory()
+        return self
+
+
+@dataclass(frozen=True)
+class RowImages(Dataset):
+    """Decodes batches of rows; an index is a `Batch`.
+
+    With `skip_unreadable`, an image that cannot be decoded is left out instead of raising `ImageReadError`.
+    """
+
+    transform: Transform
+    names: MetadataNames
+    skip_unreadable: bool = False
+    bands: Bands = RGB  # three: RGB
+
+    def __getitem__(self, batch: Batch) -> Decoded:
+        positions, images, metadata = list[int](), list[Tensor](), list[tuple[float, ...]]()
+        with ExitStack() as stack:
+            tars = {m.tar: stack.enter_context(open(m.tar, "rb")) for row in batch.rows for m in (row.member,) if m}
+            for position, row in enumerate(batch.rows):
+                tar = tars[row.member.tar] if row.member else None
+                try:
+                    images.append(self._image(row, tar))
+                    metadata.append(self._metadata(row, tar))
+                    positions.append(position)
+                except ImageReadError:
+                    del images[len(positions) :]
+                    if not self.skip_unreadable:
+                        raise
+        kind = torch.int64 if self.names.ids else torch.float64
+        stacked = torch.stack(images) if images else torch.empty(0)
+        return Decoded(batch, positions, stacked, torch.tensor(metadata, dtype=kind))
+
+    def _image(self, row: ImageRow, tar: BinaryIO | None) -> Tensor:
+        content = io.BytesIO(row.member.read(tar)) if row.member and tar else None
+        pixels = read_pixels(row.path, self.bands, file=content)
+        image = self.transform(pixels)
+        warn_if_squeezed(row.path, pixels, image)
+        return image
+
+    def _metadata(self, row: ImageRow, tar: BinaryIO | None) -> tuple[float, ...]:
+        if row.metadata is not None or row.note is None or tar is None:
+            return row.metadata or self.names.unknown
+        try:
+            note = json.loads(row.note.read(tar))
+            given = note if isinstance(note, dict) else {}
+            values = [given.get(name, value) for name, value in zip(self.names.all, self.names.unknown, strict=True)]
+            numbers = tuple(map(int if self.names.ids else float, values))
+            if wrong := [n for n, v in zip(self.names.all, numbers, strict=True) if abs(v) > _LIMITS.get(n, math.inf)]:
+                raise ValueError(f"{wrong[0]} is not within {_LIMITS[wrong[0]]:g} degrees")
+        except (ValueError, TypeError, RecursionError) as error:
+            remedy = "correct its .json, or give --skip-unreadable"
+            raise ImageReadError(f"image={row.path!r}: its metadata cannot be read ({error}); {remedy}") from error
+        return numbers
+
+
+def row_loader(
+    images: RowImages, batches: Iterator[Batch], workers: int, pin_memory: bool = False
+) -> Iterator[Decoded]:
+    """Decodes batches in order. Workers get rows as they are read, and no list of all."""
+    loader = DataLoader(
+        images,
+        batch_size=None,
+        sampler=batches,  # of any objects, which become indices
+        num_workers=workers,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # or starting it would advance torch's global one
+        collate_fn=_as_is,
+    )
+    # An iterator, since a second iteration of the loader would take batches from the first
+    return iter(loader)
+
+
+def _as_is(decoded: Decoded) -> Decoded:
+    return decoded

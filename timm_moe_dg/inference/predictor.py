@@ -1,0 +1,244 @@
+"""Predictions of parts: tables of images with classes, probabilities and what else a network tells of them."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm.auto import tqdm
+
+from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, model_keywords, option
+from ..cli.escape import one_line
+from ..cli.values import positive_int, usable_device
+from ..data import file_names
+from ..data.domains import FileDomain
+from ..data.readers.image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
+from ..errors import ArgumentError, CheckpointError
+from ..export.engine import EngineOptions, make_engine
+from ..layers import LocationIdEmbedding
+from ..layers.encoders.coverage import distances
+from ..layers.reports.routing import RouterOutput
+from ..losses import record_routing, router_outputs
+from ..networks.bands import bands_of
+from ..networks.build import Network, data_config, warn_of_other_values
+from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
+from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+
+Column = list[Any] | np.ndarray  # a value for each image: a text, a number, or a row of an array
+LOGITS, FEATURES, EXPERTS, DISTANCE = COLUMNS = ("logits", "features", "experts", "distance")
+_logger = logging.getLogger(__name__)
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """The device that computes."""
+
+    device: str | None = option(None, type=usable_device, metavar="NAME",
+        help=f"torch device (default here: {default_device()})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """The images that have a row, and its columns."""
+
+    skip_unreadable: bool = option(False,
+        help="leave out damaged images, and list them on stderr (default: stop at the first)")
+    top_k: int = option(1, type=positive_int, metavar="K", help="classes per image (default: %(default)s)")
+    columns: Sequence[str] = option((), nargs="+", choices=COLUMNS, metavar="NAME",
+        help=f"further columns: {', '.join(COLUMNS)}; experts are those of most tokens in each mixture layer, and "
+        "distance is to MoGE's training locations, km")
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions(TrainedModelOptions, ColumnOptions, LoaderOptions, DeviceOptions, EngineOptions):
+    """All options of the prediction of a part."""
+
+
+def class_columns(top_k: int) -> list[str]:
+    """Returns the names of the columns of the best classes."""
+    others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
+    return ["class", "probability", *others]
+
+
+@dataclass
+class Part:
+    """The predictions of a part: columns of equal length by name, in the order of its images."""
+
+    number: int
+    images: int = 0
+    table: dict[str, Column] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)  # paths of images that are left out
+    unknown: int = 0  # rows without metadata
+
+    def __len__(self) -> int:
+        return len(self.table["path"])
+
+
+class Predictor:
+    """A network and the options by which it predicts parts.
+
+    Args:
+        options: Those of `PartOptions`.
+        network: In place of that of `options.model`, whose name is then for messages alone.
+    """
+
+    def __init__(self, options: Any, network: Network | None = None) -> None:
+        device = options.device or (_local_device() if network is None else None)
+        network = load_predictor(options.model, **model_keywords(options)) if network is None else network
+        self.network: Network = network.to(device) if device else network
+        self.device = next(self.network.parameters()).device
+        self.options = options
+        if options.top_k > self.network.num_classes:
+            raise ArgumentError.of("top_k", options.top_k, f"the model has {self.network.num_classes} classes")
+        self._check_columns()
+        self.reads_metadata = hasattr(self.network, "metadata_encoder")
+        encoder = getattr(getattr(self.network, "metadata_encoder", None), "encoder", None)
+        self.names = MetadataNames(isinstance(encoder, LocationIdEmbedding), metadata_columns(self.network))
+        self.classes = label_names(self.network) or tuple(map(str, range(self.network.num_classes)))
+        size = data_config(self.network, options.img_size)["input_size"]
+        self._engine = make_engine(options, self.network, size, features=FEATURES in options.columns)
+        view = evaluation_view(self.network, options.img_size)
+        self._images = RowImages(view, self.names, options.skip_unreadable, bands_of(self.network))
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns in order."""
+        further = dict.fromkeys(self.options.columns)
+        return ["path", *self.names.all[:2], *class_columns(self.options.top_k), *further]
+
+    @torch.inference_mode()
+    def parts(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[Part]:
+        """Predicts numbered parts in order. They are read while earlier ones are predicted."""
+        rows = batches(self._noted(parts), self.options.batch_size)
+        loader = row_loader(self._images, rows, self.options.workers, pin_memory=self.device.type == "cuda")
+        with record_routing(self.network) if EXPERTS in self.options.columns else nullcontext():
+            part, pieces = Part(-1), list[dict[str, Column]]()
+            for decoded in tqdm(_ahead(loader, self.device), unit="batch", disable=None):
+                part.number = decoded.batch.part
+                part.images += len(decoded.batch.rows)
+                read = set(decoded.positions)
+                part.unreadable += [row.path for i, row in enumerate(decoded.batch.rows) if i not in read]
+                if read:
+                    part.unknown += int(unknown_metadata(decoded.metadata.numpy(), self.names.columns).sum())
+                    pieces.append(self._predicted(decoded))
+                if decoded.batch.is_last:
+                    part.table = {name: _joined([piece[name] for piece in pieces]) for name in self.columns}
+                    self._report(part)
+                    yield part
+                    part, pieces = Part(-1), []
+
+    def _check_columns(self) -> None:
+        wanted = self.options.columns
+        if EXPERTS in wanted and (self.options.engine or isinstance(self.network, Ensemble)):
+            raise ArgumentError.of("columns", EXPERTS, "are those of one network in PyTorch; leave them out")
+        if EXPERTS in wanted and not any(hasattr(module, "record_routing") for module in self.network.modules()):
+            raise ArgumentError.of("columns", EXPERTS, f"{self.options.model} has no mixture layers; leave them out")
+        if DISTANCE in wanted and self._coverage is None:
+            remedy = f"{self.options.model} stores no training locations; leave it out"
+            raise ArgumentError.of("columns", DISTANCE, remedy)
+
+    @property
+    def _coverage(self) -> Any:
+        return getattr(getattr(self.network, "metadata_encoder", None), "coverage", None)
+
+    def _noted(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[tuple[int, list[ImageRow]]]:
+        """Warns of values of the first part that the network was not trained on, and of images that come twice."""
+        is_first = True
+        for number, rows in parts:
+            files = [row.path for row in rows if row.member is None]
+            if is_first and files:
+                bands = self._images.bands
+                domain = FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)
+                warn_of_other_values(self.network, [domain])
+                is_first = False
+            if doubled := len(rows) - len({row.path for row in rows}):
+                _logger.warning(f"part {number}: {doubled} images come twice, and have a row each time")
+            yield number, rows
+
+    def _report(self, part: Part) -> None:
+        """Logs images of a part that are left out, or that have no metadata."""
+        remedy = "; give their places with --metadata" if part.unknown == len(part) else ""
+        warn_of_unknown_metadata(self.network, part.unknown, len(part), remedy)
+        if part.unreadable:
+            listed = one_line(", ".join(part.unreadable))
+            _logger.warning(f"unreadable: {len(part.unreadable)} of {part.images} images: {listed}")
+
+    def _predicted(self, decoded: Decoded) -> dict[str, Column]:
+        paths = [decoded.batch.rows[position].path for position in decoded.positions]
+        metadata = decoded.metadata if self.names.ids else decoded.metadata.float()
+        is_known = (metadata >= 0).any() if self.names.ids else not metadata.isnan().all()
+        metadata = metadata.to(self.device)
+        given = [metadata[:, 0] if self.names.ids else metadata] if self.reads_metadata and is_known else []
+        logits, *features = self._engine(decoded.images, *given)
+        probabilities = logits.float().softmax(dim=1)
+        if not (finite := probabilities.isfinite().all(dim=1)).all():
+            bad = paths[int((~finite).nonzero()[0])]
+            raise CheckpointError(
+                f"model={self.options.model!r}: its logits of {bad!r} are NaN; give another checkpoint"
+            )
+        places = dict(zip(self.names.all[:2], decoded.metadata.T.tolist(), strict=False))
+        table: dict[str, Column] = {"path": paths, **places}
+        best = probabilities.topk(self.options.top_k)
+        ranks = zip(best.values.T.tolist(), best.indices.T.tolist(), strict=True)
+        for rank, (values, classes) in enumerate(ranks, 1):
+            suffix = f"_{rank}" if rank > 1 else ""
+            table[f"class{suffix}"] = [self.classes[index] for index in classes]
+            table[f"probability{suffix}"] = [round(value, 6) for value in values]
+        further = {
+            LOGITS: lambda: logits.float().cpu().numpy(),
+            FEATURES: lambda: features[0].float().cpu().numpy(),
+            EXPERTS: lambda: _experts(router_outputs(self.network), len(paths)),
+            DISTANCE: lambda: distances(self._coverage, metadata[:, :2]).tolist(),
+        }
+        return table | {name: further[name]() for name in self.options.columns}
+
+
+def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
+    """(B, L) int32: the first choice of most tokens of each image in each mixture layer; -1 if none was routed."""
+    columns = []
+    for layer in routing.values():
+        choices = F.one_hot(layer.expert_indices[:, 0], layer.logits.shape[1])
+        if layer.routed is not None:
+            choices = choices * layer.routed.unsqueeze(1)
+        counts = choices.view(images, -1, choices.shape[1]).sum(1)
+        columns.append(counts.argmax(1).masked_fill(counts.sum(1) == 0, -1))
+    return torch.stack(columns, dim=1).int().cpu().numpy()
+
+
+def _joined(pieces: Sequence[Column]) -> Column:
+    if pieces and isinstance(pieces[0], np.ndarray):
+        return np.concatenate(pieces)
+    return [value for piece in pieces for value in piece]
+
+
+def _ahead(batches: Iterable[Decoded], device: torch.device) -> Iterator[Decoded]:
+    """Yields batches on a device. On CUDA the next one is copied while one is computed."""
+    if device.type != "cuda":
+        for decoded in batches:
+            decoded.images = decoded.images.to(device)
+            yield decoded
+        return
+    stream, previous = torch.cuda.Stream(device), None
+    for decoded in batches:
+        with torch.cuda.stream(stream):
+            decoded.images = decoded.images.to(device, non_blocking=True)
+        if previous is not None:
+            yield previous
+        torch.cuda.current_stream(device).wait_stream(stream)
+        decoded.images.record_stream(torch.cuda.current_stream(device))
+        previous = decoded
+    if previous is not None:
+        yield previous
+
+
+def _local_device() -> str:
+    """The default device; of several processes on a machine each has a GPU of its own."""
+    device, local = default_device(), os.environ.get("LOCAL_RANK", "")
+    return f"cuda:{int(local) % torch.cuda.device_count()}" if device == "cuda" and local.isdecimal() else device
