@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+
 import timm_moe_dg
 
 

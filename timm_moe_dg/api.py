@@ -229,8 +229,8 @@ def predict_part(
         from pandas import DataFrame
 
         from .data.readers.csv_tables import require_columns, text_table
-        from .data.readers.image_rows import rows_of
         from .finetuning.process_state import random_numbers_kept
+        from .inference.image_rows import rows_of
         from .inference.predict import predict_parser
         from .inference.predictor import PartOptions, Predictor
     words, network = _model_words("predict_part", PartOptions, run_or_model, options)

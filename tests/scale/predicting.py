@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.data.readers.image_rows import Decoded
+from timm_moe_dg.inference.image_rows import Decoded
 from timm_moe_dg.inference.predictor import Column, Predictor
 
 from . import stand_in

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data.readers.image_rows import ImageRow
 from ..errors import ArgumentError, DataError, MissingDependencyError, StorageError
 from ..storage.atomic import json_text, synchronize
+from .image_rows import ImageRow
 from .predictor import Column, Part
 
 JOB = "_job.json"  # readers of Parquet folders skip names with an underscore

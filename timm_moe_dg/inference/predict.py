@@ -18,11 +18,11 @@ from ..cli.escape import csv_path
 from ..cli.parser import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.image_files import Metadata
-from ..data.readers.image_rows import ImageRow, MetadataNames, chunks, image_rows
 from ..errors import ArgumentError, DataError, ImageReadError
 from ..export.engine import EngineOptions
 from ..export.programs import network_digest
 from ..storage.atomic import all_or_nothing, write_rows
+from .image_rows import ImageRow, MetadataNames, chunks, image_rows
 from .parts import PartFolder, Shard, check_folder
 from .predictor import ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
 

@@ -17,7 +17,6 @@ from ..cli.escape import one_line
 from ..cli.values import positive_int, usable_device
 from ..data import file_names
 from ..data.domains import FileDomain
-from ..data.readers.image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
 from ..errors import ArgumentError, CheckpointError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
@@ -28,6 +27,7 @@ from ..networks.bands import bands_of
 from ..networks.build import Network, data_config, warn_of_other_values
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+from .image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
 
 Column = list[Any] | np.ndarray  # a value for each image: a text, a number, or a row of an array
 LOGITS, FEATURES, EXPERTS, DISTANCE = COLUMNS = ("logits", "features", "experts", "distance")

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ...errors import DataError, ImageReadError
-from ..band_names import RGB, Bands
-from ..bands import Transform, image_extensions
-from .csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes
-from .image_files import image_paths, metadata_values
-from .images import describe_left_out, is_hidden, kind_of, read_pixels, warn_if_squeezed
+from ..data.band_names import RGB, Bands
+from ..data.bands import Transform, image_extensions
+from ..data.readers.csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes
+from ..data.readers.image_files import image_paths, metadata_values
+from ..data.readers.images import describe_left_out, is_hidden, kind_of, read_pixels, warn_if_squeezed
+from ..errors import DataError, ImageReadError
 
 LISTS = (".csv", ".parquet")
 TAR = ".tar"

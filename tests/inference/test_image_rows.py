@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_moe_dg.data.readers import image_rows as module
-from timm_moe_dg.data.readers.image_rows import MetadataNames, RowImages, batches, chunks, image_rows, row_loader
 from timm_moe_dg.errors import DataError, ImageReadError
+from timm_moe_dg.inference import image_rows as module
+from timm_moe_dg.inference.image_rows import MetadataNames, RowImages, batches, chunks, image_rows, row_loader
 
 PLACES = MetadataNames()
 
