@@ -39,7 +39,7 @@ class Shard(NamedTuple):
 
 
 class PartFolder:
-    """The folder of a job, which is new, empty, or of the same job.
+    """The folder of a job, which is new, empty, or of the same job; see `check_folder`.
 
     Args:
         folder: It is made if needed.
@@ -50,7 +50,6 @@ class PartFolder:
         _parquet()
         self.folder, self.total = folder, 0
         self._digests: dict[int, str] = {}  # of the input of parts in progress
-        check_folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_job(json_text(job, indent=1))

@@ -119,7 +119,6 @@ def predict_parts(options: PredictOptions, folder: Path) -> PartFolder:
         "images": list(options.images),
         "metadata": options.metadata,
         "img_size": options.img_size,
-        "skip_unreadable": options.skip_unreadable,
         "part_size": options.part_size,
         "columns": predictor.columns,
     }
