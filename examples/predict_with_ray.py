@@ -36,15 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {"batch_size": 64, "device": "cuda" if args.gpus else "cpu"}
     read = ray.data.read_csv if args.images.endswith(".csv") else ray.data.read_parquet
     actors = ray.data.ActorPoolStrategy(size=args.actors)
-    resources = {"num_gpus": args.gpus} if args.gpus else {"num_cpus": 1}
-    rows = read(args.images).map_batches(
-        Predict,
-        batch_size=1024,
-        batch_format="pandas",
-        compute=actors,
-        fn_constructor_args=(args.run, options),
-        **resources,
-    )
+    batches = {"batch_size": 1024, "batch_format": "pandas", "compute": actors, "num_gpus": args.gpus or None}
+    rows = read(args.images).map_batches(Predict, fn_constructor_args=(args.run, options), **batches)
     rows.write_parquet(args.output)
 
 

@@ -73,5 +73,4 @@ def write_tars(folder: Path, images: int, per_file: int = 100_000) -> Sequence[P
                     info = tarfile.TarInfo(f"{number:09}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-                tar.members.clear()
     return paths

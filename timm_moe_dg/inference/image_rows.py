@@ -114,7 +114,7 @@ def _members(path: str, left_out: Counter[str]) -> Iterator[ImageRow]:
         with tarfile.open(path, "r:") as tar:
             rows, key, note = list[ImageRow](), "", None
             while (info := tar.next()) is not None:
-                tar.members.clear()  # or it keeps them all
+                tar.members.clear()  # type: ignore[attr-defined] # or it keeps them all
                 folder, _, name = info.name.rpartition("/")
                 if info.isdir() or is_hidden(name):
                     continue
@@ -242,11 +242,6 @@ def row_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # or starting it would advance torch's global one
-        collate_fn=_as_is,
     )
     # An iterator, since a second iteration of the loader would take batches from the first
     return iter(loader)
-
-
-def _as_is(decoded: Decoded) -> Decoded:
-    return decoded

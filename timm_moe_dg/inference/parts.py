@@ -25,10 +25,10 @@ _NAME = re.compile(r"part-(\d+)\.parquet")
 
 
 class Shard(NamedTuple):
-    """The share of a process: parts whose number, divided by `total`, leaves `index`."""
+    """The share of a process: every `step`-th part from the `first`."""
 
-    index: int = 0
-    total: int = 1
+    first: int = 0
+    step: int = 1
 
     @classmethod
     def of(cls, text: str | None, environment: Mapping[str, str]) -> "Shard":
@@ -39,7 +39,7 @@ class Shard(NamedTuple):
 
 
 class PartFolder:
-    """The folder of a job, which is new, empty, or of the same job.
+    """The folder of a job, which is new, empty, or of the same job; see `check_folder`.
 
     Args:
         folder: It is made if needed.
@@ -50,7 +50,6 @@ class PartFolder:
         _parquet()
         self.folder, self.total = folder, 0
         self._digests: dict[int, str] = {}  # of the input of parts in progress
-        check_folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_job(json_text(job, indent=1))
@@ -69,7 +68,7 @@ class PartFolder:
         """Yields the numbers and images of a shard's parts that do not exist. All parts are read, for their number."""
         for number, rows in enumerate(parts):
             self.total = number + 1
-            if number % shard.total == shard.index:
+            if number % shard.step == shard.first:
                 digest = hashlib.sha256(repr(rows).encode(errors="surrogateescape")).hexdigest()
                 if not self._is_finished(number, digest):
                     self._digests[number] = digest
@@ -80,7 +79,7 @@ class PartFolder:
         finished = self.finished()
         if finished and finished[-1] >= self.total:
             raise self._changed(finished[-1])
-        if missing := sorted({*range(shard.index, self.total, shard.total)} - {*finished}):
+        if missing := sorted({*range(shard.first, self.total, shard.step)} - {*finished}):
             raise DataError(f"output={str(self._path(missing[0]))!r}: was removed; give the same command again")
 
     def finished(self) -> list[int]:

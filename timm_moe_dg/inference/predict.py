@@ -89,7 +89,7 @@ def predict(options: PredictOptions, file: TextIO | None = None) -> Iterator[lis
         A row for each image that can be decoded, with the columns of `column_names`. Probabilities are rounded to six
         digits, as in the file. Logits and other lists are cells.
     """
-    if Shard.of(options.shard, os.environ).total > 1:
+    if Shard.of(options.shard, os.environ).step > 1:
         remedy = "one process writes a table; several write a folder of parts: --output FOLDER"
         raise ArgumentError.of("output", options.output, remedy)
     names, is_first = column_names(options), True
@@ -119,7 +119,6 @@ def predict_parts(options: PredictOptions, folder: Path) -> PartFolder:
         "images": list(options.images),
         "metadata": options.metadata,
         "img_size": options.img_size,
-        "skip_unreadable": options.skip_unreadable,
         "part_size": options.part_size,
         "columns": predictor.columns,
     }

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,8 +155,8 @@ class Predictor:
             files = [row.path for row in rows if row.member is None]
             if is_first and files:
                 bands = self._images.bands
-                domain = FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)
-                warn_of_other_values(self.network, [domain])
+                domains = [FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)]
+                warn_of_other_values(self.network, domains)
                 is_first = False
             if doubled := len(rows) - len({row.path for row in rows}):
                 _logger.warning(f"part {number}: {doubled} images come twice, and have a row each time")
@@ -191,7 +191,7 @@ class Predictor:
             suffix = f"_{rank}" if rank > 1 else ""
             table[f"class{suffix}"] = [self.classes[index] for index in classes]
             table[f"probability{suffix}"] = [round(value, 6) for value in values]
-        further = {
+        further: dict[str, Callable[[], Column]] = {
             LOGITS: lambda: logits.float().cpu().numpy(),
             FEATURES: lambda: features[0].float().cpu().numpy(),
             EXPERTS: lambda: _experts(router_outputs(self.network), len(paths)),
