@@ -36,7 +36,6 @@ OTHERS = {
     "pip install -e .[dev]": ".ci/run",
     "pip install -e .[train]": ".ci/run",
     "pip install -e .[train,": "the extras are those of the line above and below",
-    "pip install rasterio": "a package of the reader's, for one snippet",
     "pip install .": ".ci/run",
     "python -m pytest": ".ci/run",
     "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
