@@ -78,8 +78,9 @@ def scene_options(parsed: Any) -> SceneOptions | None:
         return None
     if len(parsed.images) != 1:
         raise ArgumentError.of("images", parsed.images, "give one scene with --window")
-    for name, default in {"metadata": None, "skip_unreadable": False, "top_k": 1}.items():
-        if (value := getattr(parsed, name)) != default:
+    defaults = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None}
+    for name, default in defaults.items():
+        if (value := getattr(parsed, name, default)) != default:
             raise ArgumentError.of(name, value, "has no meaning for a scene (--window); leave it out")
     more = {name: getattr(parsed, name) for name in ("output", "force", "device")}
     return from_parsed(SceneOptions, vars(parsed), scene=parsed.images[0], **more)
