@@ -36,7 +36,6 @@ OTHERS = {
     "pip install -e .[dev]": ".ci/run",
     "pip install -e .[train]": ".ci/run",
     "pip install -e .[train,": "the extras are those of the line above and below",
-    "pip install rasterio": "a package of the reader's, for one snippet",
     "pip install resvg-py": "an extra of development",
     "npm install --prefix packages": "14 MB, for tests/examples/test_emoji_styles.py with packages of its own",
     "pip install .": ".ci/run",

@@ -85,6 +85,14 @@ def test_files_without_names_have_the_bands_in_order(tmp_path):
         read_pixels(str(tmp_path / "a.tif"), ("blue", "green"))
 
 
+def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_path, caplog):
+    values = np.zeros((3, 4, 4), np.uint8)
+    for names, order in (("B4 B3 B2", "red"), ("a b c", "other"), ("B02 B03 B04", "blue")):
+        write_described(tmp_path / f"{order}.tif", values, names.split())
+        read_pixels(str(tmp_path / f"{order}.tif"))
+        assert ("describes its bands as B02, B03, B04, read as RGB; name them" in caplog.text) == (order == "blue")
+
+
 def test_a_picture_shows_the_named_colors(tmp_path):
     ramp = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
     Image.fromarray(np.stack([ramp, ramp.T, ramp[::-1]], axis=2)).save(tmp_path / "a.png")

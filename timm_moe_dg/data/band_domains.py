@@ -97,10 +97,6 @@ def _moments(image: tuple[Domain, int]) -> tuple[np.ndarray, ...]:
     domain, position = image
     pixels = domain.pixels(position)
     values = pixels.double().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels).transpose(2, 0, 1) / 255
-    # Values without data are NaN
-    return tuple(
-        function(part, axis=(1, 2))
-        for function, part in zip(
-            (np.nanmean, np.nanmean, np.nanmin, np.nanmax), (values, values**2, values, values), strict=True
-        )
-    )
+    pixel = (1, 2)  # the axes; values without data are NaN
+    means = np.nanmean(values, axis=pixel), np.nanmean(values**2, axis=pixel)
+    return *means, np.nanmin(values, axis=pixel), np.nanmax(values, axis=pixel)

@@ -85,6 +85,12 @@ def colors_of(bands: Sequence[str]) -> list[int | None]:
     return positions
 
 
+def describes_rgb(descriptions: Sequence[str]) -> bool:
+    """Whether the descriptions of three bands are red, green and blue in this order, or no names of bands."""
+    pairs = zip(COLORS.values(), map(_readings, descriptions), strict=True)
+    return all(not names or any(abs(wavelength(name) - color) < NEAR for name in names) for color, names in pairs)
+
+
 def pick(path: str, descriptions: Sequence[str | None], count: int, bands: Bands) -> Sequence[int]:
     """Returns the positions of a network's bands in a file of `count` bands: by name if both have names.
 
@@ -118,8 +124,8 @@ def _readings(word: str) -> list[str]:
     sensor, _, name = word.partition(",")[0].strip().rpartition(":")
     if sensor.casefold() in ("", "naip") and (color := _NAIP.get(name.upper()) or name.casefold()) in _COLORS:
         return [color]
-    if not sensor and (number := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:nm)?", name)):
-        return [f"{float(number[1]):g}nm"] if SHORTEST <= float(number[1]) <= LONGEST else []
+    if not sensor and (center := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:nm)?", name)):
+        return [f"{float(center[1]):g}nm"] if SHORTEST <= float(center[1]) <= LONGEST else []
     if not (match := re.fullmatch(r"(S[RT]_)?B(0?)(\d{1,2}|8A)", name.upper())):
         return []
     product, zero, number = match.groups()

@@ -141,7 +141,7 @@ class _Raster:
         grid = {"crs": raster.crs, "transform": raster.transform, "height": raster.height, "width": raster.width}
         # Outside of the labels, a nodata value or else transparency marks pixels without one
         self.vrt = import_rasterio().vrt.WarpedVRT(labels, **grid, add_alpha=labels.nodata is None)
-        self.names = {}
+        self.names: dict[int, str] = {}
 
     def codes(self, window: Any, raster: Any) -> np.ndarray:
         """Returns the code of each pixel of a window, int64 (height, width); 0 for none."""

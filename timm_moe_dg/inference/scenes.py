@@ -159,14 +159,14 @@ class _Scene:
     """A scene with the network that predicts it."""
 
     def __init__(self, options: SceneOptions, raster: Any) -> None:
-        stride = options.stride or options.window
-        if options.window > min(raster.shape):
+        self.options, self.raster, self.size = options, raster, int(options.window or 0)
+        stride = options.stride or self.size
+        if not 0 < self.size <= min(raster.shape):
             remedy = f"is larger than the scene, {raster.width} x {raster.height} pixels; give a smaller one"
             raise ArgumentError.of("window", options.window, remedy)
-        if stride > options.window:
-            raise ArgumentError.of("stride", stride, f"leaves gaps; give --window {options.window} or less")
-        self.options, self.raster, self.size = options, raster, options.window
-        self.tops, self.lefts = (starts(length, options.window, stride) for length in raster.shape)
+        if stride > self.size:
+            raise ArgumentError.of("stride", stride, f"leaves gaps; give --window {self.size} or less")
+        self.tops, self.lefts = (starts(length, self.size, stride) for length in raster.shape)
         network = load_predictor(options.model, **model_keywords(options)).to(options.device or default_device())
         self.network: Network = network
         self.device = next(network.parameters()).device
@@ -238,7 +238,7 @@ class _Scene:
         centers = self.lefts + self.size / 2
         metadata = torch.full((count, self.columns or 2), torch.nan)
         if self.columns:
-            metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers, np.full(count, top + self.size / 2)))
+            metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers.tolist(), [top + self.size / 2] * count))
         experts = domains_at(self.network, metadata).numpy() if self.options.experts else np.full(count, -1)
         for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
             views = list(self.read_windows(top, self.lefts[batch]))

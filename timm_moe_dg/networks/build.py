@@ -248,11 +248,11 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     count = getattr(network, "num_classes", 0) if classes else 0
     classes = [*classes, *(f"{UNUSED}{index}" for index in range(len(classes), count))]
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
-    mode |= {} if isinstance(names := bands_of(network), int) else {"bands": list(names)}
+    bands = {} if isinstance(names := bands_of(network), int) else {"bands": list(names)}
     save_for_hf(
         network,
         str(folder),
-        model_config={"label_names": list(classes), **mode},
+        model_config={"label_names": list(classes), **mode, **bands},
         safe_serialization=True,
         data_config=dict(config),
     )

@@ -62,7 +62,9 @@ def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[s
     for row, path in enumerate(paths):
         if not any(column[row].strip() for column in columns):
             columns[0][row], columns[1][row] = map(str, _center(table, path))
-    completed = Table({**fields, "lon": columns[0], "lat": columns[1]})
+    completed = Table(
+        {name: list(column) for name, column in fields.items()} | dict(zip(("lon", "lat"), columns, strict=True))
+    )
     completed.lines = getattr(fields, "lines", ())
     return completed
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ...errors import DataError, ImageReadError, MissingDependencyError, check_regular_file
-from ..band_names import RGB, Bands, pick
+from ..band_names import RGB, Bands, describes_rgb, pick
 from ..bands import (
     ORIENTATION,
     PHOTOMETRIC,
@@ -183,6 +183,7 @@ def _read_rgb(path: str, source: Source, upright: bool) -> Pixels:
     if transparent:
         _warn_of_bands(path, len(values))
         values = values[:-1]
+    _warn_of_order(path, notes)
     return rgb_pixels(path, values, missing_values(values, notes.nodata, notes.mask))
 
 
@@ -200,6 +201,7 @@ def rgb_pixels(path: str, values: np.ndarray, missing: np.ndarray | None) -> Pix
 
 def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> Pixels:
     notes = tiff_notes(image, source)
+    _warn_of_order(path, notes)
     image.load()
     if getattr(image, "is_animated", False) and image.format != "MPO" and full_images(image, source) > 1:
         _warn_once(path, "holds several images, of which the first is read", image.format)
@@ -273,6 +275,12 @@ def _too_many(bands: int) -> str:
 def _warn_of_bands(path: str, count: int, names: tuple[str, ...] = ()) -> None:
     listed = f" ({', '.join(names)})" if names else ""
     _warn_once(path, f"has {count} bands{listed}, read as three (RGB), without --in-chans", (count, names))
+
+
+def _warn_of_order(path: str, notes: TiffNotes) -> None:
+    names = [notes.descriptions.get(band, "") for band in range(RGB)]
+    if not describes_rgb(names):
+        _warn_once(path, f"describes its bands as {', '.join(names)}, read as RGB; name them with --bands", str(names))
 
 
 def _warn_once(path: str, remark: str, kind: object) -> None:
