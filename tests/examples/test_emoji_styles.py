@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import timm_moe_dg
+from tests.invented import make_record, write_run
 from tests.load_tool import load_tool
 from timm_moe_dg.data import domains, read_folder
 
@@ -24,7 +25,7 @@ def load(name):
     return module
 
 
-make_data, run = load("make_data"), load("run")
+make_data, run, choose_rates = map(load, ("make_data", "run", "choose_rates"))
 SUBGROUPS = {label: names.split()[-1] for label, names in make_data.CLASSES.items()}
 POINTS = {label: f"1f30{number:x}" for number, label in enumerate(SUBGROUPS)}  # those of a person are two
 POINTS["person"] = "1f468-200d-2695"
@@ -152,6 +153,17 @@ def test_an_icon_that_cannot_be_drawn_is_named(packages, tmp_path, monkeypatch):
     monkeypatch.setattr(make_data, "draw", draw)
     message = refused(packages, tmp_path / "out")
     assert "of fluent_high_contrast cannot be drawn (no element); install @iconify-json/fluent-emoji-high" in message
+
+
+def test_rates_are_compared_by_validation_over_held_out_styles(tmp_path):
+    for domain, accuracies in ((0, (0.9, 0.5, 0.7)), (1, (0.1, 0.9, 0.3))):
+        for rate, gain in (("0.01", 0.0), ("0.02", 0.05)):
+            args = {**make_record().args, "test_envs": [domain]}
+            record = make_record(args=args, out_acc=tuple(accuracy + gain for accuracy in accuracies))
+            write_run(tmp_path / f"emoji_styles-dense-{rate}-test{domain}-trial5-hparams0", [record])
+    # held-out style 0: the mean of 0.5 and 0.7; held-out style 1: that of 0.1 and 0.3
+    expected = {("dense", "0.01"): 40.0, ("dense", "0.02"): 45.0}
+    assert choose_rates.validated(str(tmp_path)) == pytest.approx(expected)
 
 
 def test_plans_are_those_of_sweep_and_checkpoints_follow_the_run(tmp_path, monkeypatch, capsys):
