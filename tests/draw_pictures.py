@@ -4,7 +4,8 @@
     python -m tests.draw_pictures runs map report       # some
 
 The runs: moge-0 (docs/results/geo_digits.md), sprites-gmoe and sprites-deit (docs/results/experts.md), and digits-gmoe,
-a run of docs/results/digits.md's small GMoE on rotated digits. The report is photographed with Chromium.
+a run of docs/results/digits.md's small GMoE on rotated digits. The report is photographed with Chromium. The icons are
+those of data/emoji_styles (examples/emoji_styles/make_data.py).
 """
 
 import re
@@ -37,6 +38,21 @@ RULES = {
     "swap": "6 and 9 swapped",
     "parity": "even and odd swapped",
     "both": "both swaps",
+}
+# A thing of each class that all styles draw
+ICONS = {
+    "building": "1f3f0",
+    "clothing": "1f451",
+    "face": "1f60e",
+    "hand": "1f44d",
+    "mammal": "1f992",
+    "meal": "1f354",
+    "person": "1f9d1-200d-1f680",
+    "plant_and_fruit": "1f353",
+    "small_animal": "1f422",
+    "tool": "1f528",
+    "vehicle": "1f682",
+    "weather": "26c4",
 }
 RADIUS = 239.0  # km, of `--coverage-radius auto` on these data
 
@@ -118,6 +134,16 @@ def draw_fashion_shift(_: Path) -> None:
         figure.legend(**LEGEND_BELOW)
 
 
+def draw_icons(_: Path) -> None:
+    """A thing of each class of `emoji_styles`, a row for each style."""
+    styles = sorted(path for path in Path("data/emoji_styles").iterdir())
+    sheet = Image.new("RGB", (52 * len(ICONS), 52 * len(styles)), "white")
+    for row, style in enumerate(styles):
+        for column, (label, points) in enumerate(ICONS.items()):
+            sheet.paste(Image.open(style / label / f"{points}.png"), (52 * column + 2, 52 * row + 2))
+    sheet.quantize(256).save(PICTURES / "emoji_styles.png", optimize=True)
+
+
 def draw_report(runs: Path) -> None:
     """The first screen of a run's report, in one column, as a browser shows it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -142,6 +168,7 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     "sprites": draw_sprites,
     "speed": draw_speed,
     "fashion_shift": draw_fashion_shift,
+    "icons": draw_icons,
     "report": draw_report,
 }
 

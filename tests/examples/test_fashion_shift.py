@@ -1,20 +1,24 @@
 """The images of examples/fashion_shift, and its tables."""
 
 import importlib
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from tests.data.readers.idx_files import write_release
 from tests.invented import make_record, write_run
 from tests.load_tool import load_tool
+from timm_moe_dg.layers import MoeMlp
 
-FOLDER = Path(__file__).parents[2] / "examples" / "fashion_shift"
-sys.path.insert(0, str(FOLDER))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "fashion_shift")]
 make_data, compare, experts = (importlib.import_module(name) for name in ("make_data", "compare", "experts"))
 
 
@@ -54,6 +58,14 @@ def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
     assert lines[2] == "| ERM | dense | 51.0 ± 0.5 | 61.0 ± 0.5 | 56.0 |"
     # six differences of the same sign: two of 64 patterns of signs are as far from 0
     assert lines[-2] == "| ERM, 2 of 6 experts | dense | +2.00 | 6 | 0.031 |"
+    for path in [*tmp_path.iterdir()]:
+        path.rename(str(path).replace("folder-top_2", "emoji_styles-frozen"))
+    for path in tmp_path.glob("folder-dense*"):
+        shutil.copytree(path, str(path).replace("dense-ERM", "dense-CORAL"))
+    compare.main(["--holm", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| ERM, frozen routers | dense | +2.00 | 6 | 0.031 | 0.062 |" in lines
+    assert "| CORAL, dense | ERM | +0.00 | 0 | 1.000 | 1.000 |" in lines
 
 
 def test_other_folders_and_runs_in_progress_are_refused(tmp_path):
@@ -78,9 +90,39 @@ def test_experts_that_did_not_move_are_measured_as_equal(tmp_path, capsys):
     finetune([*mixture, "moved", "--lr", "0.01"])
     capsys.readouterr()
     experts.main([str(tmp_path / name) for name in ("still", "moved")])
-    still, moved, mean = ([*map(float, line.split())] for line in capsys.readouterr().out.splitlines()[1:])
+    *lines, last = capsys.readouterr().out.splitlines()[1:]
+    still, moved, mean = ([*map(float, line.split())] for line in lines)
     assert still[:2] == [0, 0]
-    assert still[2] == still[3]
+    assert set(still[2:]) == {still[2]}  # equal experts answer alike, however tokens are routed
+    assert last.startswith("p: ")
     assert moved[0] > 0.01
     assert moved[1] > 0.01
     assert mean[0] == pytest.approx(moved[0] / 2, abs=1e-3)
+
+
+class Scorer(nn.Module):
+    """A mixture of three experts, of which expert e answers class e."""
+
+    def __init__(self):
+        super().__init__()
+        self.moe = MoeMlp(3, num_experts=3, top_k=2, router="linear")
+        for parameter in self.moe.experts.parameters():
+            nn.init.zeros_(parameter)
+        self.moe.experts.fc2.bias.copy_(torch.eye(3))
+
+    def forward(self, x):
+        return self.moe(x)
+
+
+@torch.no_grad()
+def test_changes_of_the_routing_reach_the_experts():
+    model = Scorer().eval()
+    x = torch.randn(60, 3)
+    plain = model(x)
+    with experts.rerouted(model, experts.permuted):
+        shuffled = model(x)
+    assert not torch.equal(shuffled, plain)
+    assert torch.equal(shuffled.sort(0).values, plain.sort(0).values)
+    share = experts.one_expert(lambda: (model(x).argmax(1) == 1).double().mean().item(), model)
+    assert share == pytest.approx(1 / 3)  # one of three experts answers class 1, and always
+    assert torch.equal(model(x), plain)

@@ -31,6 +31,7 @@ def build_parser(kind=argparse.ArgumentParser):
     parser.add_argument("--metadata-columns", nargs="+")
     parser.add_argument("--in-chans", type=int, default=3)
     parser.add_argument("--img-size", type=int)
+    parser.add_argument("--split-by-photograph", action=argparse.BooleanOptionalAction)
     for name, value in dict(aux_coef=0.01, cka_coef=0.01, supcon_coef=0.1, supcon_temperature=0.1).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value)
     parser.add_argument("--test-domains", type=lambda text: int(text.removeprefix("@")), nargs="+")
@@ -44,6 +45,7 @@ if __name__ == "__main__":
     with (folder / "starts").open("a") as file:
         file.write(args.resume + "\\n")
     filled = {"steps": 501, "eval_freq": 100, "lr": 3e-4, "weight_decay": 0, "batch_size": 16, "img_size": 32}
+    filled["split_by_photograph"] = False
     filled |= {name: value for name, value in vars(args).items() if value is not None}
     (folder / "args.yaml").write_text(json.dumps(filled | {"model_kwargs": dict(args.model_kwargs)}))
     print("threads", args.cpu_threads)

@@ -43,6 +43,7 @@ PHOTOGRAPH_ROWS = (
         hparams={**DEFAULTS, "lr": 1e-3, "batch_size": 16},
         search_space="digits",
         steps=1501,
+        augmentation="digit",
         image_size=48,
         source="five sets of emoji, drawn by examples/emoji_styles/make_data.py",
         license="CC BY 4.0, CC BY-SA 4.0, Apache-2.0, MIT",

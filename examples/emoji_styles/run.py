@@ -1,0 +1,51 @@
+"""Trains the runs of plans of `timm-moe-dg sweep` one after the other, in this process.
+
+    python examples/emoji_styles/run.py RECIPE PLAN [PLAN ...]
+
+Each run takes less time than the start of a process for it, and the images are read once. `timm-moe-dg sweep --recipe
+RECIPE -c PLAN` trains the same runs. Finished runs are skipped. Braces in `initial_checkpoint` are filled in here with
+options of the run, such as {trial_seed}.
+"""
+
+import logging
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import timm_moe_dg
+from timm_moe_dg.cli.arguments import read_yaml
+from timm_moe_dg.data import domains
+from timm_moe_dg.protocols.planner import Choice, PlannedRun, Sweep, plan_runs
+
+AXES = ("datasets", "models", "algorithms")
+
+
+def planned_runs(recipe: str, config: str) -> tuple[Path, list[PlannedRun]]:
+    """Returns the folder of a plan's runs, and the runs."""
+    options, plan = dict(read_yaml(recipe, "recipe")), dict(read_yaml(config, "config"))
+    plan["datasets"] = [options.pop("dataset")]
+    folder, further = Path(plan.pop("output")), plan.pop("options", {})
+    axes = {axis: [Choice.of(axis.removesuffix("s"), entry) for entry in plan.pop(axis)] for axis in AXES}
+    return folder, plan_runs(Sweep(**axes, protocols=["leave_one_domain_out"], options={**options, **further}, **plan))
+
+
+def main(recipe: str, *configs: str) -> None:
+    """Runs the plans, and prints a line for each run."""
+    logging.getLogger("timm_moe_dg").setLevel(logging.WARNING)
+    domains.read_pixels = cache(domains.read_pixels)  # 40 MB
+    for config in configs:
+        folder, runs = planned_runs(recipe, config)
+        for number, run in enumerate(runs, 1):
+            options = dict(run.options)
+            if start := options.get("initial_checkpoint"):
+                options["initial_checkpoint"] = start.format(**options)
+            if (folder / run.name / "done").exists():
+                continue
+            before = time.process_time()
+            timm_moe_dg.finetune(**options, output=str(folder), experiment=run.name, resume="auto")
+            print(f"[{number}/{len(runs)}] {run.name} {time.process_time() - before:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
