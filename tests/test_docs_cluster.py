@@ -42,4 +42,4 @@ def test_figures_are_those_of_the_code():
     text = " ".join(PAGE.read_text().split())
     assert f"`--process-timeout` ({RunOptions().process_timeout:g} minutes" in text
     assert signal.SIGUSR2 in jobs.NOTICES
-    assert {"FSDP", "DEEPSPEED", "MEGATRON_LM"} <= set(launch._PLUGINS)
+    assert {"DEEPSPEED", "MEGATRON_LM"} <= set(launch._PLUGINS)

@@ -117,16 +117,16 @@ def test_bfloat16_is_refused_on_gpus_that_lack_it(supported, monkeypatch):
 def test_sharded_networks_and_divided_losses_are_refused():
     for kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         check_distribution(kind, 1)
-    with pytest.raises(ArgumentError, match=r"distributed_type='.*FSDP': .* choose from NO, MULTI_CPU, MULTI_GPU"):
-        check_distribution(DistributedType.FSDP, 1)
+    with pytest.raises(ArgumentError, match=r"distributed_type='.*DEEPSPEED': .* launch without it"):
+        check_distribution(DistributedType.DEEPSPEED, 1)
     with pytest.raises(ArgumentError, match=r"gradient_accumulation_steps=4: .*--grad-accum-steps"):
         check_distribution(DistributedType.NO, 4)
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+@pytest.mark.parametrize("name", ["DEEPSPEED", "MEGATRON_LM"])
 def test_a_plugin_that_would_be_left_out_in_silence_is_refused(name):
     check_plugins({f"ACCELERATE_USE_{name}": "false", "ACCELERATE_USE_CPU": "true"})
-    with pytest.raises(ArgumentError, match=rf"distributed_type='{name}': .* launch without it \(--use_fsdp"):
+    with pytest.raises(ArgumentError, match=rf"distributed_type='{name}': .* launch without it \(--use_deepspeed"):
         check_plugins({f"ACCELERATE_USE_{name}": "true"})
 
 

@@ -15,6 +15,7 @@ class Averaging(Tunable, ABC):
     """Averages the weights of an unwrapped network, routers included, during training. Its `state_dict` resumes it."""
 
     NEEDS_VALIDATION = False  # whether `evaluated` decides which weights are averaged
+    SHARDS = True  # whether a network that is divided over processes can be averaged
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(hparams)

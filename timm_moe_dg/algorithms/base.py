@@ -90,6 +90,7 @@ class Algorithm(Tunable, ABC):
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
         TAKES_LINEAR_STEPS: Whether the method can train the classifier alone in the first steps of a run.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
+        SHARDS: Whether the method works on a network that is divided over processes, whose weights are DTensors.
 
     >>> class WorstDomain(timm_moe_dg.algorithms.Algorithm):
     ...     def objective(self, context, minibatches):
@@ -104,6 +105,7 @@ class Algorithm(Tunable, ABC):
     TAKES_TASK_LOSS: ClassVar[bool] = False
     TAKES_LINEAR_STEPS: ClassVar[bool] = True
     ACCUMULATES: ClassVar[bool] = True
+    SHARDS: ClassVar[bool] = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup.hparams)

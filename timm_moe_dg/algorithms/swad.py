@@ -48,6 +48,7 @@ class ValleyAverage(Averaging):
     """Base of both forms of SWAD, which average segments between evaluations."""
 
     NEEDS_VALIDATION = True
+    SHARDS = False
     HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:

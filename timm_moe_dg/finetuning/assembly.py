@@ -41,6 +41,7 @@ from .coverage import cover_training_coordinates
 from .linear_probing import LinearProbing
 from .optimization import build_optimizer, build_schedule
 from .plan import RunPlan
+from .sharding import Sharding, is_sharded
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Model:
     schedule: Scheduler | None  # of the learning rate; None for a constant one
     averaging: Averaging | None  # of the network's weights
     probing: LinearProbing | None  # the first steps, in which the classifier alone is trained
+    sharding: Sharding | None  # of a network that is divided over processes
     with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
     classes: tuple[str, ...]  # names, in the order of the logits
@@ -69,9 +71,11 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     options = plan.options
     network = prepare_network(plan)
     cover_training_coordinates(network, plan)
-    network = network.to(accelerator.device)
+    if not is_sharded():  # or a network larger than the device would be on it as a whole
+        network = network.to(accelerator.device)
     # The average copies the network, which must not have the algorithm's hooks yet
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
+    sharding = Sharding(network, averaging, accelerator.device) if is_sharded() else None
     setup = Setup(
         network,
         len(plan.training),
@@ -88,7 +92,9 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
         network.compile()
-    wrapped, optimizer = accelerator.prepare(network, optimizer)
+    # In this mode accelerate adds mixed precision, and no copy of the network in every process
+    wrapped = accelerator.prepare_model(network, evaluation_mode=sharding is not None)
+    optimizer = accelerator.prepare(optimizer)
     mean = partial(accelerator.reduce, reduction="mean")
     return Model(
         network=network,
@@ -104,6 +110,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         schedule=schedule,
         averaging=averaging,
         probing=probing,
+        sharding=sharding,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
         data_config=data_config(network, options.img_size, *mean_and_std(plan, network)),
         classes=plan.classes,

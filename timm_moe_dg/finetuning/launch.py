@@ -16,45 +16,52 @@ from ..cli.arguments import available_cpus
 from ..errors import ArgumentError, MoeDgError, ProcessLostError
 from ..protocols.options import RunOptions
 from .progress import wanted_trackers
+from .sharding import check_sharding, fsdp_hidden, is_sharded
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names
-_PLUGINS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
+_PLUGINS = ("DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
 _UNSUPPORTED = (
-    "the launcher's plugin is not supported, since averages, checkpoints and methods need the whole network in every "
-    "process; launch without it (--use_fsdp and the like), and see --grad-checkpointing; choose from "
-    f"{', '.join(_DISTRIBUTED)}"
+    "the launcher's plugin is not supported; launch without it (--use_deepspeed and the like), or with --use_fsdp "
+    "--fsdp_version 2"
 )
 _logger = logging.getLogger(__name__)
 
 
 def join_processes(options: RunOptions) -> Accelerator:
     """Joins the other processes, checks that launch settings took effect, and logs the resources of the run."""
-    accelerator = Accelerator(
-        mixed_precision=wanted_precision(options.amp_dtype),
-        dataloader_config=DataLoaderConfiguration(non_blocking=True),  # evaluations alone have a loader of accelerate
-        log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
-        project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
-            # Saves a copy of all gradients. static_graph stays off, since a graph may change from step to step: the
-            # discriminator's steps of DANN have no backward pass through the network.
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-        ],
-    )
+    with fsdp_hidden():
+        accelerator = Accelerator(
+            mixed_precision=wanted_precision(options.amp_dtype),
+            dataloader_config=DataLoaderConfiguration(
+                non_blocking=True
+            ),  # evaluations alone have a loader of accelerate
+            log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
+            project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
+                # Saves a copy of all gradients. static_graph stays off, since a graph may change from step to step: the
+                # discriminator's steps of DANN have no backward pass through the network.
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
+        )
     check_plugins(os.environ)
     check_world_size(os.environ, accelerator.num_processes)
     check_precision(accelerator.mixed_precision, accelerator.device.type)
     check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
+    if is_sharded():
+        launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+        check_sharding(options, **launched)
     if accelerator.device.type == "cpu" and (options.cpu_threads or not threads_given(os.environ)):
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(options.cpu_threads or max(1, share))
     _logger.info(
         f"processes {accelerator.num_processes}, device {accelerator.device}, threads {torch.get_num_threads()}, "
         f"mixed precision {accelerator.mixed_precision}, seed {options.seed}"
+        f"{', network divided by FSDP2' if is_sharded() else ''}"
     )
     if accelerator.num_processes > 1:
         limit = f"{options.process_timeout:g} min"
@@ -145,7 +152,7 @@ def check_plugins(environment: Mapping[str, str]) -> None:
 
 
 def check_distribution(distributed_type: str, gradient_accumulation_steps: int) -> None:
-    """Checks that every process holds the whole network, and that accelerate does not divide losses."""
+    """Checks that accelerate wraps the network in no other way, and that it does not divide losses."""
     if distributed_type not in _DISTRIBUTED:
         raise ArgumentError.of("distributed_type", str(distributed_type), _UNSUPPORTED)
     if gradient_accumulation_steps != 1:

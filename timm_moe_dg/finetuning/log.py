@@ -23,6 +23,7 @@ from ..errors import MoeDgError, RunInterruptedError
 from ..storage.atomic import explained
 from ..storage.run_folder import LOG, RunFolder
 from .plan import RunPlan
+from .sharding import is_sharded
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _logger = logging.getLogger("timm_moe_dg")
@@ -97,9 +98,12 @@ class RunLog(MemoryHandler):
         if self._call:
             return call_text("finetune", {"resume": path, **method_words, **({"imports": imports} if imports else {})})
         launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
+        launcher = (
+            f"accelerate launch{' --use_fsdp --fsdp_version 2' if is_sharded() else ''}" if launched else "python"
+        )
         words = [path, *(word for pair in method_words.items() for word in option_words(*pair))]
         words += [word for name in imports for word in (OPTION, name)]
-        return f"{command('finetune', 'accelerate launch' if launched else 'python')} --resume {shlex.join(words)}"
+        return f"{command('finetune', launcher)} --resume {shlex.join(words)}"
 
     def shouldFlush(self, record: logging.LogRecord) -> bool:  # noqa: N802 (logging's name)
         """Whether messages can be written. Until its first evaluation the run has no folder, or one to be replaced."""

@@ -29,6 +29,7 @@ from timm.optim import (
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..algorithms.base import ParameterGroup
@@ -92,6 +93,9 @@ def build_optimizer(
     except (TypeError, ValueError, AssertionError) as error:
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
     if type(optimizer) not in _ELEMENTWISE or optimizer.defaults.get("caution"):
+        if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
+            remedy = "needs whole weights in every process; give adam, adamw or sgd, or launch without --use_fsdp"
+            raise ArgumentError.of("opt", name, remedy)
         for group in optimizer.param_groups:
             group["params"] = layer_parameters(network, group["params"])
     for group in extra_groups:

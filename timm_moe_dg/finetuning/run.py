@@ -37,6 +37,7 @@ from .loaders import build_loaders, step_sampler
 from .plan import RunPlan, run_names, steps_per_epoch
 from .progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
 from .resume import can_be_extended
+from .sharding import divided, is_sharded, whole
 from .stopping import Interruption, check_weights
 
 _logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
     """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
     checkpoint = plan.folder.newest_checkpoint()
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    identity = plan.identity(**launched)
+    identity = plan.identity(**launched, **({"use_fsdp": True} if is_sharded() else {}))
     if checkpoint is not None:
         # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
         check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
@@ -203,6 +204,8 @@ class FineTuning:
     def _record_evaluation(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
         folder = self.plan.folder
+        if self.model.sharding:
+            network = self.model.sharding.whole_network(network, main=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
             folder.add(record, partial(self.model.save, network))
             _logger.info(domain_table(record, self.plan.names))
@@ -265,13 +268,16 @@ def _training_state(model: Model, meter: StepMeter, accelerator: Accelerator) ->
         "scaler": accelerator.scaler,
         "averaging": model.averaging,
     }
-    return TrainingState(
+    state = TrainingState(
         shared={name: part for name, part in shared.items() if part is not None},
         per_process={"algorithm": model.algorithm, "meter": meter},
         # To the CPU, or the main process's accelerator would receive the tensors of all others
         gather=lambda states: gather_object(send_to_device(states, "cpu")),
         process=accelerator.process_index,
     )
+    if model.sharding:
+        state = replace(state, whole=partial(whole, main=accelerator.is_main_process), divided=divided)
+    return state
 
 
 def _restore(run: FineTuning, checkpoint: RunState) -> None:

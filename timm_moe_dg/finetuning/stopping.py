@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
 from ..errors import DivergenceError
 
@@ -46,18 +47,28 @@ class DivergenceCheck:
 
 def nan_if_not_finite(total: Tensor, network: nn.Module) -> Tensor:
     """Returns a sum of losses, or NaN if a weight of the network is not finite."""
-    finite = torch.stack([parameter.detach().isfinite().all() for parameter in network.parameters()]).all()
+    finite = torch.stack([local(parameter).isfinite().all() for parameter in network.parameters()]).all()
     return torch.where(finite, total, torch.full_like(total, math.nan))
 
 
 def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
     """Checks that no weight is above `LARGEST`, so that a checkpoint of the network is of use."""
-    largest = torch.stack([parameter.detach().abs().max() for parameter in network.parameters()]).max().item()
+    shards = [local(parameter) for parameter in network.parameters()]
+    total = torch.stack([shard.abs().max() for shard in shards if shard.numel()]).max()
+    if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
+        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+    largest = total.item()
     if not largest <= LARGEST:
         raise DivergenceError(
             f"weights={largest:.1e}: too large after step {step} to go on with; lower --lr, or warm up; last good "
             f"checkpoint: {checkpoint}"
         )
+
+
+def local(parameter: nn.Parameter) -> Tensor:
+    """Returns a parameter without its gradient, or this process's shard of it."""
+    value = parameter.detach()
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)

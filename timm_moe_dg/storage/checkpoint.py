@@ -52,19 +52,22 @@ class TrainingState:
     per_process: Mapping[str, Stateful]
     gather: Callable[[list], list] = list  # concatenates a list over processes, like accelerate's `gather_object`
     process: int = 0  # index of this process
+    # For a network that is divided over processes: gathers a state that `shared` has, and divides it for a part of it
+    whole: Callable[[Mapping[str, object]], Mapping[str, object]] = lambda state: state
+    divided: Callable[[Stateful, Mapping[str, object]], Mapping[str, object]] = lambda part, state: state
 
     def collect(self) -> ProcessStates:
         """Returns the state of all processes. Every process has to call it."""
         states = {name: part.state_dict() for name, part in self.per_process.items()}
         return {
-            "shared": {name: part.state_dict() for name, part in self.shared.items()},
+            "shared": {name: self.whole(part.state_dict()) for name, part in self.shared.items()},
             "per_process": self.gather([states]),
         }
 
     def restore(self, state: ProcessStates) -> None:
         """Restores a state that `collect` returned."""
         for name, part in self.shared.items():
-            part.load_state_dict(state["shared"][name])
+            part.load_state_dict(self.divided(part, state["shared"][name]))
         for name, part in self.per_process.items():
             part.load_state_dict(state["per_process"][self.process][name])
 
