@@ -34,11 +34,10 @@ def reinitialize(share: float, first: Sequence[Tensor], second: Tensor, halves: 
 
     For each expert, floor(share h) units are drawn. Their rows of the `first` matrix and bias (E, h, ...), and columns
     of the `second` matrix (E, D, h), are replaced by normal numbers with the mean and the standard deviation of what
-    they replace. With 2 `halves`, gate and features are drawn separately. The paper's layers have no
-    biases.
+    they replace. With 2 `halves`, gate and features are drawn separately. The paper's layers have no biases.
     """
     num_experts, _, width = second.shape
-    for expert in range(num_experts):
+    for expert in range(num_experts) if share else ():  # share 0 draws no random number
         units = torch.randperm(width, device=second.device)[: int(share * width)]
         parts = [(stack[expert], 0, units + half * width) for stack in first for half in range(halves)]
         for matrix, axis, rows in [*parts, (second[expert], 1, units)] if len(units) else ():
