@@ -19,6 +19,7 @@ class RandomRouter(Router):
     """Logits by a linear map that keeps its random weights, a control. Arguments as in `Router`."""
 
     expert_rows = ("weight",)
+    weight: Tensor
 
     def __init__(
         self,

@@ -82,6 +82,8 @@ class Router(OwnParameters):
 
     expert_rows: ClassVar[tuple[str, ...]] = ()
     expert_state: ClassVar[tuple[str, ...]] = ("expert_bias", "expert_thresholds")  # buffers, None if not used
+    expert_bias: Optional[Tensor]  # noqa: UP045 (TorchScript)
+    expert_thresholds: Optional[Tensor]  # noqa: UP045 (TorchScript)
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
             loaded[key] = value.clone()  # safetensors refuses an expanded view, in which experts share storage
             if stacked and value.ndim == 3 and perturbation > 0:
                 loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
-    if getattr(layer, "expert_reinit", 0.0):
+    if isinstance(layer, MoeMlp) and layer.expert_reinit:
         first = [loaded[key] for name in ("weight", "bias") if (key := f"{prefix}experts.fc1.{name}") in loaded]
         reinitialize(layer.expert_reinit, first, loaded[f"{prefix}experts.fc2.weight"])
     return True
