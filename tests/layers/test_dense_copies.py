@@ -80,9 +80,7 @@ def test_a_share_of_the_units_is_drawn_again_with_mean_and_deviation_of_what_was
     layer = MoeMlp.from_dense(dense, num_experts=3, expert_reinit=0.3)
     rows, columns = (layer.fc1.weight != same.fc1.weight).all(2), (layer.fc2.weight != same.fc2.weight).all(1)
     assert columns.sum(1).tolist() == [38] * 3  # floor(0.3 x 128)
-    assert torch.equal(
-        rows, torch.cat([columns] * (rows.shape[1] // 128), 1)
-    )  # in both halves of a gate
+    assert torch.equal(rows, torch.cat([columns] * (rows.shape[1] // 128), 1))  # in both halves of a gate
     assert torch.equal(layer.fc1.weight[~rows], same.fc1.weight[~rows])
     assert torch.equal(layer.fc2.bias, same.fc2.bias)
     assert not torch.equal(columns[0], columns[1])

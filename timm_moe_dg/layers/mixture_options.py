@@ -17,20 +17,21 @@ class MixtureOptions:
         num_experts: Number of experts (E).
         top_k: Experts per token (K), 1 to E.
         router: 'cosine', 'linear', 'random', 'self', or a name given to `register_router`.
-        router_kwargs: Options of the router, see `timm_moe_dg.layers.Router`. They are `scores`, `choice`, `bias_speed`
-            and `threshold_decay`. The cosine router has `proj_features` as well.
+        router_kwargs: Options of the router. They are `scores`, `choice`, `bias_speed` and `threshold_decay`, see
+            `timm_moe_dg.layers.Router`. The cosine router has `proj_features` as well.
         capacity_factor: Limit on an expert's tokens in training, relative to an equal share. Of T tokens an expert
             takes at most K * floor(capacity_factor * ceil(T / E)), by batch prioritized routing. None drops no token.
             Evaluation never drops any.
         normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
         router_noise: Standard deviation of the noise on training logits. None means 1 / E.
         expert_drop: Dropout rate inside the experts. A `MoeMlp` built by itself has 0.
-        expert_width: Width of an expert relative to the dense feed-forward, up to 1 (fine-grained experts, DeepSeekMoE,
-            arXiv:2401.06066, section 3.1). Upcycled experts are parts of the dense one, scaled by its width over
-            theirs, and equal it on average alone. With 0.5, give twice as many experts and twice the `top_k`.
-        expert_reinit: Share of each expert's hidden units that upcycling draws again (Drop-Upcycling, arXiv:2502.19261,
-            section 3: r, 0.5 there), see `reinitialize`.
-        shared_expert: Whether there is a shared expert as well. An upcycled one is the dense feed-forward.
+        expert_width: Width of an expert relative to the dense feed-forward. At most 1. Below are fine-grained experts
+            (DeepSeekMoE, arXiv:2401.06066, section 3.1): with 0.5, give twice as many experts and twice the `top_k`.
+            Upcycled ones are parts of the dense one, scaled by its width over theirs, and equal it on average alone.
+        expert_reinit: Share of each expert's hidden units that upcycling draws again. This is r of Drop-Upcycling
+            (arXiv:2502.19261, section 3), 0.5 there. The units' weights get normal numbers with the mean and the
+            standard deviation of what they replace.
+        shared_expert: Whether there is a shared expert. An upcycled one is the dense feed-forward, see `MoeMlp`.
 
     >>> model = timm.create_model("gmoe_tiny_patch16", router="linear", capacity_factor=1.5)
     """
