@@ -17,13 +17,16 @@ from tests.algorithms.networks import minibatches as minibatches_of
 from tests.algorithms.networks import network
 from tests.algorithms.test_updates import build
 from tests.gpu.device import MixedDevicesError, PretendedTensor, backward, pretended_cuda, to_host
+from tests.layers.test_choice import KINDS
+from tests.layers.test_choice import images as tokens_of_images
+from tests.layers.test_choice import layer as choosing_layer
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.data import Split
 from timm_moe_dg.finetuning.assembly import build_task_loss
-from timm_moe_dg.layers import Coverage, GeoMoeMlp, expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers import Coverage, GeoMoeMlp, LossWeights, expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.fast_experts import draw_seed
-from timm_moe_dg.losses import force_tokens, moge_losses
+from timm_moe_dg.losses import force_tokens, moge_losses, reported_losses
 from timm_moe_dg.protocols.evaluation import predict
 
 CUDA = "cuda:0"
@@ -106,6 +109,33 @@ def test_a_method_trains_as_on_the_cpu_without_waiting(method):
     # Adam makes steps of any gradient, also of those of the keys' biases, which are 0 but for rounding
     names = [name for name, _ in net.named_parameters() if not name.endswith("qkv.bias")]
     assert difference(map(net.get_parameter, names), map(twin.get_parameter, names)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_of_experts_and_their_balance_do_not_wait(kind):
+    layers = [deepcopy(moe) for moe in [choosing_layer(**KINDS[kind]).float()] * 2]
+    weights = LossWeights(z_coef=1.0, image_coef=1.0, domain_coef=1.0)
+
+    def steps(moe, x, target):
+        set_expert_implementation(moe, "grouped")
+        results = []
+        for _ in range(2):
+            losses = [moe(x).square().sum(), *(loss.value for loss in reported_losses(moe, target, weights).values())]
+            sum(losses).backward()
+            timm_moe_dg.after_step(moe)
+            results += losses
+        buffers = [buffer for buffer in moe.buffers() if buffer is not None]
+        return results + buffers, [parameter.grad for parameter in moe.parameters()]
+
+    x, target = tokens_of_images().float(), torch.zeros(6, dtype=torch.long)
+    expected = steps(layers[0], x, target)
+    with pretended_cuda() as waits:
+        moe, x, target = layers[1].to(CUDA), x.to(CUDA), target.to(CUDA)
+        waits.clear()
+        results = steps(moe, x, target)
+    assert not waits
+    for mine, theirs in zip(results, expected, strict=True):
+        assert difference(mine, theirs) <= 1e-5
 
 
 def test_the_invariance_and_diversity_losses_do_not_wait():

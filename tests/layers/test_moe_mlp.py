@@ -110,7 +110,7 @@ def test_double_precision_gradients_equal_finite_differences():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"router": "random"}, r"router='random': choose from cosine, linear"),
+        ({"router": "best"}, r"router='best': choose from cosine, linear, random, self"),
         ({"top_k": 7}, r"top_k=7: choose 1 to num_experts=6"),
         ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1"),
         ({"capacity_factor": 0.0}, r"capacity_factor=0.0: give a positive factor"),

@@ -70,11 +70,11 @@ def test_a_mode_still_reaches_the_dense_feed_forwards(mode):
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
 def test_fix_init_divides_every_output_layer_by_the_depth(case):
-    model = case.small(embed_dim=128, fix_init=True)
+    model = case.small(embed_dim=128, fix_init=True, shared_expert=True)
     for index, block in enumerate(model.blocks):
         expected = pytest.approx(0.02 / math.sqrt(2 * (index + 1)), rel=0.03)
         outputs = [block.attn.proj, block.mlp.fc2]
-        if hasattr(block.mlp, "shared"):
+        if hasattr(block.mlp, "shared"):  # of a mixture
             outputs.append(block.mlp.shared.fc2)
         for layer in outputs:
             assert layer.weight.std().item() == expected

@@ -179,8 +179,8 @@ class Algorithm(Tunable, ABC):
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
         logits = full_precision(model(images, *metadata))
-        losses = reported_losses(model, targets, self.loss_weights)
-        model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
         sizes = [len(minibatch[1]) for minibatch in minibatches]
+        losses = reported_losses(model, targets, self.loss_weights, sizes)
+        model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
         parts = {name: loss.value for name, loss in losses.items()}
         return ForwardPass(logits, targets, sizes, model_loss=model_loss, parts=parts)

@@ -28,6 +28,7 @@ TO_ONNX = "export to ONNX"
 DIGEST = "timm_moe_dg.network_sha256"  # entry of an ONNX file's metadata, see `network_digest`
 # Attributes of modules that change outputs and are in no weight
 BEHAVIOR: tuple[str, ...] = ("expert_mode", "shared_only", "forced_expert", "radius", "top_k", "normalize_weights")
+BEHAVIOR += ("scores", "choice")
 BEHAVIOR += ("first_frequency", "num_heads", "eps", "approximate", "global_pool", "pool_type", "pool_include_prefix")
 BEHAVIOR += ("beta", "stride", "padding", "dilation", "window_size", "shift_size")
 CPU = torch.device("cpu")

@@ -72,7 +72,7 @@ def losses_in_effect(record: Record) -> list[str]:
     """Describes the auxiliary losses with their coefficients. Losses without effect are left out."""
     losses = []
     for loss, (option, words) in _LOSSES.items():
-        coefficient = record.args.get(option, LOSS_COEFFICIENTS[option])
+        coefficient = record.args.get(option, LOSS_COEFFICIENTS.get(option, 0.0))
         if coefficient and record.losses.get(loss):
             losses.append(f"{words} x {coefficient:g}")
     return losses

@@ -1,5 +1,6 @@
 """Mixture layers: routers, stacked experts, the feed-forward layers composed of them, and metadata encoders."""
 
+from .control_routers import RandomRouter, SelfRouter
 from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
@@ -29,11 +30,13 @@ __all__ = [
     "MoeMlp",
     "NoMetadata",
     "OwnParameters",
+    "RandomRouter",
     "ReportedLoss",
     "RoutedMlp",
     "Router",
     "RouterOutput",
     "SatClipEncoder",
+    "SelfRouter",
     "SinCosEncoder",
     "after_step",
     "expert_implementation_info",

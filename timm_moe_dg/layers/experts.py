@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from ..compat import in_forward_derivatives, in_transforms, in_vmap
 from ..errors import ArgumentError
+from .dense_copies import copy_dense, reinitialize
 from .fast_experts import compiled_experts, sorted_activation, sorted_experts
 from .feed_forwards import FeedForward, GatedActivation
 from .grouped_experts import ExpertInputs, grouped_experts, has_grouped_product
@@ -134,12 +135,17 @@ class StackedLinear(OwnParameters):
             nn.init.zeros_(self.bias)
 
     @torch.no_grad()
-    def load_dense(self, layers: Sequence[nn.Module]) -> None:
-        """Copies linear layers or 1x1 convolutions to every expert, concatenated by outputs, with `requires_grad`."""
+    def load_dense(self, layers: Sequence[nn.Module], axis: int, width: int, halves: int) -> None:
+        """Copies linear layers or 1x1 convolutions to every expert, concatenated by outputs, with `requires_grad`.
+
+        The other arguments are those of `copy_dense`, for the weight.
+        """
         for name, stack in self.named_parameters(recurse=False):
             sources = [layer.get_parameter(name) for layer in layers]
             # A convolution's weight is (out_features, in_features, 1, 1)
-            stack.copy_(torch.cat([source.flatten(1) if name == "weight" else source for source in sources]))
+            dense = torch.cat([source.flatten(1) if name == "weight" else source for source in sources])
+            of_units = name == "weight" or axis == 0
+            stack.copy_(copy_dense(dense, len(stack), axis if of_units else None, width, halves))
             stack.requires_grad_(any(source.requires_grad for source in sources))
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Optional[Tensor]]:  # noqa: UP045 (TorchScript)
@@ -199,13 +205,17 @@ class StackedExperts(nn.Module):
         self.used: str | None = None  # in the last eager forward
         self.reason: str | None = None
 
-    def load_dense(self, dense: FeedForward, perturbation: float = 0.0) -> None:
+    def load_dense(self, dense: FeedForward, perturbation: float = 0.0, reinit: float = 0.0) -> None:
         """Copies a dense feed-forward into every expert, with its trained activation and normalization.
 
-        `perturbation` is the standard deviation of noise on each expert's weights, relative to that of the matrix.
+        Narrower experts get parts, see `copy_dense`. `perturbation` is the standard deviation of noise on each expert's
+        weights, relative to that of the matrix. `reinit` is the share in `reinitialize`.
         """
-        self.fc1.load_dense(dense.first)
-        self.fc2.load_dense([dense.second])
+        width = self.fc2.weight.shape[-1]
+        halves = len(self.fc1.weight[0]) // width
+        self.fc1.load_dense(dense.first, 0, width, halves)
+        self.fc2.load_dense([dense.second], 1, width, 1)
+        reinitialize(reinit, list(self.fc1.parameters()), self.fc2.weight, halves)
         self.act, self.norm = copy.deepcopy(dense.act), copy.deepcopy(dense.norm)
         with torch.no_grad():
             for weight in (self.fc1.weight, self.fc2.weight) if perturbation > 0 else ():

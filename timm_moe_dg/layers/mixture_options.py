@@ -16,14 +16,22 @@ class MixtureOptions:
     Attributes:
         num_experts: Number of experts (E).
         top_k: Experts per token (K), 1 to E.
-        router: 'cosine', 'linear', or a name given to `register_router`.
-        router_kwargs: Options of that router alone. The cosine router has `proj_features`.
+        router: 'cosine', 'linear', 'random', 'self', or a name given to `register_router`.
+        router_kwargs: Options of the router. They are `scores`, `choice`, `bias_speed` and `threshold_decay`, see
+            `timm_moe_dg.layers.Router`. The cosine router has `proj_features` as well.
         capacity_factor: Limit on an expert's tokens in training, relative to an equal share. Of T tokens an expert
             takes at most K * floor(capacity_factor * ceil(T / E)), by batch prioritized routing. None drops no token.
             Evaluation never drops any.
         normalize_weights: Whether the combine weights of a token sum to 1. None means top_k > 1.
         router_noise: Standard deviation of the noise on training logits. None means 1 / E.
         expert_drop: Dropout rate inside the experts. A `MoeMlp` built by itself has 0.
+        expert_width: Width of an expert relative to the dense feed-forward. At most 1. Below are fine-grained experts
+            (DeepSeekMoE, arXiv:2401.06066, section 3.1): with 0.5, give twice as many experts and twice the `top_k`.
+            Upcycled ones are parts of the dense one, scaled by its width over theirs, and equal it on average alone.
+        expert_reinit: Share of each expert's hidden units that upcycling draws again. This is r of Drop-Upcycling
+            (arXiv:2502.19261, section 3), 0.5 there. The units' weights get normal numbers with the mean and the
+            standard deviation of what they replace.
+        shared_expert: Whether there is a shared expert. An upcycled one is the dense feed-forward, see `MoeMlp`.
 
     >>> model = timm.create_model("gmoe_tiny_patch16", router="linear", capacity_factor=1.5)
     """
@@ -36,11 +44,22 @@ class MixtureOptions:
     normalize_weights: bool | None = None
     router_noise: float | None = None
     expert_drop: float = 0.1
+    expert_width: float = 1.0
+    expert_reinit: float = 0.0
+    shared_expert: bool = False
 
     def __post_init__(self) -> None:
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             remedy = "give a positive factor, or None for dropless"
             raise RouterError.of("capacity_factor", self.capacity_factor, remedy)
+        choice = (self.router_kwargs or {}).get("choice", "token")
+        if self.capacity_factor is not None and choice != "token":
+            remedy = f"choice={choice!r} limits experts by itself; leave it None"
+            raise RouterError.of("capacity_factor", self.capacity_factor, remedy)
+        if not 0 < self.expert_width <= 1:
+            raise RouterError.of("expert_width", self.expert_width, "give a share above 0, and at most 1")
+        if not 0 <= self.expert_reinit <= 1:
+            raise RouterError.of("expert_reinit", self.expert_reinit, "give a share from 0 to 1")
         if self.top_k == 1 and self.normalize_weights:
             # The only weight would be the constant 1, through which no gradient of the task reaches the router
             remedy = "with top_k=1 the router would learn nothing from the task; leave it None or False"

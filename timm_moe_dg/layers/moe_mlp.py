@@ -4,9 +4,11 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 """
 
 import copy
-from typing import Any, Final, Self, cast
+from functools import partial
+from typing import Any, Final, Optional, Self, cast
 
 import torch
+from timm.layers import GluMlp, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -15,8 +17,9 @@ from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import MixtureOptions, build_options
+from .own_parameters import OwnParameters
 from .reports.losses import LossWeights, ReportedLoss
-from .reports.routing import RouterOutput
+from .reports.routing import RouterOutput, image_balance_loss, z_loss
 from .router import Router, build_router
 
 
@@ -53,10 +56,14 @@ class RoutedMlp(nn.Module):
             cast(Router, self.router).count(routing)
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
-        """Returns the router's loss, see `layers.reports.losses`."""
-        if self.routing is None:
+        """Returns the router's losses, see `layers.reports.losses`."""
+        routing = self.routing
+        if routing is None:
             return {}
-        return {"aux_loss": ReportedLoss(cast(Router, self.router).loss(self.routing), weights.aux_coef)}
+        losses = {"aux_loss": ReportedLoss(cast(Router, self.router).loss(routing), weights.aux_coef)}
+        if weights.z_coef:
+            losses["z_loss"] = ReportedLoss(z_loss(routing), weights.z_coef)
+        return losses
 
     def __getstate__(self) -> dict[str, object]:
         # A recorded routing belongs to a graph, so it can be neither copied (weight averaging) nor pickled
@@ -74,38 +81,44 @@ def after_step(model: nn.Module) -> None:
     >>> model = timm.create_model("gmoe_tiny_patch16")
     >>> timm_moe_dg.after_step(model)
     """
-    routers = [
-        module
-        for module in model.modules()
-        if isinstance(module, Router) and type(module).after_step is not Router.after_step
-    ]
+    routers = [module for module in model.modules() if isinstance(module, Router) and module.has_after_step()]
     if routers and torch.distributed.is_available() and torch.distributed.is_initialized():
-        device = next(model.parameters()).device
-        counts = torch.cat([router.expert_counts.to(device) for router in routers])
-        torch.distributed.all_reduce(counts)
-        for router, total in zip(routers, counts.split([router.num_experts for router in routers]), strict=True):
-            router.expert_counts = total
+        _add_over_processes(routers, "expert_counts", next(model.parameters()).device)
+        thresholds = [router for router in routers if router.threshold_sums is not None]
+        if thresholds:
+            _add_over_processes(thresholds, "threshold_sums", next(model.parameters()).device)
     for router in routers:
         router.after_step()
         router.expert_counts = torch.zeros_like(router.expert_counts)
 
 
+def _add_over_processes(routers: list[Router], name: str, device: torch.device) -> None:
+    values = torch.cat([getattr(router, name).to(device) for router in routers])
+    torch.distributed.all_reduce(values)
+    for router, total in zip(routers, values.split([len(getattr(router, name)) for router in routers]), strict=True):
+        setattr(router, name, total)
+
+
 @register_notrace_module
-class MoeMlp(RoutedMlp):
+class MoeMlp(OwnParameters, RoutedMlp):
     """Sparse mixture of feed-forward experts with token-level routing (GMoE, section 4.2; SF-MoE, section 2.2).
 
     The path of a token x_D: (1) the router scores the E experts and picks K; (2) each of them computes
     W2 act(W1 x + b1) + b2; (3) the outputs are added, weighted by the combine weights. By default no token is dropped.
     A `capacity_factor` drops tokens in training alone, so a prediction never depends on its batch neighbors.
 
-    Padding is not routed, and its output is 0. A network that pads sets `valid` before each forward, (B, N) bool, False
+    With `shared_expert` the layer is g f_0(x) + (1 - g) y(x), where every token visits the shared expert f_0, y is the
+    sum above, and g = sigmoid(gamma) is learned, from 1/2. DeepSeekMoE (arXiv:2401.06066, equation 9) adds f_0(x) and
+    y(x). The mean keeps the output of an upcycled network.
+
+    Padding is not routed, and y is 0 there. A network that pads sets `valid` before each forward, (B, N) bool, False
     for padding. `upcycle` does so for timm's NaFlex networks.
 
     Takes timm's `Mlp` arguments, so that it can be a block's `mlp_layer`.
 
     Args:
         in_features: D.
-        hidden_features: Hidden width of each expert; None means `in_features`.
+        hidden_features: Hidden width of each expert, before `expert_width`; None means `in_features`.
         out_features: As timm's Mlp has it; must equal `in_features` here.
         norm_layer: Normalization of the hidden features, shared by the experts; None for none.
         bias: Whether the experts' layers have biases; a pair sets them apart.
@@ -116,6 +129,7 @@ class MoeMlp(RoutedMlp):
         **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
     """
 
+    undecayed = ("gamma",)
     channels_first: Final[bool]
 
     def __init__(
@@ -138,20 +152,23 @@ class MoeMlp(RoutedMlp):
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
         options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
-        experts = StackedExperts(
-            options.num_experts,
-            in_features,
-            hidden_features or in_features,
-            act_layer=act_layer,
-            norm_layer=norm_layer,
-            bias=bias,
-            hidden_drop=combined_rate(drop, expert_drop),
-            gated=gated,
-            device=device,
-            dtype=dtype,
-        )
-        super().__init__(experts)
+        hidden_features = hidden_features or in_features
+        layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        further: dict[str, Any] = {"hidden_drop": combined_rate(drop, expert_drop), "gated": gated, **layers, **dd}
+        width = max(1, round(options.expert_width * hidden_features))
+        super().__init__(StackedExperts(options.num_experts, in_features, width, **further))
         self.channels_first = channels_first
+        self.expert_width = options.expert_width
+        self.expert_reinit = options.expert_reinit
+        shared: nn.Module | None = None
+        if options.shared_expert:
+            make = partial(GluMlp, gate_last=False) if gated else Mlp
+            width = hidden_features * (1 + gated)
+            # The shared expert has no second dropout: the layer's own acts once, behind the sum
+            shared = make(in_features, width, **layers, drop=(drop, 0.0), use_conv=channels_first, **dd)
+        self.shared = shared
+        self.gamma = nn.Parameter(torch.zeros(1, **dd)) if options.shared_expert else None
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
         self.valid: Tensor | None = None
         self.capacity_factor = options.capacity_factor
@@ -163,8 +180,7 @@ class MoeMlp(RoutedMlp):
             top_k=options.top_k,
             normalize_weights=options.top_k > 1 if options.normalize_weights is None else options.normalize_weights,
             noise_std=options.router_noise,
-            device=device,
-            dtype=dtype,
+            **dd,
         )
         self.drop = nn.Dropout(drop)
 
@@ -175,7 +191,7 @@ class MoeMlp(RoutedMlp):
         The experts share one copy of the activation and the normalizations. A normalization of the input acts before
         the router too. Dropout rates, frozen parameters and the mode are kept, and `expert_drop` acts besides. The
         options are those of `MixtureOptions`. The evaluation output equals the dense one where the combine weights
-        sum to 1.
+        sum to 1, and experts are whole copies (see `changes_dense`).
         """
         dense = read_feed_forward(mlp)
         first, second = dense.weights()
@@ -190,11 +206,41 @@ class MoeMlp(RoutedMlp):
             dtype=first.dtype,
             **mixture,
         )
-        moe.experts.load_dense(dense)
+        if moe.expert_width != 1 and not isinstance(dense.norm, nn.Identity):
+            remedy = "experts cannot be parts of a feed-forward that normalizes its hidden features; leave it 1"
+            raise RouterError.of("expert_width", moe.expert_width, remedy)
+        moe.experts.load_dense(dense, reinit=moe.expert_reinit)
+        if moe.shared is not None:
+            moe.shared = copy.deepcopy(mlp)
+            if hasattr(mlp, "drop2"):
+                moe.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
         moe.norm = copy.deepcopy(dense.pre_norm)
         moe.experts.drop.p = combined_rate(dense.hidden_drop, expert_drop)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
+
+    def reset_parameters(self) -> None:
+        """Half shared, half routed; the submodules initialize themselves."""
+        if self.gamma is not None:
+            nn.init.zeros_(self.gamma)
+
+    def changes_dense(self) -> list[str]:
+        """Names the options with which an upcycled layer does not compute what its dense source does."""
+        reasons = []
+        if not self.router.normalize_weights and self.router.num_experts > 1:
+            reasons.append(f"top_k={self.router.top_k} with combine weights that do not sum to 1")
+        if self.expert_width != 1:
+            reasons.append(f"expert_width={self.expert_width}")
+        if self.expert_reinit:
+            reasons.append(f"expert_reinit={self.expert_reinit}")
+        return reasons
+
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the router's losses, and the balance of experts within images."""
+        losses = super().training_losses(targets, weights)
+        if self.routing is not None and weights.image_coef:
+            losses["image_loss"] = ReportedLoss(image_balance_loss(self.routing, len(targets)), weights.image_coef)
+        return losses
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) tokens -> (..., D); (B, D, height, width) both if channels come first."""
@@ -205,9 +251,10 @@ class MoeMlp(RoutedMlp):
 
     def _mix(self, x: Tensor) -> Tensor:
         tokens_TD = self.norm(x.reshape(-1, x.shape[-1]))
-        routing = self.router(tokens_TD)
+        valid: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
         if not torch.jit.is_scripting():
-            routing = self._without_padding(routing)
+            valid = self._take_valid()
+        routing = self.router(tokens_TD, valid)
         expert_indices, routed = routing.expert_indices, routing.routed
         # Index E is no expert: its assignments are skipped
         if routed is not None:
@@ -219,13 +266,26 @@ class MoeMlp(RoutedMlp):
         outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
         if not torch.jit.is_scripting():
             self.record(routing)
-        return self.drop(outputs_TD.view(x.shape))
+        output = outputs_TD.view(x.shape)
+        if self.shared is not None and self.gamma is not None:
+            gate = self.gamma.sigmoid().to(output.dtype)
+            output = gate * self._share(x) + (1.0 - gate) * output
+        return self.drop(output)
+
+    def _share(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D), the shared expert."""
+        if self.shared is None:
+            return x
+        if self.channels_first:
+            return self.shared(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        else:  # noqa: RET505 (TorchScript compiles only the branch that `channels_first` chooses)
+            return self.shared(x)
 
     @torch.jit.unused
-    def _without_padding(self, routing: RouterOutput) -> RouterOutput:
-        """Marks padding as not routed. A mask is for one forward."""
+    def _take_valid(self) -> Optional[Tensor]:  # noqa: UP045 (TorchScript)
+        """Returns the mask of tokens that are not padding, which is for one forward."""
         valid, self.valid = self.valid, None
-        return routing if valid is None else routing._replace(routed=valid.flatten())
+        return None if valid is None else valid.flatten()
 
     def _limit(self, routing: RouterOutput, expert_indices: Tensor) -> RouterOutput:
         """Drops the assignments over capacity, in training with a capacity factor."""

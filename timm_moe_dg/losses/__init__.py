@@ -1,6 +1,14 @@
 """Losses: functions of tensors that return a scalar, and the losses that a model reports."""
 
-from ..layers.reports.routing import importance_loss, load_loss, tutel_loss, vmoe_loss
+from ..layers.reports.routing import (
+    domain_balance_loss,
+    image_balance_loss,
+    importance_loss,
+    load_loss,
+    tutel_loss,
+    vmoe_loss,
+    z_loss,
+)
 from ..layers.reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .domain import (
     class_balanced_cross_entropy,
@@ -33,10 +41,12 @@ __all__ = [
     "classifier_gradient_variance",
     "coral_distance",
     "discovered_domains",
+    "domain_balance_loss",
     "feature_divergence",
     "fishr_penalty",
     "force_tokens",
     "group_weights",
+    "image_balance_loss",
     "importance_loss",
     "input_gradient_penalty",
     "irm_penalty",
@@ -53,4 +63,5 @@ __all__ = [
     "tutel_loss",
     "vmoe_loss",
     "vrex_penalty",
+    "z_loss",
 ]

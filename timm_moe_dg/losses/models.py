@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, Router, RouterOutput
 from ..layers.reports.losses import ReportsLosses
-from ..layers.reports.routing import BALANCING_LOSSES
+from ..layers.reports.routing import BALANCING_LOSSES, domain_balance_loss
 
 
 def _routed_modules(model: nn.Module) -> Iterator[tuple[str, MoeMlp | GeoMoeMlp]]:
@@ -91,12 +91,14 @@ def reported_losses(
     model: nn.Module,
     targets: Tensor,
     weights: LossWeights = LossWeights(),  # noqa: B008 (immutable)
+    sizes: Sequence[int] | None = None,
 ) -> dict[str, ReportedLoss]:
     """Returns the losses that a model's modules report of the last training forward, by name.
 
     Each module with a method `training_losses` is asked, see `layers.reports.losses`. "aux_loss" is 0 without routers.
     Call this between forward and backward, once per forward, with that forward's class indices (B,). The model may be
-    wrapped for distributed training.
+    wrapped for distributed training. The images are those of domains of these `sizes`, one after the other, by default
+    of one domain.
 
     >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=3)
     >>> logits = model(torch.randn(4, 3, 224, 224))
@@ -109,6 +111,11 @@ def reported_losses(
             for name, loss in cast(ReportsLosses, module).training_losses(targets, weights).items():
                 _scalar(module, loss.value if isinstance(loss, ReportedLoss) else type(loss).__name__)
                 found.setdefault(name, []).append(loss)
+    if weights.domain_coef:
+        found["domain_loss"] = [
+            ReportedLoss(domain_balance_loss(routing, sizes or [len(targets)]), weights.domain_coef)
+            for routing in router_outputs(model).values()
+        ]
     return {name: _over_modules(losses) if losses else ReportedLoss(_zero(model)) for name, losses in found.items()}
 
 

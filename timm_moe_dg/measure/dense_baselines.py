@@ -91,13 +91,13 @@ def _layer_inputs(layer: Network, plan: Network, batch_size: int, device: str) -
     return x, torch.randn(batch_size, layer.router.codes.shape[1], device=device), present
 
 
-def _active_width(plan: Network) -> int:
+def _active_width(plan: Network) -> float:
     """Feed-forwards that a token passes in a mixture layer."""
     layer = next(iter(mixture_layers(plan).values()))
-    return layer.router.top_k + (isinstance(layer, GeoMoeMlp) and layer.shared is not None)
+    return layer.router.top_k * getattr(layer, "expert_width", 1) + (layer.shared is not None)
 
 
-def _dense_model(plan: Network, options: Options, factor: int = 1) -> nn.Module:
+def _dense_model(plan: Network, options: Options, factor: float = 1) -> nn.Module:
     """The dense model that `plan` is upcycled from, its mixture blocks' feed-forwards `factor` times as wide."""
     source = plan.pretrained_cfg.get("hf_hub_id") or ""
     name = plan.mixture_args["backbone"] if hasattr(plan, "mixture_args") else source.split("/")[1].split(".")[0]
@@ -108,13 +108,14 @@ def _dense_model(plan: Network, options: Options, factor: int = 1) -> nn.Module:
     return dense
 
 
-def _widened(mlp: nn.Module, factor: int) -> nn.Module:
+def _widened(mlp: nn.Module, factor: float) -> nn.Module:
     """A new feed-forward with `factor` times as many hidden features, without its inner normalization."""
     parts, wide = read_feed_forward(mlp), copy.deepcopy(mlp)
     for name, layer in mlp.named_children():
         if layer in (*parts.first, parts.second):
             rows, columns = layer.get_parameter("weight").shape[:2]
-            rows, columns = (rows, columns * factor) if layer is parts.second else (rows * factor, columns)
+            is_second = layer is parts.second
+            rows, columns = (rows, round(columns * factor)) if is_second else (round(rows * factor), columns)
             make: Any = partial(nn.Conv2d, kernel_size=1) if parts.channels_first else nn.Linear
             setattr(wide, name, make(columns, rows, bias=layer.bias is not None))
         elif layer is parts.norm:

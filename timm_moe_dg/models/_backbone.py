@@ -166,7 +166,7 @@ def _build(
     network = _create(kind, backbone, pretrained=pretrained, **options)
     with warnings.catch_warnings():
         if source.mixtures:  # a mixture's own weights follow, so nothing of the dense network is lost
-            warnings.filterwarnings("ignore", message="top_k=")
+            warnings.filterwarnings("ignore", message=".*the upcycled network does not compute")
         model: Any = kind.change(network, **mixture)
     model.pretrained_cfg.pop("state_dict", None)
     if text_head:

@@ -1,6 +1,5 @@
 """Vision transformer with metadata-routed experts in some blocks, the class of MoGE."""
 
-import math
 from typing import Any, ClassVar, Final, Optional
 
 import torch
@@ -15,7 +14,7 @@ from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, take_options
 from ..layers.own_parameters import undecayed_parameters
 from ._metadata import MetadataRoutingOptions, bound_coverage, index_coordinates
-from ._moe_vit import MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
+from ._moe_vit import MoeLayers, check_vit_options, mixture_block, resolve_moe_layers, scale_shared_experts
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 
@@ -123,10 +122,7 @@ class GeoMoeVisionTransformer(VisionTransformer):
     def fix_init_weight(self) -> None:
         """Scales the output layers by depth as timm does, and those of the shared experts, which timm misses."""
         super().fix_init_weight()
-        with torch.no_grad():
-            for index, block in enumerate(self.blocks):
-                if block.routed and block.mlp.shared is not None:
-                    block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * (index + 1)))
+        scale_shared_experts(self)
 
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))

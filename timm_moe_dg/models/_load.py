@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
-from ..layers.moe_mlp import RoutedMlp
+from ..layers.dense_copies import copy_dense, reinitialize
+from ..layers.moe_mlp import MoeMlp, RoutedMlp
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     upcycled: list[RoutedMlp] = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, model_state, _perturbation(module))
+        if isinstance(module, RoutedMlp) and _upcycle_layer(f"{name}.", loaded, model_state, module)
     ]
     if upcycled:
         encoder = {key: value for key, value in model_state.items() if key.startswith(_METADATA_PREFIX)}
@@ -51,10 +52,12 @@ def _perturbation(module: nn.Module) -> float:
     return getattr(module, "expert_perturbation", 0.0)
 
 
-def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str, Tensor], perturbation: float) -> bool:
+def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str, Tensor], layer: RoutedMlp) -> bool:
     """Fills one mixture layer from its dense counterpart, in place; False if the checkpoint has the layer itself."""
     if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
+    perturbation, width = _perturbation(layer), layer.fc2.weight.shape[-1]
+    axes = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1}
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
     for key in [key for key in model_state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
@@ -63,10 +66,15 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
             loaded[key] = model_state[key]
         elif source in dense:
             stacked = part == "experts" and model_state[key].ndim == dense[source].ndim + 1
-            value = dense[source].expand(model_state[key].shape[0], *dense[source].shape) if stacked else dense[source]
+            value = dense[source]
+            if stacked:
+                value = copy_dense(value, len(model_state[key]), axes.get(source), width)
             loaded[key] = value.clone()  # safetensors refuses an expanded view, in which experts share storage
             if stacked and value.ndim == 3 and perturbation > 0:
                 loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
+    if isinstance(layer, MoeMlp) and layer.expert_reinit:
+        first = [loaded[key] for name in ("weight", "bias") if (key := f"{prefix}experts.fc1.{name}") in loaded]
+        reinitialize(layer.expert_reinit, first, loaded[f"{prefix}experts.fc2.weight"])
     return True
 
 
@@ -106,6 +114,8 @@ def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
     if upcycled:
         noise = max(_perturbation(module) for module in upcycled)
         note = f", weights perturbed by {noise:g} of their standard deviation" if noise else ""
+        changes = [reason for module in upcycled[:1] if isinstance(module, MoeMlp) for reason in module.changes_dense()]
+        note += f"; {', '.join(changes)} changes what they compute" if changes else ""
         _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers{note}.")
     else:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")

@@ -43,9 +43,9 @@ FeedForwards = tuple[nn.Module, list[str]]  # a feed-forward and all its names
 def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -> ModelT:
     """Replaces feed-forwards of any network of timm's by mixtures of experts, each a copy of what it replaces.
 
-    In evaluation the network computes what it did. The exception are combine weights that do not sum to 1 (`top_k=1`,
-    or `normalize_weights=False`), which cause a warning. Call it before an optimizer or a wrapper of timm's
-    (`features_only=True`) holds the network. Saved by timm, it is loaded again as model 'gmoe'.
+    In evaluation the network computes what it did. The exceptions cause a warning: combine weights that do not sum to 1
+    (`top_k=1`, or `normalize_weights=False`), `expert_width` and `expert_reinit`. Call it before an optimizer or a
+    wrapper of timm's (`features_only=True`) holds the network. Saved by timm, it is loaded again as model 'gmoe'.
 
     Args:
         model: Changed in place, and returned.
@@ -81,12 +81,11 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
             if isinstance(model, NaFlexVit):
                 block = model.get_submodule(name.rpartition(".")[0])
                 block.register_forward_pre_hook(_mark_padding, with_kwargs=True)
-    router = mixtures[0].router
-    if not router.normalize_weights and router.num_experts > 1 and not mixtures[0].fc1.weight.is_meta:
+    reasons = mixtures[0].changes_dense()
+    if reasons and not mixtures[0].fc1.weight.is_meta:
         change = "the upcycled network does not compute what the dense one did"
-        remedy = "give top_k=2 or more and leave normalize_weights alone to keep it"
-        message = f"top_k={router.top_k} with combine weights that do not sum to 1: {change}; {remedy}"
-        warnings.warn(message, stacklevel=2)
+        remedy = "give top_k=2 or more and leave normalize_weights, expert_width and expert_reinit alone to keep it"
+        warnings.warn(f"{', '.join(reasons)}: {change}; {remedy}", stacklevel=2)
     record_change(model, "gmoe", {"moe_layers": list(layers), **options})
     return model
 

@@ -91,5 +91,7 @@ def match_experts(network: nn.Module, reference: Weights, weights: Weights) -> d
         rows = [[table[name].double().flatten(1) for name in names] for table in (reference, weights)]
         first, second = (torch.cat(parts, dim=1) for parts in rows)
         order = linear_sum_assignment(torch.cdist(first, second).square().numpy())[1]
+        # A bias of an expert moves with it, and says nothing about likeness
+        names += [f"{layer}.router.{state}" for state in Router.expert_state if f"{layer}.router.{state}" in weights]
         matched |= {name: weights[name][order] for name in names}
     return matched

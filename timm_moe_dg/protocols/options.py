@@ -152,6 +152,12 @@ class MethodOptions:
         help="weight of the routers' auxiliary loss (default: 0.01, or drawn by --hparams-seed)")
     aux_form: str = option("vmoe", choices=tuple(BALANCING_LOSSES),
         help="auxiliary loss of the GMoE paper (vmoe) or of its released code (tutel; default: %(default)s)")
+    z_coef: float = option(0.0, type=non_negative,
+        help="weight of the routers' z-loss, such as 0.001 (default: %(default)s)")
+    image_coef: float = option(0.0, type=non_negative,
+        help="weight of the balance of experts within each image, such as 0.0001 (default: %(default)s)")
+    domain_coef: float = option(0.0, type=non_negative,
+        help="weight of the balance of experts within each domain, such as 0.01 (default: %(default)s)")
     cka_coef: float | None = option(None, role=IDENTITY, type=non_negative,
         help="MoGE: weight of the diversity loss (default: 0.01, or drawn)")
     cka_tokens: int = option(256, type=positive_int,

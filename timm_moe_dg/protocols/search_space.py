@@ -31,7 +31,9 @@ SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
 
 # Losses of mixtures. MoGE tunes its hyper-parameters by DomainBed's random search without naming them; what is drawn,
 # and the ranges around the defaults, are ours.
-LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(asdict(LossWeights()))
+LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(
+    {name: value for name, value in asdict(LossWeights()).items() if value}
+)
 
 
 def _around(default: float, decades: float = 1.0, **_: object) -> Distribution:
@@ -39,7 +41,11 @@ def _around(default: float, decades: float = 1.0, **_: object) -> Distribution:
     return lambda random: 10 ** random.uniform(center - decades, center + decades)
 
 
-_LOSS_RANGES = {item.name: _around(LOSS_COEFFICIENTS[item.name], **item.metadata) for item in fields(LossWeights)}
+_LOSS_RANGES = {
+    item.name: _around(LOSS_COEFFICIENTS[item.name], **item.metadata)
+    for item in fields(LossWeights)
+    if item.name in LOSS_COEFFICIENTS
+}
 
 
 def loss_coefficients(hparams_seed: int, trial_seed: int) -> Mapping[str, float]:

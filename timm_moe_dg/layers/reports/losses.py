@@ -18,11 +18,15 @@ def _weight(default: float, loss: str, words: str) -> Any:
 class LossWeights:
     """Weights of the mixtures' losses, and the temperature of one. Options of a run have the same names.
 
-    The names of the losses and their descriptions are in the metadata of the fields. `decades` there is half the width
-    of a random search around a default.
+    Losses with the weight 0 are not computed, apart from the auxiliary loss. The names of the losses and their
+    descriptions are in the metadata of the fields. `decades` there is half the width of a random search around a
+    default, which leaves out weights of 0.
     """
 
     aux_coef: float = _weight(0.01, "aux_loss", "the routers' auxiliary loss")
+    z_coef: float = _weight(0.0, "z_loss", "the routers' z-loss")
+    image_coef: float = _weight(0.0, "image_loss", "the balance of experts within images")
+    domain_coef: float = _weight(0.0, "domain_loss", "the balance of experts within domains")
     cka_coef: float = _weight(0.01, "cka_loss", "MoGE's diversity loss (CKA)")  # exists while tokens are forced
     supcon_coef: float = _weight(0.1, "supcon_loss", "MoGE's invariance loss (SupCon)")
     supcon_temperature: float = field(default=0.1, metadata={"decades": 0.5})

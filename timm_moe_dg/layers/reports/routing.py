@@ -4,7 +4,7 @@ Axes: T items (tokens, or images in MoGE), E experts, K experts per item.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Optional
 
@@ -22,7 +22,8 @@ class RouterOutput(NamedTuple):
         expert_indices: (T, K) int64, best expert first.
         combine_weights: (T, K) weights of the experts' outputs; zero where `dropped`.
         noise_std: Standard deviation of the noise, 0.0 for none.
-        dropped: (T, K) bool, assignments over an expert's capacity; None without a capacity.
+        dropped: (T, K) bool, assignments that are not computed: over an expert's capacity, or not chosen where the
+            number of experts differs between items (K is E there). None for none.
         routed: (T,) bool, False for items without routing (padding, MoGE samples without metadata); None for none.
 
     >>> timm_moe_dg.layers.LinearRouter(8, num_experts=4, top_k=2)(torch.randn(5, 8)).expert_indices.shape
@@ -39,15 +40,19 @@ class RouterOutput(NamedTuple):
     routed: Optional[Tensor] = None  # noqa: UP045
 
 
-def count_assignments(routing: RouterOutput) -> Tensor:
-    """(E,) int64: the number of each expert's items, without those that were dropped or not routed."""
+def _taken(routing: RouterOutput) -> Tensor:
+    """(T, E) int64, 1 where an expert computes an item: without those that were dropped or not routed."""
     taken = torch.ones_like(routing.expert_indices)
     if routing.dropped is not None:
         taken = taken.masked_fill(routing.dropped, 0)
     if routing.routed is not None:
         taken = taken.masked_fill(~routing.routed.unsqueeze(1), 0)
-    counts = taken.new_zeros(routing.logits.shape[1])
-    return counts.scatter_add(0, routing.expert_indices.flatten(), taken.flatten())
+    return taken.new_zeros(routing.logits.shape).scatter_add(1, routing.expert_indices, taken)
+
+
+def count_assignments(routing: RouterOutput) -> Tensor:
+    """(E,) int64: the number of each expert's items, without those that were dropped or not routed."""
+    return _taken(routing).sum(0)
 
 
 def squared_cv(values: Tensor, unbiased: bool = False) -> Tensor:
@@ -92,6 +97,47 @@ def load_loss(
     if routed is not None:
         chances_TE = chances_TE * routed.unsqueeze(1)
     return squared_cv(chances_TE.sum(0), unbiased)
+
+
+def z_loss(routing: RouterOutput) -> Tensor:
+    """Mean over items of logsumexp(logits)^2, which keeps logits small (ST-MoE, arXiv:2202.08906, equation 5).
+
+    Logits are those without noise. Items that are not routed are left out.
+    """
+    squares_T = routing.logits.logsumexp(dim=-1).square()
+    if routing.routed is None:
+        return squares_T.mean()
+    return (squares_T * routing.routed).sum() / routing.routed.sum().clamp(min=1)
+
+
+def image_balance_loss(routing: RouterOutput, num_images: int) -> Tensor:
+    """Mean over images of sum_e f_e P_e, 1 if balanced within each image (DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20).
+
+    Of an image's assignments, the share f_e / E goes to expert e, and P_e is its mean routing probability. Unlike in
+    equation 18, f counts the experts that computed, after noise, bias and capacity. The (T, E) items are those of
+    `num_images` images in order, equally many of each.
+    """
+    num_experts = routing.probabilities.shape[1]
+    taken_TE = _taken(routing).to(routing.probabilities.dtype)
+    routed_TE = torch.ones_like(taken_TE) if routing.routed is None else routing.routed.unsqueeze(1).to(taken_TE)
+    counts_BE, items_BE, mass_BE = (
+        values.reshape(num_images, -1, num_experts).sum(1)
+        for values in (taken_TE, routed_TE.expand_as(taken_TE), routing.probabilities * routed_TE)
+    )
+    f_BE = num_experts * counts_BE / counts_BE.sum(1, keepdim=True).clamp(min=1)
+    return (f_BE * mass_BE / items_BE.clamp(min=1)).sum(1).mean()
+
+
+def domain_balance_loss(routing: RouterOutput, sizes: Sequence[int]) -> Tensor:
+    """Mean of the domains' importance losses (ours): each domain has to use all experts.
+
+    `sizes` are the numbers of images of the domains, which follow each other.
+    """
+    items = len(routing.probabilities) // max(sum(sizes), 1)
+    parts = [size * items for size in sizes]
+    routed = [None] * len(parts) if routing.routed is None else routing.routed.split(parts)
+    pairs = zip(routing.probabilities.split(parts), routed, strict=True)
+    return torch.stack([importance_loss(probabilities, mask) for probabilities, mask in pairs]).mean()
 
 
 def vmoe_loss(routing: RouterOutput) -> Tensor:
