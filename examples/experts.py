@@ -76,12 +76,26 @@ def permuted(routing: RouterOutput) -> RouterOutput:
     return routing._replace(expert_indices=indices, combine_weights=weights)
 
 
+def forced(expert: int) -> Callable[[RouterOutput], RouterOutput]:
+    """Returns a change that sends all tokens to one expert."""
+    return lambda routing: routing._replace(expert_indices=torch.full_like(routing.expert_indices, expert))
+
+
+@torch.no_grad()
+def equalize(model: nn.Module) -> None:
+    """Replaces each expert by the mean of all experts of its layer."""
+    for experts in model.modules():
+        if isinstance(experts, StackedExperts):
+            for parameter in experts.parameters():
+                parameter.copy_(parameter.mean(0).expand_as(parameter).clone())
+
+
 def one_expert(score: Score, model: nn.Module) -> float:
     """Mean accuracy, over experts, if all tokens go to one."""
     (count,) = {module.num_experts for module in model.modules() if isinstance(module, Router)}
     scores = []
     for expert in range(count):
-        with rerouted(model, lambda r, e=expert: r._replace(expert_indices=torch.full_like(r.expert_indices, e))):
+        with rerouted(model, forced(expert)):
             scores.append(score())
     return fmean(scores)
 
@@ -110,8 +124,7 @@ def measure(folder: Path) -> list[float]:
                 between += [relative(first, second, mean) for first, second in combinations(stack, 2)]
                 dense = f"{name.removesuffix('.experts')}.{layer}.weight"
                 moved.append(relative(mean, start[dense], mean) if start else nan)
-            for parameter in experts.parameters():
-                parameter.copy_(parameter.mean(0).expand_as(parameter).clone())
+    equalize(model)
     return [fmean(between), fmean(moved), accuracy, score(), shuffled, one, random]
 
 

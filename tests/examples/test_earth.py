@@ -25,7 +25,7 @@ def load_file(path: Path) -> ModuleType:
 def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     train, compare, replace = (
-        load_file(EXAMPLES / name) for name in ("earth/train.py", "earth/compare.py", "replace_routing.py")
+        load_file(EXAMPLES / name) for name in ("earth/train.py", "earth/compare.py", "earth/replace_routing.py")
     )
     monkeypatch.setattr(train, "SIZE", {"patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 3})
     monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.ROWS, 2))
@@ -47,8 +47,9 @@ def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, cap
     assert table.loc["as trained", "unseen"] == pytest.approx(scores.loc["moge", "unseen"], abs=0.1)
 
 
-def test_replaced_logits_are_put_back_and_move_routing():
-    replace = load_file(EXAMPLES / "replace_routing.py")
+def test_changed_routing_is_put_back(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    replace = load_file(EXAMPLES / "earth/replace_routing.py")
     size = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 2, "moe_layers": (0,)}
     model = timm.create_model("gmoe_tiny_patch16", num_classes=3, top_k=1, **size).eval()
     images = torch.randn(4, 3, 16, 16)
@@ -58,12 +59,12 @@ def test_replaced_logits_are_put_back_and_move_routing():
                 parameter.normal_()
         before, outputs = model(images), []
         for expert in range(2):
-            with replace.replaced_logits(model, replace.forced(expert)):
+            with replace.rerouted(model, replace.forced(expert)):
                 outputs.append(model(images))
         assert not torch.allclose(*outputs)
         torch.testing.assert_close(model(images), before, rtol=0, atol=0)
         replace.equalize(model)
-        with replace.replaced_logits(model, replace.forced(0)):
+        with replace.rerouted(model, replace.forced(0)):
             first = model(images)
-        with replace.replaced_logits(model, replace.forced(3)):
+        with replace.rerouted(model, replace.forced(3)):
             torch.testing.assert_close(model(images), first)

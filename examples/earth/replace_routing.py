@@ -1,6 +1,7 @@
 """Measures whether the experts of finished runs do anything.
 
-    python examples/replace_routing.py output/earth/gmoe-* output/earth/moge-[a-z]*-[0-9] --output routing.csv
+    export PYTHONPATH=examples
+    python examples/earth/replace_routing.py output/earth/gmoe-a* output/earth/moge-a* --output routing.csv
 
 Each network is scored on its test images as trained, and with one thing replaced: every expert by the mean of all
 (`equal`), the routing of each token or image by that of another one (`permuted`), and all routing by one expert
@@ -10,55 +11,18 @@ domains that were trained on (`id`), if the data reserve some, and on the held-o
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from experts import equalize, forced, permuted, rerouted
 
 from timm_moe_dg.analysis.run_view import RunView, open_run
 from timm_moe_dg.data import Domain
 from timm_moe_dg.finetuning.plan import make_splits
 from timm_moe_dg.layers import Router
-from timm_moe_dg.layers.experts import StackedExperts
-
-Logits = Callable[[Tensor], Tensor]
-
-
-@contextmanager
-def replaced_logits(model: nn.Module, replace: Logits) -> Iterator[None]:
-    """Replaces the logits of all routers by a function of them."""
-    routers = [module for module in model.modules() if isinstance(module, Router)]
-    for router in routers:
-        original = router.compute_logits
-        router.compute_logits = lambda x, original=original: replace(original(x))  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for router in routers:
-            del router.compute_logits
-
-
-def permuted(logits: Tensor) -> Tensor:
-    """(T, E) logits -> those of another token or image."""
-    return logits[torch.randperm(len(logits))]
-
-
-def forced(expert: int) -> Logits:
-    """Returns a function that gives one expert all of the weight."""
-    return lambda logits: torch.full_like(logits, -1e4).index_fill(1, torch.tensor(expert), 1e4)
-
-
-@torch.no_grad()
-def equalize(model: nn.Module) -> None:
-    """Replaces each expert by the mean of all experts of its layer."""
-    for experts in model.modules():
-        if isinstance(experts, StackedExperts):
-            for parameter in experts.parameters():
-                parameter.copy_(parameter.mean(0).expand_as(parameter).clone())
 
 
 def test_images(view: RunView) -> tuple[list[tuple[Domain, int]], np.ndarray]:
@@ -93,11 +57,11 @@ def measure(folder: Path) -> list[dict[str, object]]:
     images, unseen = test_images(view)
     experts = next(module for module in view.model.modules() if isinstance(module, Router)).num_experts
     marks = {"as trained": correct(view, images)}
-    with replaced_logits(view.model, permuted):
+    with rerouted(view.model, permuted):
         marks["permuted"] = correct(view, images)
     each = []
     for expert in range(experts):
-        with replaced_logits(view.model, forced(expert)):
+        with rerouted(view.model, forced(expert)):
             each.append(correct(view, images))
     equalize(view.model)
     marks["equal"] = correct(view, images)
