@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from timm_moe_dg.layers import assignments
+from timm_moe_dg.layers import fast_experts as module
 from timm_moe_dg.layers.experts import StackedExperts, set_expert_implementation
-from timm_moe_dg.layers.feed_forwards import GatedActivation
-from timm_moe_dg.layers.implementations import fast_experts as module
-from timm_moe_dg.layers.implementations.fast_experts import (
+from timm_moe_dg.layers.fast_experts import (
     DROPPED,
     ExpertInputs,
     HiddenDropout,
@@ -31,6 +30,7 @@ from timm_moe_dg.layers.implementations.fast_experts import (
     sorted_activation,
     sorted_experts,
 )
+from timm_moe_dg.layers.feed_forwards import GatedActivation
 
 ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere

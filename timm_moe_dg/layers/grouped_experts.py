@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...compat import is_batch_of_gradients
-from ..assignments import GroupedAssignments, group_assignments
+from ..compat import is_batch_of_gradients
+from .assignments import GroupedAssignments, group_assignments
 
 # What torch's grouped product requires
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...compat import is_batch_of_gradients
-from ..assignments import SortedAssignments, sort_assignments
-from ..feed_forwards import GatedActivation
-from ..precision import without_autocast
+from ..compat import is_batch_of_gradients
+from .assignments import SortedAssignments, sort_assignments
+from .feed_forwards import GatedActivation
 from .grouped_experts import ExpertInputs
+from .precision import without_autocast
 
 aten = torch.ops.aten  # the functions that write GELU, SiLU and their derivatives into a given tensor
 
