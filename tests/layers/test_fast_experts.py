@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from timm_moe_dg.layers import assignments
 from timm_moe_dg.layers import fast_experts as module
+from timm_moe_dg.layers.dense.feed_forwards import GatedActivation
 from timm_moe_dg.layers.experts import StackedExperts, set_expert_implementation
 from timm_moe_dg.layers.fast_experts import (
     DROPPED,
@@ -30,7 +31,6 @@ from timm_moe_dg.layers.fast_experts import (
     sorted_activation,
     sorted_experts,
 )
-from timm_moe_dg.layers.feed_forwards import GatedActivation
 
 ITEMS, TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 6, 2, 4, 5, 3, 2
 INDICES = torch.tensor([[0, 1], [1, 3], [3, 3], [0, 2], [1, 0], [2, 1]])  # 3 is nowhere

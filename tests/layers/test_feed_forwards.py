@@ -12,7 +12,7 @@ from timm.models.vitamin import GeGluMlp
 from torch import nn
 
 from timm_moe_dg.layers import MoeMlp
-from timm_moe_dg.layers.feed_forwards import DENSE_FORMS, GatedActivation, read_feed_forward
+from timm_moe_dg.layers.dense.feed_forwards import DENSE_FORMS, GatedActivation, read_feed_forward
 
 FORMS = {
     "Mlp": Mlp(8, 16),

@@ -74,7 +74,7 @@ def test_fix_init_divides_every_output_layer_by_the_depth(case):
     for index, block in enumerate(model.blocks):
         expected = pytest.approx(0.02 / math.sqrt(2 * (index + 1)), rel=0.03)
         outputs = [block.attn.proj, block.mlp.fc2]
-        if hasattr(block.mlp, "shared"):  # of a mixture
+        if getattr(block.mlp, "shared", None) is not None:  # of a mixture
             outputs.append(block.mlp.shared.fc2)
         for layer in outputs:
             assert layer.weight.std().item() == expected

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.references.weighted_experts import ACTIVATIONS, Gate, magnitude, weighted_experts
+from timm_moe_dg.layers.dense.feed_forwards import GatedActivation
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.layers.feed_forwards import GatedActivation
 
 MODULES: dict[str, nn.Module] = {
     "gelu": nn.GELU(),

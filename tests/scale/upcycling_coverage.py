@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import timm_moe_dg
 from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.layers.feed_forwards import read_feed_forward
+from timm_moe_dg.layers.dense.feed_forwards import read_feed_forward
 from timm_moe_dg.models.upcycling import find_feed_forwards, refused_feed_forwards
 
 CLASSES, SIZES = 7, (64, 96, 128, 192, None)

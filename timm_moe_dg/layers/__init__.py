@@ -1,6 +1,5 @@
 """Mixture layers: routers, stacked experts, the feed-forward layers composed of them, and metadata encoders."""
 
-from .control_routers import RandomRouter, SelfRouter
 from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
@@ -13,6 +12,7 @@ from .own_parameters import OwnParameters, layer_parameters, undecayed_parameter
 from .reports.losses import LossWeights, ReportedLoss
 from .reports.routing import RouterOutput
 from .router import CosineRouter, LinearRouter, MetadataRouter, Router, register_router
+from .routers.controls import RandomRouter, SelfRouter
 
 __all__ = [
     "ColumnsEncoder",

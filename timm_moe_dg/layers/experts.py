@@ -43,9 +43,9 @@ from torch import Tensor, nn
 
 from ..compat import in_forward_derivatives, in_transforms, in_vmap
 from ..errors import ArgumentError
-from .dense_copies import copy_dense, reinitialize
+from .dense.copies import copy_dense, reinitialize
+from .dense.feed_forwards import FeedForward, GatedActivation
 from .fast_experts import compiled_experts, sorted_activation, sorted_experts
-from .feed_forwards import FeedForward, GatedActivation
 from .grouped_experts import ExpertInputs, grouped_experts, has_grouped_product
 from .own_parameters import OwnParameters
 from .precision import values_readable

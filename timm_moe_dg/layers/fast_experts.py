@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ..compat import is_batch_of_gradients
 from .assignments import SortedAssignments, sort_assignments
-from .feed_forwards import GatedActivation
+from .dense.feed_forwards import GatedActivation
 from .grouped_experts import ExpertInputs
 from .precision import without_autocast
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..compat import in_backward
 from ..errors import RouterError, choices
-from .choice import experts_choice, top_k_indices
 from .own_parameters import OwnParameters
 from .precision import UpcastLinear, upcast, without_autocast
 from .reports.routing import BALANCING_LOSSES, RouterOutput, count_assignments
+from .routers.choice import experts_choice, top_k_indices
 
 SCORES = ("softmax", "sigmoid")
 CHOICES = ("token", "expert", "threshold")

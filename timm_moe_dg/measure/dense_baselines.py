@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
-from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
+from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
 
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Options: TypeAlias = dict[str, Any]

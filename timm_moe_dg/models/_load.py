@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
-from ..layers.dense_copies import copy_dense, reinitialize
+from ..layers.dense.copies import copy_dense, reinitialize
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
 
 _logger = logging.getLogger(__name__)

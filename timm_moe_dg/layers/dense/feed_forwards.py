@@ -15,7 +15,7 @@ from timm.models.tiny_vit import NormMlp
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from ..errors import RouterError
+from ...errors import RouterError
 
 # Normalizations of each token independently, features last
 TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, LayerNorm, LayerNormFp32, RmsNorm, SimpleNorm)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor
 
-from ..errors import RouterError
-from .router import Router, register_router
+from ...errors import RouterError
+from ..router import Router, register_router
 
 
 @register_router("random")

@@ -1,0 +1,1 @@
+"""Dense feed-forward layers of timm, and their copies as experts."""

@@ -1,0 +1,1 @@
+"""The choice of experts, and routers that are controls."""
