@@ -227,7 +227,7 @@ def read_climates() -> tuple[np.ndarray, np.ndarray]:
     table = folder / "kg_zoneNum.csv"
     fields = read_csv(table, ("kg_zone", "zoneNum"))
     pixels = np.asarray(_open(folder / "kmz_int_reshape.png", release, _MAP_SIZE))
-    checksum = zlib.crc32(np.ascontiguousarray(pixels))
+    checksum = zlib.crc32(pixels.tobytes())
     if checksum != _MAP_CHECKSUM:
         raise _changed(folder / "kmz_int_reshape.png", f"its pixels have the checksum {checksum}", release)
     names = np.full(256, _OCEAN, dtype="<U5")

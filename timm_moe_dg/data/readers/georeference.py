@@ -65,7 +65,7 @@ def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[s
     completed = Table(
         {name: list(column) for name, column in fields.items()} | dict(zip(("lon", "lat"), columns, strict=True))
     )
-    completed.lines = getattr(fields, "lines", ())
+    completed.lines = fields.lines if isinstance(fields, Table) else ()
     return completed
 
 
