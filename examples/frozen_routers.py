@@ -11,7 +11,9 @@ from timm_moe_dg.models.moge import moge_tiny
 
 __all__ = ["gmoe_tiny_frozen", "moge_tiny_frozen"]
 _SOURCES = {"gmoe_tiny_frozen": "gmoe_tiny_patch16", "moge_tiny_frozen": "moge_tiny"}
-default_cfgs = generate_default_cfgs({name: get_pretrained_cfg(source).to_dict() for name, source in _SOURCES.items()})
+default_cfgs = generate_default_cfgs(
+    {name: cfg.to_dict() for name, source in _SOURCES.items() if (cfg := get_pretrained_cfg(source))}
+)
 
 
 def _frozen(model: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ the same continent and seed, corrected by Holm's method within a table.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -31,7 +32,7 @@ NAMES = {
     "moge_frozen": "MoGE, router frozen at random, coverage radius `auto`",
     "per_continent": "ERM, a model per continent",
 }
-MODES = {"routed": {"coverage_radius": float("inf")}, "shared": {"expert_mode": "shared"}}
+MODES: dict[str, dict[str, Any]] = {"routed": {"coverage_radius": float("inf")}, "shared": {"expert_mode": "shared"}}
 SCORES = {"id": "id overall", "worst": "id worst continent", "unseen": "unseen continent"}
 
 

@@ -8,6 +8,7 @@ shows the expert with the largest weight at each place on land, and black lines 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,8 @@ def draw(run: Path, path: Path) -> None:
     tiles = cut_tiles(read_earth(), np.array([place[1:] for place in TILES], dtype=float))
     names = {name[0]: name[2:] for name in blue_marble()[0].classes}
     with picture(path, 8.0, 5.6) as figure:
-        above, below = figure.subfigures(2, 1, height_ratios=[1.15, 2.0])
+        parts: Any = figure.subfigures(2, 1, height_ratios=[1.15, 2.0])
+        above, below = parts
         for axes, tile, (name, *place) in zip(above.subplots(1, len(TILES)), tiles, TILES, strict=True):
             axes.imshow(tile, interpolation="nearest")
             letter = "-ABCDE"[_climate_numbers(np.array([place]))[0]]

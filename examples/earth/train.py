@@ -20,9 +20,9 @@ from timm_moe_dg.data import get_benchmark
 CONTINENTS = ("africa", "asia", "europe", "north_america", "oceania", "south_america")
 SIZE = {"patch_size": 8, "depth": 4, "embed_dim": 96}
 BATCH = 40  # images in a step, from all continents together
-ROUTED = {"moe_layers": (2, 3)}
+ROUTED: dict[str, object] = {"moe_layers": (2, 3)}
 # Random weights find no domains with the default metadata_drop, see docs/results/geo_digits.md
-PLACES = {"metadata_drop": 0.0}
+PLACES: dict[str, object] = {"metadata_drop": 0.0}
 # Row -> model, its options beside SIZE, learning rate
 ROWS: dict[str, tuple[str, dict[str, object], float]] = {
     "erm": ("deit_tiny_patch16_224", {}, 5e-4),

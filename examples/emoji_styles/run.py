@@ -12,6 +12,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import timm_moe_dg
 from timm_moe_dg.cli.arguments import read_yaml
@@ -26,7 +27,9 @@ def planned_runs(recipe: str, config: str) -> tuple[Path, list[PlannedRun]]:
     options, plan = dict(read_yaml(recipe, "recipe")), dict(read_yaml(config, "config"))
     plan["datasets"] = [options.pop("dataset")]
     folder, further = Path(plan.pop("output")), plan.pop("options", {})
-    axes = {axis: [Choice.of(axis.removesuffix("s"), entry) for entry in plan.pop(axis)] for axis in AXES}
+    axes: dict[str, Any] = {
+        axis: [Choice.of(axis.removesuffix("s"), entry) for entry in plan.pop(axis)] for axis in AXES
+    }
     return folder, plan_runs(Sweep(**axes, protocols=["leave_one_domain_out"], options={**options, **further}, **plan))
 
 

@@ -63,7 +63,7 @@ def draw_domains(
         everything, tested = view.domains(data_dir), view.args.get("test_domains") or ()
         trained = {domain.group for index, domain in enumerate(everything) if index not in tested}
         unseen = [domain for domain in everything if domain.group not in trained and domain.metadata is not None]
-        held_out = _by_group(unseen, [domain.metadata for domain in unseen])
+        held_out = _by_group(unseen, [domain.metadata for domain in unseen if domain.metadata is not None])
         with optional_picture(figures / "map.png") as path:
             plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)

@@ -155,7 +155,9 @@ class Predictor:
             files = [row.path for row in rows if row.member is None]
             if is_first and files:
                 bands = self._images.bands
-                domains = [FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)]
+                domains: list[FileDomain[str]] = [
+                    FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)
+                ]
                 warn_of_other_values(self.network, domains)
                 is_first = False
             if doubled := len(rows) - len({row.path for row in rows}):
