@@ -34,7 +34,7 @@ FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|
 # Beginning of a command that is no tool's -> the file that runs it, or why no test does
 OTHERS = {
     "pip install -e .[dev]": ".ci/run",
-    "pip install -e .[train]": ".ci/run",
+    "pip install -e .[train,earth]": ".ci/run",
     "pip install -e .[train,": "the extras are those of the line above and below",
     "pip install resvg-py": "an extra of development",
     "npm install --prefix packages": "14 MB, for tests/examples/test_emoji_styles.py with packages of its own",
@@ -57,6 +57,7 @@ OTHERS = {
     "python -m tests.scale.random_inputs": "random command lines and edited files, minutes",
     "python -m tests.scale.upcycling_coverage": "builds all of timm's architectures, an hour",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
+    "python examples/earth/": "tests/examples/test_earth.py",
     "python examples/theorems/": "tests/examples/test_theorems.py",
     "python examples/emoji_styles/": "tests/examples/test_emoji_styles.py",
     "python examples/emoji_styles/run.py": "hours; tests/examples/test_emoji_styles.py reads the plans",

@@ -65,7 +65,8 @@ def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[s
     completed = Table(
         {name: list(column) for name, column in fields.items()} | dict(zip(("lon", "lat"), columns, strict=True))
     )
-    completed.lines = fields.lines if isinstance(fields, Table) else ()
+    if isinstance(fields, Table):
+        completed.lines = fields.lines
     return completed
 
 
