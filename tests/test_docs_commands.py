@@ -34,6 +34,7 @@ FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|
 # Beginning of a command that is no tool's -> the file that runs it, or why no test does
 OTHERS = {
     "pip install -e .[dev]": ".ci/run",
+    "pip install -e .[train]": "the README's command without the images",
     "pip install -e .[train,earth]": ".ci/run",
     "pip install -e .[train,": "the extras are those of the line above and below",
     "pip install resvg-py": "an extra of development",
