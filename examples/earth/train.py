@@ -1,6 +1,5 @@
 """Trains the runs of docs/results/earth.md.
 
-    export PYTHONPATH=examples
     python examples/earth/train.py output/earth
     python examples/earth/train.py output/earth_rates --rates 0.0005 0.001 0.002 --continents africa --seeds 10
 
@@ -32,8 +31,8 @@ ROWS: dict[str, tuple[str, dict[str, object], float]] = {
     "moge": ("moge_tiny", {**ROUTED, **PLACES}, 1e-3),
     "moge_geoclip": ("moge_tiny", {**ROUTED, **PLACES, "metadata_encoder": "geoclip"}, 2e-3),
     "moge_se": ("moge_tiny", {**ROUTED, **PLACES}, 5e-4),
-    "gmoe_frozen": ("gmoe_tiny_frozen", ROUTED, 5e-4),
-    "moge_frozen": ("moge_tiny_frozen", {**ROUTED, **PLACES}, 1e-3),
+    "gmoe_frozen": ("gmoe_tiny_patch16", ROUTED, 5e-4),
+    "moge_frozen": ("moge_tiny", {**ROUTED, **PLACES}, 1e-3),
     "per_continent": ("deit_tiny_patch16_224", {}, 2e-3),
 }
 STEPS = {"moge_se": 101}  # a classifier alone
@@ -50,6 +49,8 @@ def train(folder: Path, row: str, continent: str, seed: int, rate: float) -> Non
     options["batch_size"] = BATCH if alone else BATCH // (len(CONTINENTS) - 1)
     if row.startswith("moge"):
         options["coverage_radius"] = "auto"
+    if row.endswith("frozen"):
+        options["freeze"] = "routers"
     if row == "moge_se":
         start = folder / f"moge-{continent}-{seed}" / "best" / "model.safetensors"
         options |= {"initial_checkpoint": start, "freeze": "backbone", "expert_mode": "shared", "coverage_radius": None}
@@ -65,7 +66,6 @@ def train(folder: Path, row: str, continent: str, seed: int, rate: float) -> Non
         cpu_threads=1,
         output=folder,
         experiment=name,
-        imports=["frozen_routers"],
         resume=folder / name if (folder / name / "args.yaml").exists() else None,
         **options,
     )
