@@ -57,8 +57,11 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
     if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
     perturbation, width = _perturbation(layer), layer.fc2.weight.shape[-1]
-    axes = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1}
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
+    # Parts are cut along the hidden axis. A source of any other width stays as it is, and is reported
+    hidden = dense["fc2.weight"].shape[1] if "fc2.weight" in dense else 0
+    is_part = isinstance(layer, MoeMlp) and layer.expert_width != 1 and width == round(layer.expert_width * hidden)
+    axes = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1} if is_part else {}
     for key in [key for key in model_state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
         part, _, source = name.partition(".")
