@@ -4,21 +4,18 @@ r"""Predicts the classes of image files, as a CSV file or Parquet files.
     timm-moe-dg predict --model hf-hub:OWNER/NAME "site/**/*.png" \
         --top-k 3 --output predictions.csv
 
-The columns are path, class, probability, and for --top-k class_2,
-probability_2 and so on. A MoGE model uses its shared expert for images
-without metadata. Give --metadata a CSV file with the columns path, lon and
-lat in degrees, and the further columns that the model was trained with.
-Models with location ids take the columns path and location.
+The columns are path, class, probability, and for --top-k class_2 and so on.
+A MoGE model uses its shared expert for images without metadata. Give
+--metadata a CSV file with the columns path, lon and lat in degrees, and the
+further columns of the model. Models with location ids take path and location.
 
 Many images are a list (.csv, .parquet) with these columns, or tar files of
-WebDataset. A folder as --output gets Parquet files, and several processes
-may write them:
+WebDataset. A folder as --output gets Parquet files of any number of processes:
 
     timm-moe-dg predict --model output/RUN "shards/*.tar" \
         --output parts --shard 3/100
 
-With --window, a georeferenced scene becomes a map of classes and
-probabilities:
+With --window, a georeferenced scene becomes a map of classes:
 
     timm-moe-dg predict --model output/RUN scene.tif --window 224 \
         --stride 112 --output map.tif

@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
 from timm_moe_dg.finetuning import progress
-from timm_moe_dg.finetuning.assembly import Model
 from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
 from timm_moe_dg.finetuning.run import FineTuning
 
@@ -142,7 +141,11 @@ def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
     added = []
     accelerator = SimpleNamespace(is_main_process=True, trackers=["tensorboard"], log=fail)
     folder = SimpleNamespace(path=tmp_path, args={}, add=lambda record, save: added.append(record))
-    run = SimpleNamespace(plan=SimpleNamespace(folder=folder, names=list("abc")), accelerator=accelerator, model=Model)
+    run = SimpleNamespace(
+        plan=SimpleNamespace(folder=folder, names=list("abc")),
+        accelerator=accelerator,
+        model=SimpleNamespace(sharding=None),
+    )
     FineTuning._record_evaluation(run, make_record(), None)
     assert len(added) == 1
     assert "the trackers cannot write ([Errno 5] Input/output error); the run goes on" in caplog.text

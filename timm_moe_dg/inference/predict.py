@@ -27,8 +27,7 @@ from .parts import PartFolder, Shard, check_folder
 from .predictor import ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
 
 # What --help shows; --help-all shows every option
-MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "metadata", "skip_unreadable", "batch_size"]
-MAIN += ["workers", "device", "top_k", "columns", "output", "force", "shard"]
+MAIN = ["model", "metadata", "skip_unreadable", "batch_size", "top_k", "columns", "output", "shard"]
 
 
 # fmt: off

@@ -40,7 +40,8 @@ def spelled_out(args: Arguments) -> dict[str, object]:
 def default_settings(args: Arguments) -> dict[str, object]:
     """Returns the settings that a run has by its data set, method and model, unless it spells out others."""
     benchmark = BENCHMARKS.get(args["dataset"])
-    of_data = {"steps": benchmark.steps, "img_size": benchmark.image_size} if benchmark else {}
+    of_data: dict[str, object] = {"split_by_photograph": bool(benchmark and benchmark.split_by_photograph)}
+    of_data |= {"steps": benchmark.steps, "img_size": benchmark.image_size} if benchmark else {}
     of_data = {name: value for name, value in of_data.items() if value is not None}
     return {**settings(DEFAULTS), **model_defaults(str(args.get("model"))), **of_data, **default_hparams(args)}
 

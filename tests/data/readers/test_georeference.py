@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.geo_files import write_scene
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.readers.image_files import read_metadata
+from timm_moe_dg.data.readers.image_files import Metadata
 from timm_moe_dg.errors import DataError, MissingDependencyError
 
 rasterio = pytest.importorskip("rasterio")
@@ -46,7 +46,8 @@ def test_the_center_of_a_file_is_taken_where_the_table_has_none(tmp_path, column
     expected[0] = (1.5, 2.5) if columns else (9, 0)
     np.testing.assert_allclose(metadata, expected, atol=1e-5)
     paths = [str(tmp_path / "4.tif"), str(tmp_path / "1.tif")]
-    np.testing.assert_allclose(read_metadata(tmp_path / "metadata.csv", paths), [[9, 0], [9, 0]], atol=1e-5)
+    table = Metadata(tmp_path / "metadata.csv")
+    np.testing.assert_allclose([table.of(path) for path in paths], [[9, 0], [9, 0]], atol=1e-5)
 
 
 def test_a_file_without_georeference_is_named(tmp_path, monkeypatch):
