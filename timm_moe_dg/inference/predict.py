@@ -27,7 +27,7 @@ from .parts import PartFolder, Shard, check_folder
 from .predictor import ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
 
 # What --help shows; --help-all shows every option
-MAIN = ["model", "metadata", "skip_unreadable", "batch_size", "top_k", "columns", "output", "shard"]
+MAIN = ["model", "metadata", "top_k", "columns", "output", "shard"]
 
 
 # fmt: off
