@@ -7,7 +7,6 @@ RECIPE -c PLAN` trains the same runs. Finished runs are skipped. Braces in `init
 options of the run, such as {trial_seed}.
 """
 
-import logging
 import sys
 import time
 from functools import cache
@@ -35,7 +34,6 @@ def planned_runs(recipe: str, config: str) -> tuple[Path, list[PlannedRun]]:
 
 def main(recipe: str, *configs: str) -> None:
     """Runs the plans, and prints a line for each run."""
-    logging.getLogger("timm_moe_dg").setLevel(logging.WARNING)
     domains.read_pixels = cache(domains.read_pixels)  # 40 MB
     for config in configs:
         folder, runs = planned_runs(recipe, config)

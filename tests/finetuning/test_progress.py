@@ -144,7 +144,7 @@ def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
     run = SimpleNamespace(
         plan=SimpleNamespace(folder=folder, names=list("abc")),
         accelerator=accelerator,
-        model=SimpleNamespace(sharding=None, save=None),
+        model=SimpleNamespace(sharding=None, save=print),
     )
     FineTuning._record_evaluation(run, make_record(), None)
     assert len(added) == 1
