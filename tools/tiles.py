@@ -49,10 +49,8 @@ def main(argv: Sequence[str]) -> None:
     group, table = args.output / Path(args.scene).stem, args.output / "metadata.csv"
     if group.exists():
         raise ArgumentError.of("output", str(args.output), f"holds {group.name} already; choose another, or remove it")
-    text, is_new = (
-        io.StringIO(table.read_text() if table.exists() else ",".join(HEADER) + "\n"),
-        not args.output.exists(),
-    )
+    text = io.StringIO(table.read_text() if table.exists() else ",".join(HEADER) + "\n")
+    is_new = not args.output.exists()
     if text.readline() != ",".join(HEADER) + "\n":
         raise ArgumentError.of("output", str(args.output), "holds a metadata.csv with other columns; choose another")
     options = TileOptions(**{field.name: vars(args)[field.name] for field in fields(TileOptions)})

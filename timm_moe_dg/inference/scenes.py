@@ -124,7 +124,7 @@ def predict_scene(options: SceneOptions) -> list[str]:
     ):
         scene = _Scene(options, raster)
         scene.write(folder / path.name)
-        (folder / names[1]).write_text(_side_file(scene.classes, scene.codes), encoding="utf-8")
+        (folder / names[1]).write_text(_side_file(scene.classes), encoding="utf-8")
         _draw(folder / path.name, folder / names[2], scene.classes, scene.codes)
         return [str(path.parent / name) for name in names if (folder / name).exists()]  # no picture without matplotlib
 
@@ -247,10 +247,10 @@ class _Scene:
                 continue
             images = torch.stack([view for view in views if view is not None]).to(self.device)
             more = (metadata[present].to(self.device),) if self.columns else ()
-            found = self.engine(images, *more)[0].float().softmax(dim=1).cpu().numpy()
-            if not np.isfinite(found).all():
+            predicted = self.engine(images, *more)[0].float().softmax(dim=1).cpu().numpy()
+            if not np.isfinite(predicted).all():
                 raise CheckpointError(f"model={self.options.model!r}: its logits are NaN; give another checkpoint")
-            probabilities[present] = found
+            probabilities[present] = predicted
         return WindowRow(probabilities, experts)
 
     def read_windows(self, top: int, lefts: np.ndarray) -> Iterator[Tensor | None]:
@@ -298,7 +298,7 @@ def _colors(classes: Sequence[str]) -> dict[int, tuple[int, ...]]:
     return {code: (*bytes.fromhex(category_color(code)[1:]), 255) for code in range(len(classes))}
 
 
-def _side_file(classes: Sequence[str], codes: Codes) -> str:
+def _side_file(classes: Sequence[str]) -> str:
     """GDAL's file of colors and names beside a map, which QGIS shows."""
     colors = [f'<Entry c1="{c[0]}" c2="{c[1]}" c3="{c[2]}" c4="{c[3]}"/>' for c in _colors(classes).values()]
     names = [f"<Category>{escape(name)}</Category>" for name in classes]

@@ -64,7 +64,7 @@ _MARGIN = 64  # pixels by which the picture is continued beyond the date line, m
 _OCEAN = "Ocean"
 
 
-# Cutting the tiles takes seconds, and a process may read the data several times.
+# Reading takes a second, and a process may read the data several times.
 @cache
 def blue_marble(level: int = 1) -> tuple[PlacesDomain, ...]:
     """Cuts the tiles, the same every time: a training and an "id" domain for each continent.
@@ -80,18 +80,18 @@ def blue_marble(level: int = 1) -> tuple[PlacesDomain, ...]:
     lonlat = _centers()
     climate = names[values_at(climates, lonlat)]
     continent = _continents(lonlat)
-    kept = (climate != _OCEAN) & (continent != "")
-    lonlat, climate, continent = lonlat[kept], climate[kept], continent[kept]
+    on_land = (climate != _OCEAN) & (continent != "")
+    lonlat, climate, continent = lonlat[on_land], climate[on_land], continent[on_land]
     part = _separated(lonlat, continent, _parts(lonlat, continent))
-    kept = part != "none"
-    classes, targets = np.unique([class_name(name, level) for name in climate[kept]], return_inverse=True)
+    in_split = part != "none"
+    classes, targets = np.unique([class_name(name, level) for name in climate[in_split]], return_inverse=True)
     places = Places(
         classes=tuple(classes.tolist()),
-        images=cut_tiles(read_earth(), lonlat[kept]),
+        images=cut_tiles(read_earth(), lonlat[in_split]),
         targets=targets,
-        metadata=lonlat[kept].astype(np.float32),
-        part=part[kept],
-        group=continent[kept],
+        metadata=lonlat[in_split].astype(np.float32),
+        part=part[in_split],
+        group=continent[in_split],
     )
     return tuple(domains_of(places))
 
@@ -119,7 +119,7 @@ def cut_tiles(picture: Image.Image, lonlat: np.ndarray) -> np.ndarray:
     continued = Image.fromarray(np.pad(np.asarray(picture), ((0, 0), (_MARGIN, _MARGIN), (0, 0)), mode="wrap"))
     scale = picture.width / 360
     middle = (lonlat * (1, -1) + (180, 90)) * scale + (_MARGIN, 0)
-    half = np.stack([SIDE / 2 / np.cos(np.radians(lonlat[:, 1])), np.full(len(lonlat), SIDE / 2)], axis=1)
+    half = tile_sizes(lonlat) * scale / 2
     boxes = np.concatenate([middle - half, middle + half], axis=1)
     # BOX averages whole pixels of the picture, which a tile in the north has more of
     tiles = [continued.resize((SIDE, SIDE), Image.Resampling.BOX, box=tuple(box)) for box in boxes.tolist()]
@@ -171,13 +171,12 @@ def _blocks(lonlat: np.ndarray, shift: float) -> np.ndarray:
     """
     middle = (np.floor(lonlat[:, 1] / BLOCK) + 0.5) * BLOCK
     width = BLOCK / np.cos(np.radians(middle))
-    return np.floor(
-        (lonlat + shift * tile_sizes(lonlat)) / np.stack([width, np.full_like(width, BLOCK)], axis=1)
-    ).astype(int)
+    sizes = np.stack([width, np.full_like(width, BLOCK)], axis=1)
+    return np.floor((lonlat + shift * tile_sizes(lonlat)) / sizes).astype(int)
 
 
 def _separated(lonlat: np.ndarray, continent: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Leaves out tiles, as the part "none", until no training tile overlaps a tile of another split or continent.
+    """Leaves out tiles, as the part "none", so that those of different splits or continents never overlap.
 
     Any continent may be held out, so tiles across a border of continents go on both sides. Other tiles outside training
     remain if they lie in their block, and training tiles that overlap them go.
