@@ -174,19 +174,24 @@ def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient
         return "that started from other weights under the same name"
     if not (digests := recorded.get("domain_digests")):
         return None
-    columns = tuple(planned["metadata_columns"] or ())
-    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"], lenient)
+    columns, names = tuple(planned["metadata_columns"] or ()), tuple(dict(planned["columns"]).items())
+    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"], names, lenient)
     reason = None if now is None else difference(digests, now, FILES)
     return reason and f"on other data: {reason}"
 
 
 @cache
 def digests_of(
-    dataset: str, data_dir: str | None, columns: Sequence[str], bands: int, lenient: bool
+    dataset: str,
+    data_dir: str | None,
+    columns: Sequence[str],
+    bands: int,
+    names: Sequence[tuple[str, str]],
+    lenient: bool,
 ) -> Fingerprint | None:
     """Computes the fingerprint of a data set once for all runs; if `lenient`, None for data that cannot be read."""
     try:
-        return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands))
+        return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands, columns=dict(names)))
     except (MoeDgError, OSError) as error:
         if not lenient:
             raise

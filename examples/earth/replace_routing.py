@@ -29,13 +29,7 @@ def test_images(view: RunView) -> tuple[list[tuple[Domain, int]], np.ndarray]:
     """Returns domain and position of the test images in a random order, and whether each is of an unseen domain."""
     domains, args = view.domains(), view.args
     training = [index for index in range(len(domains)) if index not in args["test_domains"]]
-    splits = make_splits(
-        domains,
-        training,
-        trial_seed=args["trial_seed"],
-        holdout_fraction=args["holdout_fraction"],
-        split_by_photograph=args["split_by_photograph"],
-    )
+    splits = make_splits(domains, training, args)
     images = [(domains[d], int(i)) for d in args["test_domains"] for i in splits[d].inside]
     order = np.random.default_rng(0).permutation(len(images))
     images = [images[index] for index in order]

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from timm_moe_dg.data import FolderDomain, seed_hash, split_domain, split_domains, training_domains
-from timm_moe_dg.data.splits import photograph_part, split_by_photograph
-from timm_moe_dg.errors import ProtocolError
+from timm_moe_dg.data import FolderDomain, get_benchmark, seed_hash, split_domain, split_domains, training_domains
+from timm_moe_dg.data.splits import photograph_part
+from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.finetuning.plan import make_splits
 
 # The last 31 bits of `printf TEXT | md5sum`
 HASHES = [((0, 0), 894182419), ((2, 5), 941488192), (("PACS", "ERM", [0], 0, 0), 94828300)]
@@ -112,6 +113,11 @@ def domains() -> list[FolderDomain]:
     return [FolderDomain(style, ("bird",), [0] * len(stems), paths[style]) for style in STYLES]
 
 
+def split_by_photograph(domains, training):
+    args = {"split_by_photograph": True, "trial_seed": 0}
+    return make_splits(domains, training, args, checking=True)
+
+
 def stems(domain: FolderDomain, positions) -> set[str]:
     return {Path(domain.paths[position]).stem for position in positions}
 
@@ -147,8 +153,8 @@ def test_shares_are_three_to_one_to_one():
 
 
 def test_domains_that_are_no_files_or_too_few_are_refused(domains):
-    with pytest.raises(ProtocolError, match="not made of image files"):
-        split_by_photograph([type("Digits", (), {"name": "digits"})()], [0])
+    with pytest.raises(ArgumentError, match="'rot_0' is not made of image files"):
+        split_by_photograph(get_benchmark("rotated_digits").read(None), [0])
     of_training = {index for index, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
-    with pytest.raises(ProtocolError, match="no validation photographs"):
+    with pytest.raises(ProtocolError, match="no validation group among its 355 images"):
         split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])

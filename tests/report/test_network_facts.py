@@ -11,7 +11,7 @@ from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
 from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.readers.folders import read_folder
-from timm_moe_dg.data.splits import split_by_photograph
+from timm_moe_dg.data.splits import photograph_part
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.trained import class_positions
@@ -119,10 +119,10 @@ def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_tr
     data = paint(tmp_path / "data", DOMAINS, CLASSES, images=30)
     run = made_run(tmp_path / "run", data, DOMAINS, CLASSES, split_by_photograph=True)
     network = evaluate_network(open_run(run), SETTINGS)
-    domains = read_folder(data)
-    for domain, splits in enumerate(split_by_photograph(domains, [1, 2])):
-        evaluated = network.images.positions[network.images.groups // 2 == domain].tolist()
-        assert evaluated == sorted(splits.outside if domain else splits.inside)
+    for index, domain in enumerate(read_folder(data)):
+        evaluated = network.images.positions[network.images.groups // 2 == index].tolist()
+        part = "validation" if index else "test"
+        assert evaluated == [row for row, path in enumerate(domain.paths) if photograph_part(path) == part]
 
 
 def test_other_data_than_the_runs_are_refused_with_the_first_difference(tmp_path):

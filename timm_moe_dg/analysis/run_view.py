@@ -68,7 +68,8 @@ class RunView:
         """Reads the run's data, from its own folder if none is given. Other data are a `DataError`."""
         folder = data_dir or self.args.get("data_dir")
         if folder not in self.read:
-            domains = get_benchmark(self.args["dataset"]).read(folder, self.columns, self.bands, evaluating=True)
+            read, names = get_benchmark(self.args["dataset"]).read, self.args.get("columns")
+            domains = read(folder, self.columns, self.bands, evaluating=True, columns=names)
             digests = self.args.get("domain_digests")
             if digests and (reason := difference(digests, fingerprint(domains), FILES)):
                 remedy = "give --data-dir, the folder of the run's data"

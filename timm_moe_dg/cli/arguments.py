@@ -181,7 +181,8 @@ def from_parsed(table: type[Declared], parsed: Options, **further: object) -> De
     `further` holds the fields that are no options, such as positional arguments.
     """
     pairs = {name for name, declaration in declared(table).items() if declaration.keywords.get("type") is key_value}
-    values = {name: dict(parsed[name]) if name in pairs else parsed[name] for name in declared(table)}
+    tables = {name: dict(parsed[name]) for name in pairs if parsed[name] is not None}
+    values = {name: tables.get(name, parsed[name]) for name in declared(table)}
     return table(**values, **further)
 
 

@@ -39,7 +39,7 @@ def check_spellings(source: str, places: Mapping[str, Collection[str]], kind: st
         for names in (names for names in alike.values() if len(names) > 1):
             apart = not set.intersection(*(set(places[name]) for name in names))
             show = repr if len({*map(normalized, names)}) == len(names) else ascii
-            listing = ", ".join(f"{show(name)} in {_listed(places[name])}" for name in names)
+            listing = ", ".join(f"{show(name)} in {listed(places[name])}" for name in names)
             message = f"{source}: these {kind} differ by spelling alone: {listing}"
             if plain is _visible or apart:
                 raise DataError(f"{message}; give them one name")
@@ -57,6 +57,7 @@ def _loose(name: str) -> str:
     return re.sub(r"[\s_]+|(?<=\w)-(?=\w)", " ", unicodedata.normalize("NFKC", _visible(name)).casefold())
 
 
-def _listed(domains: Collection[str], limit: int = 3) -> str:
+def listed(domains: Collection[str], limit: int = 3) -> str:
+    """Joins the first names, and counts the others."""
     names = sorted(domains)
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

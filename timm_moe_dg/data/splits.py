@@ -1,20 +1,25 @@
 """Seeds, splits of domains and choices of test domains, number for number as in DomainBed."""
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
 
 from ..errors import ProtocolError
+from .class_names import listed
 from .domains import Domain, Split
 
 NO_DOMAIN = "none"  # in place of test domains
-HELD_OUT_PHOTOGRAPHS = 0.2  # share of the photographs to validate on, and again to test on
+HELD_OUT_GROUPS = 0.2  # share of the groups of several domains to validate on, and again to test on
 
 Part = Literal["train", "validation", "test"]
+_LOGGER = logging.getLogger(__name__)
 
 
 def seed_hash(*parts: object) -> int:
@@ -55,30 +60,107 @@ def split_domains(
     return splits
 
 
-def photograph_part(file: str) -> Part:
-    """Assigns a photograph by a hash of its file's stem: 60% train, 20% validation, 20% test.
+def group_part(name: str) -> Part:
+    """Assigns a group to a part by a hash of its name: 60% train, 20% validation, 20% test.
 
-    Folder, domain, extension and trial seed have no influence. The hash is MD5, so that every machine agrees.
+    Domain and trial seed have no influence. The hash is MD5, so that every machine agrees.
+    """
+    digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
+    # The first 64 bits as a fraction of their range
+    fraction = int.from_bytes(digest[:8], "big") / 2**64
+    if fraction < HELD_OUT_GROUPS:
+        return "test"
+    return "validation" if fraction < 2 * HELD_OUT_GROUPS else "train"
+
+
+def photograph_part(file: str) -> Part:
+    """Assigns a photograph by `group_part` of its file's stem, whatever its folder and extension.
 
     >>> photograph_part("Natural/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg")
     'test'
     """
-    digest = hashlib.md5(PurePath(file).stem.encode(), usedforsecurity=False).digest()
-    # The first 64 bits as a fraction of their range
-    fraction = int.from_bytes(digest[:8], "big") / 2**64
-    if fraction < HELD_OUT_PHOTOGRAPHS:
-        return "test"
-    return "validation" if fraction < 2 * HELD_OUT_PHOTOGRAPHS else "train"
+    return group_part(PurePath(file).stem)
 
 
-def split_by_photograph(domains: Sequence[Domain], training: Sequence[int]) -> list[Split]:
-    """Splits domains that hold the same photographs in several styles, so that no test photograph is trained on.
+def split_by_group(
+    domains: Sequence[Domain],
+    training: Sequence[int],
+    groups: Sequence[Sequence[str]],
+    *,
+    trial_seed: int,
+    holdout_fraction: float,
+    positions: Sequence[int] | None = None,
+    all_shared: bool = False,
+) -> list[Split]:
+    """Splits domains so that no group of images is trained on, and validated or tested on as well.
 
-    A photograph has the same part in all domains. `inside` has a training domain's train photographs, and a test
-    domain's test photographs. `outside` has the validation photographs of every domain. All others are in neither.
+    The groups of one domain are shuffled by seed. The first go out, as many as come nearest to the `holdout_fraction`
+    of the images. A group of several domains has the same `group_part` in all. Its images are `inside` a training
+    domain if it is for training, `inside` a test domain if it is for testing, and `outside` if it is for validation.
+    Otherwise they are in neither. `all_shared` treats all groups so. Official splits stay. See `image_groups` for
+    `groups` and `split_domains` for the other arguments.
     """
-    # Split domain by domain, most photographs of a test domain would be trained on in the other domains' styles.
-    return [_split(domain, "train" if index in training else "test") for index, domain in enumerate(domains)]
+    # Split domain by domain, most shared groups of a test domain would be trained on in the other domains
+    counts = Counter(name for members in groups for name in set(members))
+    shared = {name: group_part(name) for name, count in counts.items() if all_shared or count > 1}
+    splits = []
+    for index, (domain, members) in enumerate(zip(domains, groups, strict=True)):
+        seed = seed_hash(trial_seed, positions[index] if positions else index)
+        out = _first_groups([name for name in members if name not in shared], seed, holdout_fraction)
+        inside: Part = "train" if index in training else "test"
+        parts = [shared.get(name, "validation" if name in out else inside) for name in members]
+        split = Split(*(np.flatnonzero(np.array(parts) == part) for part in (inside, "validation")))
+        splits.append(domain.split or split)
+    return splits
+
+
+def _first_groups(members: Sequence[str], seed: int, share: float) -> set[str]:
+    """The first shuffled groups that hold about a share of the images: at least one, and not all."""
+    images = Counter(members)
+    names = sorted(images)
+    np.random.RandomState(seed).shuffle(names)
+    sizes = np.cumsum([images[name] for name in names])
+    nearest = 1 + np.abs(sizes - share * len(members)).argmin() if names else 0
+    return set(names[: min(nearest, max(len(names) - 1, 0))])
+
+
+def check_groups(
+    domains: Sequence[Domain],
+    training: Sequence[int],
+    groups: Sequence[Sequence[str]],
+    splits: Sequence[Split],
+    argument: tuple[str, object],
+) -> None:
+    """Refuses domains without images in a part, and official splits that divide groups. Counts groups in the log.
+
+    `argument` has the option's name and value for messages.
+    """
+    names: dict[str, set[str]] = {"training": set(), "validation": set(), "test": set()}
+    for index, (domain, members, split) in enumerate(zip(domains, groups, splits, strict=True)):
+        parts = {"training": split.inside, "validation": split.outside} if index in training else {"test": split.inside}
+        for part, rows in parts.items():
+            if not len(rows) and not domain.split:
+                which = f"{len(members)} images of {listed(set(members))}"
+                remedy = f"domain {domain.name!r} has no {part} group among its {which}; add images of other groups"
+                raise ProtocolError.of(*argument, remedy)
+            names[part] |= {members[row] for row in rows}
+    for first, second in combinations(names, 2):
+        if both := names[first] & names[second]:
+            remedy = f"the data's own split has {first} and {second} images of {listed(both)}; correct its split column"
+            raise ProtocolError.of(*argument, f"{remedy}, or remove it")
+    counts = Counter(name for members in groups for name in set(members))
+    shared = [name for name, count in counts.items() if count > 1]
+    remark = "keep one part in all of them, and some of their images are left out"
+    if argument[0] == "group_by":
+        _LOGGER.info("%s=%r: %d groups, %d of them in several domains", *argument, len(counts), len(shared))
+    if shared and argument[0] == "group_by":
+        _LOGGER.warning("groups in several domains (%s) %s", listed(shared), remark)
+    pairs = {pair for index in training for pair in zip(domains[index].targets, groups[index], strict=True)}
+    classes = Counter(int(target) for target, _ in pairs)
+    if alone := [repr(domains[0].classes[target]) for target, count in classes.items() if count == 1]:
+        _LOGGER.warning(
+            "one group holds all training images of the classes %s: training or validation lacks them", listed(alone)
+        )
 
 
 def evaluation_only(domains: Sequence[Domain]) -> list[int]:
@@ -153,17 +235,3 @@ def training_domains(names: Sequence[str], test_domains: Sequence[int]) -> list[
         remedy = f"every domain is held out and none is left to train on; hold out fewer of: {listing}"
         raise ProtocolError.of("test_domains", list(test_domains), remedy)
     return training
-
-
-def _split(domain: Domain, inside: Part) -> Split:
-    paths = getattr(domain, "paths", None)
-    if paths is None:
-        remedy = f"domain {domain.name!r} is not made of image files; leave the option out"
-        raise ProtocolError.of("split_by_photograph", True, remedy)
-    parts = np.array([photograph_part(path) for path in paths])
-    positions = {part: np.flatnonzero(parts == part) for part in (inside, "validation")}
-    for part, members in positions.items():
-        if not len(members):
-            remedy = f"domain {domain.name!r} has no {part} photographs among its {len(parts)}; add images"
-            raise ProtocolError.of("split_by_photograph", True, remedy)
-    return Split(inside=positions[inside], outside=positions["validation"])

@@ -29,8 +29,8 @@ from ..data import (
 )
 from ..data.band_names import RGB, band_settings, wavelength
 from ..data.fingerprint import fingerprint, short, with_readable
-from ..data.splits import NO_DOMAIN, hold_out, test_positions
-from ..data.splits import split_by_photograph as by_photograph
+from ..data.groups import image_groups
+from ..data.splits import NO_DOMAIN, check_groups, hold_out, split_by_group, test_positions
 from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
@@ -115,7 +115,8 @@ def make_plan(options: RunOptions) -> RunPlan:
     defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
     defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
-    domains = benchmark.read(options.data_dir, options.metadata_columns or (), options.image_bands)
+    metadata_columns = options.metadata_columns or ()
+    domains = benchmark.read(options.data_dir, metadata_columns, options.image_bands, columns=options.columns)
     digests = fingerprint(domains)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
@@ -124,13 +125,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     names = [domain.name for domain in domains]
     training = training_domains(names, filled.test_domains)
     domains = hold_out(domains, filled.test_domains)
-    splits = make_splits(
-        domains,
-        training,
-        trial_seed=filled.trial_seed,
-        holdout_fraction=filled.holdout_fraction,
-        split_by_photograph=filled.split_by_photograph,
-    )
+    splits = make_splits(domains, training, vars(filled), checking=True)
     _check_validated(filled, averaging, [splits[position] for position in training])
     if filled.epochs is not None:
         per_epoch = steps_per_epoch(splits, training, filled.batch_size)
@@ -140,8 +135,8 @@ def make_plan(options: RunOptions) -> RunPlan:
     weights = weights_files(vars(filled))
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
-    by_photograph = filled.split_by_photograph
-    kinds = ["photograph" if by_photograph else "official" if domain.split else "random" for domain in domains]
+    kind = "photograph" if filled.split_by_photograph else "group" if filled.group_by else "random"
+    kinds = ["official" if domain.split else kind for domain in domains]
     facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
@@ -230,18 +225,25 @@ def _describe_classes(plan: RunPlan) -> list[str]:
 def make_splits(
     domains: Sequence[Domain],
     training: Sequence[int],
+    args: Arguments,
     *,
-    trial_seed: int,
-    holdout_fraction: float,
-    split_by_photograph: bool,
     positions: Sequence[int] | None = None,
+    checking: bool = False,
 ) -> list[Split]:
-    """Splits every domain; see `split_domains` and `data.splits.split_by_photograph`."""
-    if split_by_photograph:
-        return by_photograph(domains, training)
-    return split_domains(
-        domains, training, trial_seed=trial_seed, holdout_fraction=holdout_fraction, positions=positions
-    )
+    """Splits every domain as a run with these options does; see `split_domains` and `data.splits.split_by_group`.
+
+    With `checking`, training domains need validation images.
+    """
+    how = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
+    by_photograph = bool(args.get("split_by_photograph"))
+    groups = image_groups(domains, args)
+    if groups is None:
+        return split_domains(domains, training if checking else [], **how, positions=positions)
+    splits = split_by_group(domains, training, groups, **how, positions=positions, all_shared=by_photograph)
+    if checking:
+        argument = ("split_by_photograph", True) if by_photograph else ("group_by", args["group_by"])
+        check_groups(domains, training, groups, splits, argument)
+    return splits
 
 
 def config_hparams(

@@ -10,7 +10,7 @@ from ..protocols.records import Record
 from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 
-_KINDS = OFFICIAL, PHOTOGRAPH, RANDOM = "official", "photograph", "random"  # of splits
+_KINDS = OFFICIAL, PHOTOGRAPH, GROUP, RANDOM = "official", "photograph", "group", "random"  # of splits
 # The names of losses in records: the option of their weight, and words
 _LOSSES = {
     item.metadata["loss"]: (item.name, item.metadata["words"])
@@ -91,6 +91,8 @@ def splits_in_words(record: Record) -> list[str]:
     sentences = {
         RANDOM: f"each domain is split at random, by trial seed {seed}, into {100 - out:.1f}% (in) and {out:.1f}% "
         "(out)",
+        GROUP: f"each domain is split by groups of images ({record.args.get('group_by')}), by trial seed {seed}, into "
+        f"about {100 - out:.1f}% (in) and {out:.1f}% (out)",
         OFFICIAL: f"the data's own; {'; '.join(words for role, words in parts.items() if role in roles)}",
         PHOTOGRAPH: "by photograph, the same in all domains: 60% for training, 20% for validation (out), 20% for "
         "testing",

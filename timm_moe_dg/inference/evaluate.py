@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..analysis.evaluation_projection import METHODS
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
 from ..cli.escape import one_line
 from ..cli.parser import ToolParser, tool_parser
-from ..cli.values import position_or_name, positive_int
+from ..cli.values import key_value, position_or_name, positive_int
 from ..data import (
     BENCHMARKS,
     Domain,
@@ -78,6 +78,10 @@ class EvaluationDataOptions:
         help="share of each domain's images for validation (default otherwise: 0.2)")
     split_by_photograph: bool | None = option(None, action=argparse.BooleanOptionalAction,
         help="keep all versions of a photograph in the same split (default otherwise: the data set's)")
+    group_by: str | None = option(None, metavar="COLUMN|PATTERN",
+        help="keep images of a group in the same split, as in finetune (default otherwise: off)")
+    columns: Mapping[str, str] | None = option(None, type=key_value, nargs="*", metavar="NAME=COLUMN",
+        help="your names of columns of metadata.csv, as in finetune")
     skip_unreadable: bool | None = option(None, action=argparse.BooleanOptionalAction,
         help="leave out damaged images (default otherwise: stop at the first)")
 
@@ -212,7 +216,7 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
     """Reads the data, and finds the run's domains and those that the options name in it."""
     run = run_arguments(options.model)
     domains: Sequence[Domain] = get_benchmark(options.dataset).read(
-        options.data_dir, options.metadata_columns or (), options.image_bands, evaluating=True
+        options.data_dir, options.metadata_columns or (), options.image_bands, evaluating=True, columns=options.columns
     )
     digests = fingerprint(domains) if run.get("domain_digests") else []
     if options.skip_unreadable:
@@ -259,13 +263,12 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
 def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     """Splits the domains as the run did."""
     domains, known = data.domains, data.known
-    train_domains = [index for index in range(len(domains)) if index not in data.test_domains]
+    if known and not any(domain.position is not None for domain in known):  # new data may have no such groups
+        options = replace(options, group_by=None)
     splits = make_splits(
         domains,
-        train_domains if options.split_by_photograph else [],
-        trial_seed=options.trial_seed,
-        holdout_fraction=options.holdout_fraction,
-        split_by_photograph=options.split_by_photograph,
+        [index for index in range(len(domains)) if index not in data.test_domains],
+        vars(options),
         # A split depends on the domain's position in the run's data
         positions=[index if d.position is None else d.position for index, d in enumerate(known)] if known else None,
     )

@@ -80,6 +80,11 @@ class DataOptions:
     split_by_photograph: bool | None = option(None, role=DATA, action=argparse.BooleanOptionalAction,
         help="keep all versions of a photograph in the same split, if domains share photographs (default: on for "
         "emoji_styles, else off)")
+    group_by: str | None = option(None, role=DATA, metavar="COLUMN|PATTERN",
+        help="keep images of one patient, plot or scene in the same split: a column of metadata.csv, or a regular "
+        r"expression over paths with a capture group, such as '(P\d+)_' (default: off)")
+    columns: Mapping[str, str] = option({}, role=DATA, type=key_value, nargs="*", metavar="NAME=COLUMN",
+        help="place_folder: your names of columns of metadata.csv, such as path=file label=diagnosis group=hospital")
     metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
         help="MoGE: numeric columns of metadata.csv to route by, beside coordinates (default: none)")
     class_balanced: bool = option(False,

@@ -103,7 +103,7 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
             remedy = "names two entries of the plan; give each a `label` of its own"
             raise ArgumentError.of("label", repeated[0], remedy)
     for dataset in sweep.datasets:
-        get_benchmark(dataset.value).check_data_dir(_data_dir(sweep, dataset))
+        get_benchmark(dataset.value).check_data_dir(_place(sweep, dataset)[0])
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
     axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
     runs = []
@@ -152,7 +152,7 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
 
 def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
     """Returns the held-out domains of the runs that train on one region alone."""
-    names = [name for name, _, _ in _read_domains(dataset.value, _data_dir(sweep, dataset))]
+    names = [name for name, _, _ in _read_domains(dataset.value, *_place(sweep, dataset))]
     regions = [position for position, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
     if len(regions) < 2 or len(regions) == len(names):
         remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
@@ -171,7 +171,7 @@ def domain_names(sweep: Sweep, dataset: Choice) -> Sequence[str]:
     benchmark = get_benchmark(dataset.value)
     if benchmark.domains:
         return benchmark.domains
-    names, groups, is_reserved = zip(*_read_domains(dataset.value, _data_dir(sweep, dataset)), strict=True)
+    names, groups, is_reserved = zip(*_read_domains(dataset.value, *_place(sweep, dataset)), strict=True)
     if not any(is_reserved):
         return names
     training = [group for group, reserved in zip(groups, is_reserved, strict=True) if not reserved]
@@ -181,14 +181,18 @@ def domain_names(sweep: Sweep, dataset: Choice) -> Sequence[str]:
     return training
 
 
-def _data_dir(sweep: Sweep, dataset: Choice) -> str | None:
-    return _merged(sweep.options, dataset.options).get("data_dir")
+def _place(sweep: Sweep, dataset: Choice) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """Folder of the images, and names of its table's columns."""
+    options = _merged(sweep.options, dataset.options)
+    return options.get("data_dir"), tuple(dict(options.get("columns") or {}).items())
 
 
 @cache  # reading lists every image
-def _read_domains(dataset: str, data_dir: str | None) -> list[tuple[str, str, bool]]:
+def _read_domains(
+    dataset: str, data_dir: str | None, columns: tuple[tuple[str, str], ...]
+) -> list[tuple[str, str, bool]]:
     """Returns name and group of each domain, training domains first, and whether the data reserves it for testing."""
-    domains = get_benchmark(dataset).read(data_dir)
+    domains = get_benchmark(dataset).read(data_dir, columns=dict(columns))
     return [(domain.name, domain.group, domain.role != "train") for domain in domains]
 
 

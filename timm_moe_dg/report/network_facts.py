@@ -126,7 +126,8 @@ class _FirstExperts(nn.Module):
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
     domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
-    splits = _untrained_splits(view.args, domains, test_domains)
+    args = {**view.args, **({"data_dir": settings.data_dir} if settings.data_dir else {})}
+    splits = _untrained_splits(args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:
         raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")
@@ -145,15 +146,7 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
 
 def _untrained_splits(args: Arguments, domains: Sequence[Domain], test_domains: Sequence[int]) -> list[Split]:
     """The in-splits of held-out domains, which are reported, and the out-splits of training domains."""
-    photographs = args.get("split_by_photograph", False)
-    training = [index for index in range(len(domains)) if index not in test_domains]
-    splits = make_splits(
-        domains,
-        training if photographs else [],  # the other way of splitting would need images for validation in all of them
-        trial_seed=args["trial_seed"],
-        holdout_fraction=args.get("holdout_fraction", 0.2),
-        split_by_photograph=photographs,
-    )
+    splits = make_splits(domains, [index for index in range(len(domains)) if index not in test_domains], args)
     return [
         Split(split.inside, split.outside[:0]) if index in test_domains else Split(split.inside[:0], split.outside)
         for index, split in enumerate(splits)

@@ -26,7 +26,7 @@ class Benchmark:
 
     Attributes:
         name: The value of `--dataset`.
-        reader: Opens the domains below a folder. Takes `metadata_columns` too if `takes_metadata_columns`.
+        reader: Opens the domains below a folder. May take the arguments `metadata_columns`, `columns` and `evaluating`.
         source: Where the images come from.
         license: License of the images.
         layout: What the data folder holds.
@@ -45,7 +45,7 @@ class Benchmark:
         image_size: Side of the square input in pixels. None leaves it to the model.
         swad_hparams: Hyper-parameters that differ under stochastic weight averaging (SWAD).
         swad_checkpoint_freq: Steps between evaluations under SWAD.
-        takes_metadata_columns: Whether further columns of its table can be read as metadata.
+        takes_metadata_columns: Whether the columns of its table can be renamed, and further ones be read as metadata.
         takes_data_dir: Whether the images are in a folder that the user names.
         takes_evaluating: Whether `reader` takes `evaluating`.
         upright: Whether the EXIF orientation of files is applied. DomainBed and WILDS do not, so that their data sets
@@ -86,7 +86,13 @@ class Benchmark:
     split_by_photograph: bool = False
 
     def read(
-        self, data_dir: DataDir, metadata_columns: Sequence[str] = (), bands: Bands = RGB, *, evaluating: bool = False
+        self,
+        data_dir: DataDir,
+        metadata_columns: Sequence[str] = (),
+        bands: Bands = RGB,
+        *,
+        evaluating: bool = False,
+        columns: Mapping[str, str] | None = None,
     ) -> Sequence[Domain]:
         """Opens the domains and compares them with what was published.
 
@@ -98,12 +104,14 @@ class Benchmark:
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
             bands: Number of the images' bands, or their full names. Others than three need image files (`data.bands`).
             evaluating: Read data to evaluate a network on. The user's own may lack classes and training images then.
+            columns: The user's names of columns of metadata.csv, by their usual names.
         """
         self.check_data_dir(data_dir)
-        if metadata_columns and not self.takes_metadata_columns:
-            remedy = f"{self.name} has no table of metadata columns; use --dataset place_folder, or leave it out"
-            raise ArgumentError.of("metadata_columns", list(metadata_columns), remedy)
-        options: dict[str, Any] = {"metadata_columns": metadata_columns} if metadata_columns else {}
+        tables = {"metadata_columns": list(metadata_columns), "columns": dict(columns or {})}
+        options: dict[str, Any] = {name: value for name, value in tables.items() if value}
+        for name in () if self.takes_metadata_columns else options:
+            remedy = f"{self.name} reads no columns of a table; use --dataset place_folder, or leave it out"
+            raise ArgumentError.of(name, options[name], remedy)
         options |= {"evaluating": True} if evaluating and self.takes_evaluating else {}
         domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **options)
         self._compare_domains([domain.name for domain in domains])

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import DataError, MissingDependencyError, check_regular_file
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
+SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -35,19 +36,24 @@ class Table(dict[str, list[str]]):
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Columns:
-    """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up."""
+    """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up.
+
+    The separator is the comma, the semicolon or the tab, whichever line 1 has most of.
+    """
     (columns,) = csv_chunks(path, required)
     return columns
 
 
 def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> Iterator[Table]:
     """Yields the rows of `read_csv` in tables of `size` rows."""
-    remedy = "name them in line 1, separated by commas"
+    remedy = "name them in line 1, separated by commas, semicolons or tabs"
     try:
         check_regular_file(path)
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
+            separator = max(SEPARATORS, key=file.readline().count)
+            file.seek(0)
+            reader = csv.DictReader(file, restval="", delimiter=separator)
             if not (header := list(reader.fieldnames or [])):
                 raise DataError(f"{str(path)!r}: line 1 is empty; write the names of the columns there")
             if doubled := [name for name in header if name and header.count(name) > 1]:
