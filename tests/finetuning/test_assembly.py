@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import (
     build_task_loss,
@@ -153,3 +154,20 @@ def test_statistics_of_images_of_more_bits_are_measured_and_those_of_photographs
     for path in (tmp_path / "data" / "b").rglob("*.png"):
         Image.new("L", (32, 32), 90).save(path)
     assert mean_and_std(plan, network) == (None, None)
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_run_goes_on_with_more_classes(tmp_path, pretrained):
+    saved = saved_run(tmp_path / "run", "gmoe_tiny_patch16", ("dog", "cat"))
+    for label in ("ant", "cat", "dog"):
+        for number in range(5):
+            (tmp_path / "data" / "site" / label).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / "data" / "site" / label / f"{number}.png")
+    data = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--test-domains", "none", "--img-size", "32"]
+    kwargs = ["--model-kwargs", *(f"{key}={value}" for key, value in SMALL.items())]
+    words = ["--model", "gmoe_tiny_patch16", *kwargs, "--initial-checkpoint", str(tmp_path / "run")]
+    words = ["--model", f"local-dir:{tmp_path / 'run' / 'best'}", "--pretrained"] if pretrained else words
+    network = prepare_network(plan_of(tmp_path, *data, *words))
+    assert torch.equal(network.head.weight[[1, 2]], saved.head.weight[[1, 0]])  # cat, dog
+    assert not torch.isin(network.head.weight[0], saved.head.weight).any()
+    assert torch.equal(network.patch_embed.proj.weight, saved.patch_embed.proj.weight)

@@ -9,7 +9,15 @@ from tests.saved_run import saved_run
 from timm_moe_dg.data import FolderDomain, Split
 from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.trained import class_positions, label_names, load_trained, match_classes, takes_metadata
+from timm_moe_dg.networks.trained import (
+    class_positions,
+    label_names,
+    load_trained,
+    match_classes,
+    renew_classifier,
+    saved_classes,
+    takes_metadata,
+)
 from timm_moe_dg.storage.run_folder import run_arguments
 
 CLASSES = ("cat", "dog", "owl")
@@ -73,6 +81,40 @@ def test_each_logit_is_matched_with_the_data_by_name(network):
         class_positions(network, ("cat", "cow", "owl"))
     with pytest.raises(ArgumentError, match="the checkpoint's are 3: cat, dog, owl"):
         class_positions(network, (*CLASSES, "yak"))
+
+
+@pytest.mark.parametrize("classes", [("owl", "cat", "dog"), ("ant", "cat", "owl", "yak"), ("dog",), ("ant", "yak")])
+@pytest.mark.parametrize("name", ["test_vit", "deit_tiny_distilled_patch16_224", "d3g_tiny_patch16", "resnet18"])
+def test_a_renewed_classifier_keeps_the_rows_of_classes_by_name(name, classes, caplog):
+    caplog.set_level("INFO")
+    sizes = {"embed_dim": 24, "depth": 1, "num_heads": 2} if "patch16" in name else {}
+    network = timm.create_model(name, num_classes=3, **sizes).eval()
+    images = torch.randn(2, 3, *network.pretrained_cfg["input_size"][1:])
+    with torch.no_grad():
+        before = dict(zip(CLASSES, network(images).unbind(1), strict=True))
+        renew_classifier(network, CLASSES, classes, len(classes) + 1)  # a logit that no class has
+        for label, logit in zip((*classes, "unused"), network(images).unbind(1), strict=True):
+            assert any(torch.allclose(logit, old, atol=1e-6) for old in before.values()) is (label in before)
+            torch.testing.assert_close(logit, before.get(label, logit))
+    kept = len({*classes} & {*CLASSES})
+    assert (
+        f"classifier: {kept} classes keep their rows, by name; new: {'ant' if 'ant' in classes else 'n'}" in caplog.text
+    )
+
+
+def test_classes_in_the_same_order_are_left_alone(network, tmp_path, caplog):
+    caplog.set_level("INFO")
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    renew_classifier(network, CLASSES, CLASSES, 3)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert "classifier" not in caplog.text
+    save_network(network, tmp_path, CLASSES, data_config(network, 32))
+    assert (
+        saved_classes("", str(tmp_path / "model.safetensors"))
+        == CLASSES
+        == saved_classes(f"local-dir:{tmp_path}", None)
+    )
+    assert saved_classes("", str(tmp_path / "other" / "x.pth")) == () == saved_classes("test_vit", None)
 
 
 def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_out(network, caplog):

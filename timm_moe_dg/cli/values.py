@@ -106,6 +106,12 @@ def model_source(text: str) -> str:
     return text
 
 
+def weights_file(text: str) -> str:
+    """Reads a file of weights. RUN and RUN/best stand for those of the selected network of a run."""
+    file = Path(model_source(text).removeprefix(LOCAL), "model.safetensors")
+    return str(file) if file.is_file() else text
+
+
 def holds_network(folder: Path) -> bool:
     """Whether a folder holds a network in timm's format, or an ensemble of several in numbered folders."""
     return any((folder / member / "config.json").is_file() for member in ("", "0"))

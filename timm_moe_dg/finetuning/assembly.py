@@ -35,7 +35,7 @@ from ..networks.build import (
     saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
-from ..networks.trained import takes_metadata
+from ..networks.trained import renew_classifier, saved_classes, takes_metadata
 from ..protocols.options import FilledOptions, RunOptions
 from .coverage import cover_training_coordinates
 from .linear_probing import LinearProbing
@@ -123,9 +123,12 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     columns = column_statistics(plan)
     # DomainBed's name for the dropout of any network
     dropout = plan.hparams.get("resnet_dropout")
+    names = (
+        () if options.head else saved_classes(options.model if options.pretrained else "", options.initial_checkpoint)
+    )
     network = build_network(
         options.model,
-        None if options.head else options.num_classes,
+        None if options.head or names else options.num_classes,
         pretrained=options.pretrained,
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
@@ -139,6 +142,8 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **options.model_kwargs,
         },
     )
+    if names:
+        renew_classifier(network, names, plan.classes, options.num_classes)
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)

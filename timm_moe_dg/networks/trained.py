@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Domain, Split
-from ..data.class_names import check_spellings, normalized, places_of
+from ..data.class_names import check_spellings, listed, normalized, places_of
 from ..errors import ArgumentError, CheckpointError
-from .build import UNUSED, Network, build_network, check_name, saved_config
+from .build import CONFIG, UNUSED, Network, build_network, check_name, read_config, saved_config
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +74,39 @@ def label_names(network: Network) -> tuple[str, ...] | None:
     if isinstance(names, Mapping):
         names = [names[key] for key in sorted(names, key=int)]
     return tuple(map(str, names))
+
+
+def saved_classes(name: str, checkpoint: str | None) -> tuple[str, ...]:
+    """Returns the class names beside a file of weights, else of a `local-dir:` or `hf-hub:` source; may be empty."""
+    path = Path(checkpoint or "").with_name(CONFIG) if checkpoint else None
+    config = saved_config(name) if path is None else read_config(path) if path.is_file() else {}
+    names = config.get("label_names") or ()
+    names = [names[key] for key in sorted(names, key=int)] if isinstance(names, Mapping) else names
+    return tuple(normalized(str(name)) for name in names)
+
+
+def renew_classifier(network: Network, names: Sequence[str], classes: Sequence[str], num_classes: int) -> None:
+    """Gives a network whose logits have `names` a classifier of `classes`. Rows are kept by name, others start anew."""
+    if len(names) != network.num_classes or (tuple(names[: len(classes)]), len(names)) == (tuple(classes), num_classes):
+        if network.num_classes != num_classes:
+            network.reset_classifier(num_classes)
+        return
+    before = _classifier_state(network)
+    network.reset_classifier(num_classes)
+    kept = {row: names.index(name) for row, name in enumerate(classes) if name in names}
+    for key, value in _classifier_state(network).items():
+        if key in before and before[key].shape[1:] == value.shape[1:] and len(before[key]) == len(names):
+            value[list(kept)] = before[key][list(kept.values())]
+    new = [name for name in classes if name not in names]
+    gone = [name for name in names if name not in classes and not name.startswith(UNUSED)]
+    changes = f"new: {listed(new) or 'none'}; left out: {listed(gone) or 'none'}"
+    _logger.info(f"classifier: {len(kept)} classes keep their rows, by name; {changes}")
+
+
+def _classifier_state(network: Network) -> dict[str, Tensor]:
+    """Parameters of a network's classifiers, of which distilled ones have several."""
+    classifier = network.get_classifier()
+    return nn.ModuleList(classifier if isinstance(classifier, tuple) else [classifier]).state_dict()
 
 
 def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:

@@ -30,6 +30,7 @@ from ..cli.values import (
     positive_int,
     seed_number,
     text_file,
+    weights_file,
 )
 from ..data import BENCHMARKS
 from ..data.band_names import RGB, Bands
@@ -119,8 +120,8 @@ class ModelOptions:
     model: str = option("gmoe_small_patch16", role=IDENTITY, metavar="NAME",
         help="any timm model (default: %(default)s)")
     pretrained: bool = option(False, help="start from published weights (default: off)")
-    initial_checkpoint: str | None = option(None, metavar="FILE",
-        help="start from the weights in this file; experts become copies of dense layers")
+    initial_checkpoint: str | None = option(None, type=weights_file, metavar="FILE|RUN",
+        help="start from these weights; experts become copies of dense layers, and classes keep their rows by name")
     band_init: str = option("mean", choices=BAND_INITS,
         help="--bands: loaded kernels of bands other than red, green and blue: their mean, or zero (default: "
         "%(default)s)")
