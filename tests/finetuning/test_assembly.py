@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.saved_run import SMALL, saved_run
+from tests.saved_run import SMALL as SAVED
+from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import (
     build_task_loss,
@@ -164,7 +165,7 @@ def test_a_run_goes_on_with_more_classes(tmp_path, pretrained):
             (tmp_path / "data" / "site" / label).mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (4, 4)).save(tmp_path / "data" / "site" / label / f"{number}.png")
     data = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--test-domains", "none", "--img-size", "32"]
-    kwargs = ["--model-kwargs", *(f"{key}={value}" for key, value in SMALL.items())]
+    kwargs = ["--model-kwargs", *(f"{key}={value}" for key, value in SAVED.items())]
     words = ["--model", "gmoe_tiny_patch16", *kwargs, "--initial-checkpoint", str(tmp_path / "run")]
     words = ["--model", f"local-dir:{tmp_path / 'run' / 'best'}", "--pretrained"] if pretrained else words
     network = prepare_network(plan_of(tmp_path, *data, *words))
