@@ -138,7 +138,8 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
 
     Returns:
         A row for each domain, with the columns of per_domain.csv: domain, test (1 for domains that were not trained
-        on), images, accuracy, f1_macro, ece, in_accuracy, out_accuracy and role.
+        on), images, accuracy, f1_macro, ece, balanced_accuracy, sensitivity, specificity, auc, in_accuracy,
+        out_accuracy and role.
 
     >>> size = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,)}
     >>> network = timm.create_model("gmoe_tiny_patch16", num_classes=10, **size).eval()

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from .errors import ArgumentError
 
+# Name -> title
+CLASS_SCORES = {"balanced_accuracy": "balanced", "f1_macro": "F1-macro"}
+CLASS_SCORES |= {"sensitivity": "sensitivity", "specificity": "specificity", "auc": "AUC"}
+
 
 class GroupAccuracy(NamedTuple):
     """Accuracies (G,) float64, NaN for empty groups, and numbers of samples (G,) int64."""
@@ -116,6 +120,29 @@ def f1_macro(predicted: Tensor, target: Tensor) -> Tensor:
     num_targets = torch.bincount(target, minlength=num_classes)
     num_predicted = torch.bincount(predicted, minlength=num_classes)
     return (2 * true_positives / (num_predicted + num_targets))[num_targets > 0].mean()
+
+
+def class_scores(predicted: Tensor, target: Tensor, positive: Tensor) -> dict[str, float]:
+    """Returns scores by their names in `CLASS_SCORES`, for predicted and target classes (N,).
+
+    Balanced accuracy is the mean recall of the classes that occur in the target, as in scikit-learn. The other three
+    are of two classes: the recall of the second, the positive one, the recall of the first, and the area under the
+    ROC curve. `positive` (N,) is any score that grows with the positive class's probability, or NaN for other numbers
+    of classes, which have none of the three. A class without images gives NaN.
+
+    >>> class_scores(torch.tensor([1, 0, 0]), torch.tensor([1, 1, 0]), torch.tensor([0.9, 0.4, 0.2]))["auc"]
+    1.0
+    """
+    # Not by scikit-learn, as `f1_macro`
+    recall = group_accuracy(predicted, target, target, 1 + int(torch.cat([target, target.new_ones(1)]).max())).accuracy
+    auc = specificity = sensitivity = torch.tensor(torch.nan)
+    if len(positive) and not positive.isnan().all():
+        specificity, sensitivity = recall
+        negatives = positive[target == 0].sort().values
+        ranks = [torch.searchsorted(negatives, positive[target == 1], right=right) for right in (False, True)]
+        auc = torch.stack(ranks).double().sum(0).mean() / (2 * len(negatives))
+    scores = (recall.nanmean(), f1_macro(predicted, target), sensitivity, specificity, auc)
+    return {name: score.item() for name, score in zip(CLASS_SCORES, scores, strict=True)}
 
 
 def _check_vectors(**vectors: Tensor) -> None:

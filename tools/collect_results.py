@@ -43,7 +43,8 @@ def build_parser() -> ToolParser:
     whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)
-    further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains"
+    further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains, and "
+    further += "scores on the in-splits of held-out domains"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
     relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"

@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
-from sklearn.metrics import f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score, roc_auc_score
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.metrics import accuracy, confusion_matrix, f1_macro, group_accuracy, wilson_interval, worst_group
+from timm_moe_dg.metrics import (
+    CLASS_SCORES,
+    accuracy,
+    class_scores,
+    confusion_matrix,
+    f1_macro,
+    group_accuracy,
+    wilson_interval,
+    worst_group,
+)
 
 GROUPS = 6
 EMPTY = torch.zeros(0, dtype=torch.int64)
@@ -139,3 +148,40 @@ def test_f1_by_hand() -> None:
 def test_the_interval_of_a_share_is_wilsons(correct, number):
     expected = binomtest(correct, number).proportion_ci(0.95, method="wilson")
     assert wilson_interval(correct / number, number) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_of_two_classes_are_those_of_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    target = np.append(rng.integers(0, 2, 30), [0, 1])
+    positive = rng.integers(0, 8, 32) / 8  # with ties
+    predicted = (positive > 0.5).astype(int)
+    scores = class_scores(*map(torch.from_numpy, (predicted, target, positive)))
+    assert scores == pytest.approx(
+        {
+            "balanced_accuracy": balanced_accuracy_score(target, predicted),
+            "f1_macro": f1_score(target, predicted, average="macro"),
+            "sensitivity": recall_score(target, predicted),
+            "specificity": recall_score(target, predicted, pos_label=0),
+            "auc": roc_auc_score(target, positive),
+        },
+        abs=1e-12,
+    )
+
+
+def test_scores_of_a_class_without_images_are_nan():
+    for label in (0, 1):
+        scores = class_scores(torch.tensor([0, 1]), torch.tensor([label, label]), torch.tensor([0.2, 0.8]))
+        assert scores["balanced_accuracy"] == 0.5
+        assert math.isnan(scores["auc"])
+        assert math.isnan(scores["specificity" if label else "sensitivity"])
+        assert scores["sensitivity" if label else "specificity"] == 0.5
+    assert all(map(math.isnan, class_scores(EMPTY, EMPTY, EMPTY.double()).values()))
+
+
+def test_of_many_classes_the_scores_are_balanced_accuracy_and_f1(sample):
+    predicted, target, _ = sample
+    scores = class_scores(predicted, target, torch.full((101,), torch.nan))
+    assert list(scores) == list(CLASS_SCORES)
+    assert scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(target, predicted), abs=1e-12)
+    assert [name for name, score in scores.items() if math.isnan(score)] == ["sensitivity", "specificity", "auc"]

@@ -19,7 +19,7 @@ def domain(role: str, group: str) -> FolderDomain:
 def predictions(*rows: tuple[int, bool, int, int]) -> Predictions:
     """Makes predictions of (domain, in-split?, predicted class, target)."""
     position, inside, predicted, target = map(torch.tensor, zip(*rows, strict=True))
-    return Predictions(predicted, target, 2 * position + 1 - inside.long(), torch.zeros(len(rows)))
+    return Predictions(predicted, target, 2 * position + 1 - inside.long(), *[torch.zeros(len(rows))] * 2)
 
 
 DOMAINS = [
@@ -77,7 +77,7 @@ def test_domains_with_validation_images_alone_have_no_test_score() -> None:
         "ood_val": {"Asia": 1},
     }
     empty = torch.zeros(0, dtype=torch.long)
-    assert role_scores(Predictions(empty, empty, empty, empty.float()), DOMAINS) == {}
+    assert role_scores(Predictions(empty, empty, empty, empty.float(), empty.float()), DOMAINS) == {}
 
 
 def test_validation_under_shift_by_hand() -> None:

@@ -82,7 +82,7 @@ def test_accuracies_by_domain_and_split():
     assert out_acc == pytest.approx((0.0, math.nan, math.nan), nan_ok=True)
     zero = torch.tensor([0])
     with pytest.raises(ValueError, match=r"group=.*choose indices from 0"):
-        domain_accuracies(Predictions(zero, zero, torch.tensor([6]), zero), num_domains=3)
+        domain_accuracies(Predictions(zero, zero, torch.tensor([6]), zero, zero), num_domains=3)
 
 
 def test_losses_on_out_splits_are_means_of_cross_entropies():

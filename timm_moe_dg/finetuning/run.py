@@ -23,7 +23,7 @@ from ..data import Domain, StepSampler
 from ..errors import ArgumentError, ProcessLostError
 from ..models import DomainHeadsVisionTransformer
 from ..protocols.domain_roles import role_scores
-from ..protocols.evaluation import Batches, Gather, domain_accuracies, out_losses, predict
+from ..protocols.evaluation import Batches, Gather, domain_accuracies, in_scores, out_losses, predict
 from ..protocols.headline import selection_remark, summary
 from ..protocols.options import Arguments
 from ..protocols.records import Record
@@ -229,7 +229,8 @@ def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather:
     predictions = predict(model, batches, gather)
     in_acc, out_acc = domain_accuracies(predictions, len(domains))
     losses = out_losses(predictions, len(domains))
-    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": role_scores(predictions, domains)}
+    roles, metrics = role_scores(predictions, domains), in_scores(predictions, len(domains))
+    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": roles, "metrics": metrics}
 
 
 def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: ResumePoint) -> FineTuning:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..data import Split
 from ..errors import ArgumentError
-from ..metrics import accuracy, expected_calibration_error, f1_macro
-from .evaluation import Outputs
+from ..metrics import accuracy, class_scores, expected_calibration_error
+from .evaluation import Outputs, positive_score
 
 SPLITS = ("all", "in", "out")
 
@@ -22,6 +22,10 @@ class Scores(NamedTuple):
     accuracy: float
     f1_macro: float
     ece: float  # expected calibration error, 15 bins
+    balanced_accuracy: float  # this and the next three: see `metrics.class_scores`
+    sensitivity: float  # of the second of two classes
+    specificity: float
+    auc: float
 
 
 class Assessment(NamedTuple):
@@ -70,7 +74,9 @@ def assess(
 def _scores(outputs: Outputs, mask: Tensor) -> Scores:
     predicted, target, confidence = outputs.predicted[mask], outputs.target[mask], outputs.confidence[mask]
     ece = expected_calibration_error(confidence, predicted == target)
-    return Scores(int(mask.sum()), accuracy(predicted, target).item(), f1_macro(predicted, target).item(), ece.item())
+    positive = positive_score(outputs.probabilities[mask])
+    by_name = {"accuracy": accuracy(predicted, target).item(), "ece": ece.item()}
+    return Scores(images=int(mask.sum()), **by_name, **class_scores(predicted, target, positive))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..metrics import group_accuracy
+from ..metrics import CLASS_SCORES, class_scores, group_accuracy
 
 Batches = Iterable[Sequence[Tensor]]
 Gather = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -20,6 +20,7 @@ class Predictions(NamedTuple):
     target: Tensor  # class indices, (N,)
     group: Tensor  # 2 * domain for in-split images and 2 * domain + 1 for out-split images, (N,)
     loss: Tensor  # cross-entropies, (N,)
+    positive: Tensor  # `positive_score`, (N,)
 
 
 class Outputs(NamedTuple):
@@ -50,7 +51,8 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
             logits = network(images, *metadata)
             # In half precision the loss would have three digits
             loss = F.cross_entropy(logits.float(), target, reduction="none")
-            rows.append(gather((logits.argmax(1), target, group, loss)))
+            positive = positive_score(logits.float().softmax(dim=1))
+            rows.append(gather((logits.argmax(1), target, group, loss, positive)))
     finally:
         # Module by module, because frozen batch normalization is in evaluation mode during training
         for module in training:
@@ -88,6 +90,20 @@ def domain_accuracies(
     columns = (predictions.predicted, predictions.target, predictions.group)
     accuracy = group_accuracy(*columns, num_groups=2 * num_domains).accuracy.tolist()
     return tuple(accuracy[0::2]), tuple(accuracy[1::2])
+
+
+def positive_score(probabilities: Tensor) -> Tensor:
+    """(N, C) -> (N,) probability of the second of two classes; NaN for other numbers of classes."""
+    is_binary = probabilities.shape[1] == 2
+    return probabilities[:, 1] if is_binary else torch.full_like(probabilities[:, 0], torch.nan)
+
+
+def in_scores(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
+    """Returns `metrics.class_scores` on the in-splits: name -> score of each domain."""
+    masks = [predictions.group == 2 * domain for domain in range(num_domains)]
+    columns = (predictions.predicted, predictions.target, predictions.positive)
+    scores = [class_scores(*(column[mask] for column in columns)) for mask in masks]
+    return {name: [row[name] for row in scores] for name in CLASS_SCORES}
 
 
 def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:

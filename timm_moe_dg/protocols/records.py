@@ -1,14 +1,14 @@
 """Records of evaluations: the rows of results.jsonl, with DomainBed's keys.
 
 A row is flat JSON. Its keys are step, epoch, step_time (seconds), mem_gb, the losses by name, args, hparams, and for
-every domain i of the benchmark env{i}_in_acc, env{i}_out_acc and env{i}_out_loss. Some rows have roles or averaged as
-well. DomainBed's own rows, which lack out-losses, can be read too.
+every domain i of the benchmark env{i}_in_acc, env{i}_out_acc and env{i}_out_loss. Some rows have roles, metrics or
+averaged as well. DomainBed's own rows, which lack out-losses, can be read too.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
@@ -77,6 +77,7 @@ class Record:
     hparams: Mapping[str, object]  # of the run
     roles: Mapping[str, RoleScores] = field(default_factory=dict)  # of "id" and "ood" domains; see `role_scores`
     out_loss: tuple[float, ...] = ()  # mean cross-entropy on each domain's out-split; empty in DomainBed's rows
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # on each in-split; see `evaluation.in_scores`
     averaged: bool = False  # evaluates the averaged network at the end of a run; selection uses this record alone
 
     @property
@@ -106,7 +107,11 @@ class Record:
     def to_json(self) -> str:
         """Returns the row as one line of JSON, with sorted keys."""
         row: dict[str, object] = {name: getattr(self, name) for name in _FIELDS}
-        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
+        row |= {
+            **self.losses,
+            **self.scores,
+            **{name: vars(self)[name] for name in ("roles", "metrics") if vars(self)[name]},
+        }
         row |= {"averaged": True} if self.averaged else {}
         return json.dumps(row, sort_keys=True)
 
@@ -122,8 +127,9 @@ class Record:
         if wrong := mistyped(args):
             raise RecordError(f"args: {wrong}; the row is damaged")
         fields = {name: row.pop(name) for name in _FIELDS}
-        roles, averaged = row.pop("roles", {}), row.pop("averaged", False)
-        _check({"roles": roles}, {"roles": _TABLE})
+        roles, metrics, averaged = row.pop("roles", {}), row.pop("metrics", {}), row.pop("averaged", False)
+        _check({"roles": roles, "metrics": metrics}, {"roles": _TABLE, "metrics": _TABLE})
+        _check(metrics, dict.fromkeys(metrics, ([int | float], "a list of numbers")), place="metrics[{!r}]")
         _check(roles, dict.fromkeys(roles, _TABLE), place="roles[{!r}]")
         for scores in roles.values():
             _check(scores, _SCORES, _OPTIONAL_SCORES)
@@ -131,12 +137,14 @@ class Record:
                 _check(scores.get(name, {}), dict.fromkeys(scores.get(name, {}), _NUMBER))
         _check(row, dict.fromkeys(row, _NUMBER))
         columns = _pop_scores(row)
+        if any(len(scores) != len(columns["in_acc"]) for scores in metrics.values()):
+            raise RecordError("metrics: must have a number for each domain; the row is damaged")
         sizes = args.get("split_sizes")
         if sizes is not None and [len(pair) for pair in sizes] != [2] * len(columns["in_acc"]):
             raise RecordError("args['split_sizes']: must have two numbers for each domain; the row is damaged")
         if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < len(columns["in_acc"])]:
             raise RecordError(f"args['test_envs']: there is no domain {unknown[0]}; the row is damaged")
-        return cls(**fields, **columns, losses=row, roles=roles, averaged=averaged)
+        return cls(**fields, **columns, losses=row, roles=roles, metrics=metrics, averaged=averaged)
 
 
 def read_records(path: str | os.PathLike[str], *, unfinished: bool = False) -> list[Record]:

@@ -65,6 +65,11 @@ def transfer_accuracy(record: Record) -> float:
     return _mean([record.out_acc[domain] for domain in record.test_domains])
 
 
+def reported_score(name: str) -> Callable[[Record], float]:
+    """Returns the function of a record's score on the test domains' in-splits; see `evaluation.in_scores`."""
+    return lambda record: _mean([record.metrics[name][i] for i in record.test_domains if name in record.metrics])
+
+
 def _mean(accuracies: Sequence[float]) -> float:
     """The mean without NaN, which empty splits have; NaN if nothing is left."""
     present = [accuracy for accuracy in accuracies if not isnan(accuracy)]

@@ -52,7 +52,7 @@ def joined_regions(runs: Sequence[FinishedRun]) -> Record:
     roles = {"id": _joined(selected, "id")}
     if all(region in group_scores(record, "ood") for region, record in selected.items()):
         roles["ood"] = _joined(selected, "ood")
-    return replace(next(iter(selected.values())), roles=roles)
+    return replace(next(iter(selected.values())), roles=roles, metrics={})
 
 
 def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:

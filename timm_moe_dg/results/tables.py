@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ..errors import RecordError
+from ..metrics import CLASS_SCORES
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
 from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import (
@@ -23,6 +24,7 @@ from ..protocols.selection import (
     SELECTION_RULES,
     has_ood_validation,
     reported_accuracy,
+    reported_score,
     rule_title,
     transfer_accuracy,
     validation_accuracy,
@@ -56,6 +58,7 @@ OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
         "validation": Column("validation", validation_accuracy),
         "out_split": Column("out-split", transfer_accuracy),
+        **{name: Column(title, reported_score(name)) for name, title in CLASS_SCORES.items()},
     }
 )
 
