@@ -67,14 +67,14 @@ def test_groups_that_leave_nothing_are_named(caplog):
     with pytest.raises(
         ProtocolError, match=r"group_by='p': domain 'a' has no validation group among its 4 images of P1"
     ):
-        check_groups(domains, [0, 1], groups, splits, ("group_by", "p"))
+        check_groups(domains, [0, 1], groups, splits, "group_by='p'")
     splits = split_by_group(domains, [1], groups, trial_seed=0, holdout_fraction=0.2)
-    check_groups(domains, [1], groups, splits, ("group_by", "p"))  # all of a test domain may be of one group
+    check_groups(domains, [1], groups, splits, "group_by='p'")  # all of a test domain may be of one group
     assert "one group holds all training images of the classes 'y': training or validation lacks" in caplog.text
     official = replace(domains[1], split=Split(np.array([0, 2]), np.array([1, 3])))
     splits = split_by_group([domains[0], official], [1], groups, trial_seed=0, holdout_fraction=0.2)
     with pytest.raises(ProtocolError, match="own split has training and validation images of P4; correct its split"):
-        check_groups([domains[0], official], [1], groups, splits, ("group_by", "p"))
+        check_groups([domains[0], official], [1], groups, splits, "group_by='p'")
 
 
 PATHS = ["a/P1_0.png", "a/P1_1.png", "b/P2_0.png"]

@@ -129,32 +129,24 @@ def check_groups(
     training: Sequence[int],
     groups: Sequence[Sequence[str]],
     splits: Sequence[Split],
-    argument: tuple[str, object],
+    argument: str,
 ) -> None:
-    """Refuses domains without images in a part, and official splits that divide groups. Counts groups in the log.
+    """Refuses domains without images in a part, and official splits that divide groups; logs what is shared or alone.
 
-    `argument` has the option's name and value for messages.
+    `argument` is the option that groups the images, with its value.
     """
     names: dict[str, set[str]] = {"training": set(), "validation": set(), "test": set()}
     for index, (domain, members, split) in enumerate(zip(domains, groups, splits, strict=True)):
         parts = {"training": split.inside, "validation": split.outside} if index in training else {"test": split.inside}
         for part, rows in parts.items():
             if not len(rows) and not domain.split:
-                which = f"{len(members)} images of {listed(set(members))}"
-                remedy = f"domain {domain.name!r} has no {part} group among its {which}; add images of other groups"
-                raise ProtocolError.of(*argument, remedy)
+                which = f"{len(members)} images of {listed(set(members))}; add images of other groups"
+                raise ProtocolError(f"{argument}: domain {domain.name!r} has no {part} group among its {which}")
             names[part] |= {members[row] for row in rows}
     for first, second in combinations(names, 2):
         if both := names[first] & names[second]:
-            remedy = f"the data's own split has {first} and {second} images of {listed(both)}; correct its split column"
-            raise ProtocolError.of(*argument, f"{remedy}, or remove it")
-    counts = Counter(name for members in groups for name in set(members))
-    shared = [name for name, count in counts.items() if count > 1]
-    remark = "keep one part in all of them, and some of their images are left out"
-    if argument[0] == "group_by":
-        _LOGGER.info("%s=%r: %d groups, %d of them in several domains", *argument, len(counts), len(shared))
-    if shared and argument[0] == "group_by":
-        _LOGGER.warning("groups in several domains (%s) %s", listed(shared), remark)
+            which = f"{first} and {second} images of {listed(both)}; correct its split column, or remove it"
+            raise ProtocolError(f"{argument}: the data's own split has {which}")
     pairs = {pair for index in training for pair in zip(domains[index].targets, groups[index], strict=True)}
     classes = Counter(int(target) for target, _ in pairs)
     if alone := [repr(domains[0].classes[target]) for target, count in classes.items() if count == 1]:

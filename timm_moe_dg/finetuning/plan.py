@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,6 +29,7 @@ from ..data import (
     training_domains,
 )
 from ..data.band_names import RGB, band_settings, wavelength
+from ..data.class_names import listed
 from ..data.fingerprint import fingerprint, short, with_readable
 from ..data.groups import image_groups
 from ..data.splits import NO_DOMAIN, check_groups, hold_out, split_by_group, test_positions
@@ -241,9 +243,19 @@ def make_splits(
         return split_domains(domains, training if checking else [], **how, positions=positions)
     splits = split_by_group(domains, training, groups, **how, positions=positions, all_shared=by_photograph)
     if checking:
-        argument = ("split_by_photograph", True) if by_photograph else ("group_by", args["group_by"])
+        argument = "split_by_photograph=True" if by_photograph else f"group_by={args['group_by']!r}"
         check_groups(domains, training, groups, splits, argument)
+        if not by_photograph:
+            _log_groups(argument, groups)
     return splits
+
+
+def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
+    counts = Counter(name for members in groups for name in set(members))
+    shared = [name for name, count in counts.items() if count > 1]
+    level = logging.WARNING if shared else logging.INFO
+    remark = f" ({listed(shared)}): they keep one part in all, and some images are in no split" if shared else ""
+    _logger.log(level, f"{argument}: {len(counts)} groups, {len(shared)} of them in several domains{remark}")
 
 
 def config_hparams(

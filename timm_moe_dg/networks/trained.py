@@ -87,9 +87,7 @@ def saved_classes(name: str, checkpoint: str | None) -> tuple[str, ...]:
 
 def renew_classifier(network: Network, names: Sequence[str], classes: Sequence[str], num_classes: int) -> None:
     """Gives a network whose logits have `names` a classifier of `classes`. Rows are kept by name, others start anew."""
-    if len(names) != network.num_classes or (tuple(names[: len(classes)]), len(names)) == (tuple(classes), num_classes):
-        if network.num_classes != num_classes:
-            network.reset_classifier(num_classes)
+    if network.num_classes == num_classes and tuple(names[: len(classes)]) == tuple(classes):
         return
     before = _classifier_state(network)
     network.reset_classifier(num_classes)

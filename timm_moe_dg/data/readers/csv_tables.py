@@ -35,7 +35,7 @@ class Table(dict[str, list[str]]):
         return table
 
 
-def read_csv(path: Path, required: Sequence[str]) -> Columns:
+def read_csv(path: Path, required: Sequence[str]) -> Table:
     """Reads a csv file with a header into one list per column. Empty lines are skipped, short lines filled up.
 
     The separator is the comma, the semicolon or the tab, whichever line 1 has most of.
@@ -106,7 +106,7 @@ def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], si
 
 def require_columns(path: Path, header: Sequence[str], required: Sequence[str], remedy: str) -> None:
     """Raises a `DataError` for columns that a table lacks."""
-    if missing := [name for name in required if name not in header]:
+    if missing := [name for name in dict.fromkeys(required) if name not in header]:
         raise DataError(f"{str(path)!r}: lacks the columns {', '.join(missing)}; it has {', '.join(header)}; {remedy}")
 
 

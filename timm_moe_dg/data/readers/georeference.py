@@ -54,20 +54,16 @@ def places_of(raster: Any, columns: Sequence[float], rows: Sequence[float]) -> n
     return np.stack([(longitude + 180) % 360 - 180, latitude], axis=1).astype(np.float32)
 
 
-def with_coordinates(
-    table: os.PathLike[str], fields: Columns, paths: Sequence[str], longitude: str = "lon", latitude: str = "lat"
-) -> Columns:
-    """Completes the columns of coordinates, where both are empty or absent, by the centers of the table's files."""
-    if (longitude in fields) != (latitude in fields):
-        raise DataError(
-            f"{str(table)!r}: has one of the columns {longitude} and {latitude}; name both in line 1, or none"
-        )
-    columns = [list(fields.get(name, [""] * len(paths))) for name in (longitude, latitude)]
+def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[str]) -> Columns:
+    """Completes the columns lon and lat of a csv table, where both are empty or absent, by the centers of its files."""
+    if ("lon" in fields) != ("lat" in fields):
+        raise DataError(f"{str(table)!r}: has one of the columns lon and lat; name both in line 1, or none")
+    columns = [list(fields.get(name, [""] * len(paths))) for name in ("lon", "lat")]
     for row, path in enumerate(paths):
         if not any(column[row].strip() for column in columns):
             columns[0][row], columns[1][row] = map(str, _center(table, path))
     completed = Table(
-        {name: list(column) for name, column in fields.items()} | dict(zip((longitude, latitude), columns, strict=True))
+        {name: list(column) for name, column in fields.items()} | dict(zip(("lon", "lat"), columns, strict=True))
     )
     if isinstance(fields, Table):
         completed.lines = fields.lines

@@ -7,7 +7,7 @@ role, and outside what the benchmark reserves for validation under shift.
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 from unicodedata import normalize
@@ -19,7 +19,7 @@ from ...errors import ArgumentError, DataError
 from ..bands import Pixels, is_tiff
 from ..class_names import check_spellings, normalized, places_of
 from ..domains import DataDir, FileDomain, Split, file_names, take
-from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv, require_columns
+from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
 from .georeference import with_coordinates
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -30,7 +30,7 @@ PARTS_OF_ROLES = {
 }  # inside, outside
 POOLED = "all"  # the group of domains in which groups are pooled
 COLUMNS = ("path", "label", "group")
-OPTIONAL_COLUMNS = ("split", "lon", "lat")
+ALL_COLUMNS = (*COLUMNS, "split", "lon", "lat")
 
 FileOrPixels: TypeAlias = str | bytes | np.ndarray
 _LOGGER = logging.getLogger(__name__)
@@ -119,47 +119,42 @@ def read_place_folder(
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where `lon`
     and `lat` are empty or absent, GeoTIFFs have those of their centers. Classes: the labels in alphabetical order.
-    Without a column `split`, the groups are domains to hold out in turn, and other images need no coordinates.
-    `columns` maps these names to those of the table. Numeric `metadata_columns`, such as a year, follow longitude and
+    Without a column `split`, the groups are domains to hold out in turn, and photographs need no coordinates. `columns`
+    gives the table's own names of these columns. Numeric `metadata_columns`, such as a year, follow longitude and
     latitude in the metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows,
     except in data for `evaluating` a network alone.
     """
     if data_dir is None:
         raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
-    names = {name: name for name in (*COLUMNS, *OPTIONAL_COLUMNS)}
-    if unknown := [name for name in columns or () if name not in names]:
-        raise ArgumentError.of("columns", dict(columns or {}), f"{unknown[0]} is none of {', '.join(names)}; remove it")
-    names |= {name: str(column) for name, column in (columns or {}).items()}
-    table = Path(data_dir) / "metadata.csv"
-    fields = read_csv(table, [names[name] for name in COLUMNS if name not in (columns or ())])
-    require_columns(table, list(fields), [names[name] for name in columns or ()], "correct --columns")
-    paths = parsed(table, fields, names["path"], _existing(Path(data_dir)), "an image below the folder")
-    check_unique(table, fields, names["path"], paths)
-    labels = parsed(table, fields, names["label"], _name, "a label")
-    groups = parsed(table, fields, names["group"], _name, "the name of a group")
-    is_split = names["split"] in fields
-    one_of = f"one of {', '.join(PARTS)}"
-    parts = parsed(table, fields, names["split"], choice(*PARTS), one_of) if is_split else groups
+    table, columns = Path(data_dir) / "metadata.csv", dict(columns or {})
+    if unknown := columns.keys() - set(ALL_COLUMNS):
+        raise ArgumentError.of("columns", columns, f"{min(unknown)} is none of {', '.join(ALL_COLUMNS)}; remove it")
+    fields = read_csv(table, [*(columns.get(name, name) for name in COLUMNS), *map(str, columns.values())])
+    fields |= {name: fields[str(column)] for name, column in columns.items()}
+    paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
+    check_unique(table, fields, "path", paths)
+    labels = parsed(table, fields, "label", _name, "a label")
+    groups = parsed(table, fields, "group", _name, "the name of a group")
+    is_split = "split" in fields
+    parts = ["train"] * len(paths)
+    if is_split:
+        parts = parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")
+    elif not ({"lon", "lat"} & fields.keys() or any(map(is_tiff, paths))):
+        fields |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
     check_spellings(repr(str(table)), places_of(labels, groups))
-    check_spellings(repr(str(table)), places_of(groups, parts if is_split else labels), "groups")
+    check_spellings(repr(str(table)), places_of(groups, parts), "groups")
     classes = tuple(sorted(set(labels)))
-    lonlat = names["lon"], names["lat"]
-    if is_split or not fields.keys().isdisjoint(lonlat) or any(map(is_tiff, paths)):
-        fields = with_coordinates(table, fields, paths, *lonlat)
-        lonlat_values = coordinates(table, fields, *lonlat)
-    else:
-        lonlat_values = np.full((len(paths), 2), np.nan, np.float32)
+    places_of_rows = with_coordinates(table, fields, paths)
     places = Places(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
-        metadata=np.concatenate([lonlat_values, numeric(table, fields, metadata_columns)], axis=1),
+        metadata=np.concatenate([coordinates(table, places_of_rows), numeric(table, fields, metadata_columns)], axis=1),
         part=np.array(parts),
         group=np.array(groups),
     )
     if not is_split:
-        members = {group: np.flatnonzero(places.group == group) for group in sorted(set(groups))}
-        return [_rows(places, rows, group, group, "train", None) for group, rows in members.items()]
+        return [replace(domain, name=domain.group, split=None) for domain in domains_of(places, evaluating=True)]
     untrained = places.group[_untrained(places, places.group)]
     if len(untrained) and "train" in places.part and not evaluating:
         listed, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
@@ -182,20 +177,15 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
     inside_rows, outside_rows = (np.flatnonzero(member & (places.part == part)) for part in (inside, outside))
     # Inside images come first, so that the split is two ranges.
     rows, first_outside = np.concatenate([inside_rows, outside_rows]), len(inside_rows)
-    split = Split(np.arange(first_outside), np.arange(first_outside, len(rows)))
-    return _rows(places, rows, role if group == POOLED else f"{role} {group}", group, role, split)
-
-
-def _rows(places: Places, rows: np.ndarray, name: str, group: str, role: str, split: Split | None) -> PlacesDomain:
     return PlacesDomain(
-        name=name,
+        name=role if group == POOLED else f"{role} {group}",
         role=role,
         group=group,
         classes=places.classes,
         targets=places.targets[rows],
         images=take(places.images, rows),
         metadata=places.metadata[rows],
-        split=split,
+        split=Split(np.arange(first_outside), np.arange(first_outside, len(rows))),
     )
 
 
