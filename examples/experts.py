@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from timm_moe_dg.analysis.run_view import RunView, open_run, redraw_routers
-from timm_moe_dg.data.splits import photograph_part
+from timm_moe_dg.data.splits import group_part
 from timm_moe_dg.layers.experts import StackedExperts
 from timm_moe_dg.layers.reports.routing import RouterOutput
 from timm_moe_dg.layers.router import Router
@@ -46,7 +46,7 @@ def scorer(view: RunView) -> Score:
     domain = view.domains()[position]
     indices = list(range(len(domain)))
     if view.args["split_by_photograph"]:
-        indices = [index for index, path in enumerate(domain.paths) if photograph_part(path) == "test"]
+        indices = [index for index, path in enumerate(domain.paths) if group_part(Path(path).stem) == "test"]
     batches = list(view.batches((domain.pixels(index), None) for index in indices))
     targets = torch.as_tensor(domain.targets)[indices]
 

@@ -174,24 +174,19 @@ def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient
         return "that started from other weights under the same name"
     if not (digests := recorded.get("domain_digests")):
         return None
-    columns, names = tuple(planned["metadata_columns"] or ()), tuple(dict(planned["columns"]).items())
-    now = digests_of(planned["dataset"], planned["data_dir"], columns, planned["in_chans"], names, lenient)
+    names = tuple(dict(planned.get("columns") or {}).items())
+    reading = (tuple(planned["metadata_columns"] or ()), planned["in_chans"], names)
+    now = digests_of(planned["dataset"], planned["data_dir"], reading, lenient)
     reason = None if now is None else difference(digests, now, FILES)
     return reason and f"on other data: {reason}"
 
 
 @cache
-def digests_of(
-    dataset: str,
-    data_dir: str | None,
-    columns: Sequence[str],
-    bands: int,
-    names: Sequence[tuple[str, str]],
-    lenient: bool,
-) -> Fingerprint | None:
+def digests_of(dataset: str, data_dir: str | None, reading: tuple[Any, ...], lenient: bool) -> Fingerprint | None:
     """Computes the fingerprint of a data set once for all runs; if `lenient`, None for data that cannot be read."""
+    metadata_columns, bands, names = reading
     try:
-        return fingerprint(get_benchmark(dataset).read(data_dir, columns, bands, columns=dict(names)))
+        return fingerprint(get_benchmark(dataset).read(data_dir, metadata_columns, bands, columns=dict(names)))
     except (MoeDgError, OSError) as error:
         if not lenient:
             raise

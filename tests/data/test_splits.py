@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from timm_moe_dg.data import FolderDomain, get_benchmark, seed_hash, split_domain, split_domains, training_domains
-from timm_moe_dg.data.splits import photograph_part
+from timm_moe_dg.data.splits import group_part
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.finetuning.plan import make_splits
 
@@ -143,11 +143,11 @@ def test_the_split_domain_by_domain_does_leak(domains):
 def test_the_part_is_the_md5_of_the_stem_as_a_fraction(domains):
     for path in domains[0].paths[:50]:
         value = int(hashlib.md5(Path(path).stem.encode()).hexdigest()[:16], 16) / 16**16
-        assert photograph_part(path) == ("test" if value < 0.2 else "validation" if value < 0.4 else "train")
+        assert group_part(Path(path).stem) == ("test" if value < 0.2 else "validation" if value < 0.4 else "train")
 
 
 def test_shares_are_three_to_one_to_one():
-    parts = [photograph_part(f"Bird_{number}.jpg") for number in range(10_000)]
+    parts = [group_part(Path(f"Bird_{number}.jpg").stem) for number in range(10_000)]
     for part, share in (("train", 0.6), ("validation", 0.2), ("test", 0.2)):
         assert parts.count(part) / 10_000 == pytest.approx(share, abs=0.02)  # 4 to 5 standard deviations
 
@@ -155,6 +155,6 @@ def test_shares_are_three_to_one_to_one():
 def test_domains_that_are_no_files_or_too_few_are_refused(domains):
     with pytest.raises(ArgumentError, match="'rot_0' is not made of image files"):
         split_by_photograph(get_benchmark("rotated_digits").read(None), [0])
-    of_training = {index for index, path in enumerate(domains[0].paths) if photograph_part(path) == "train"}
+    of_training = {index for index, path in enumerate(domains[0].paths) if group_part(Path(path).stem) == "train"}
     with pytest.raises(ProtocolError, match="no validation group among its 355 images"):
         split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])

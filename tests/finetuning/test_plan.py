@@ -36,11 +36,44 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
     words = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--model", "test_vit", "--test-domains", "b"]
     plan = plan_of(tmp_path, *words, "--dry-run")
     rows = [line.split() for line in describe(plan).splitlines() if line.split()[0] in ("class", "cat", "dog", "owl")]
-    assert rows[0] == ["class", "training", "validation", "held", "out"]
-    assert [sum(map(int, row[1:])) for row in rows[1:]] == [7, 5, 3]
-    assert rows[3] == ["owl", "0", "0", "3"]
+    assert rows[0] == ["class", "training", "validation", "held", "out", "a", "b"]
+    assert [sum(map(int, row[1:4])) for row in rows[1:]] == [7, 5, 3]
+    assert [row[4:] for row in rows[1:]] == [["5", "2"], ["5", "0"], ["0", "3"]]
+    assert rows[3][:4] == ["owl", "0", "0", "3"]
     assert "no training image is of the classes 'owl'" in caplog.text
     assert "training  validation" not in describe(plan_of(tmp_path, *words))
+
+
+def test_long_tables_are_cut_and_few_images_need_few_steps(tmp_path):
+    for domain, label in product(range(10), range(13)):
+        folder = tmp_path / "data" / f"hospital_north_{domain}" / f"adenocarcinoma_of_the_colon_grade_{label}"
+        folder.mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (4, 4)).save(folder / f"P{number}_{label}.png")
+    data = [
+        "--dataset",
+        "folder",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--model",
+        "test_vit",
+        "--group-by",
+        r"(P\d+)_",
+    ]
+    with pytest.raises(ProtocolError, match=r"'hospital_north_1' has no training group among its 26 images of P0, P1;"):
+        plan_of(tmp_path, *data)  # the groups lie in all domains, so each has one part in all
+    words = [*data[:-1], r"(\d)/.*(P\d+)_", "--dry-run"]
+    lines = describe(plan_of(tmp_path, *words)).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("  class"))
+    assert lines[start].split()[-2:] == ["hosp..th_6", "hosp..th_7"]
+    assert lines[start + 1].split()[0] == "adenocarc..n_grade_0"
+    assert lines[start + 13].split()[0] == "all"
+    assert lines[start + 14 : start + 16] == ["  the 12 rarest of 13 classes", "  the 8 first of 10 domains"]
+    assert max(map(len, lines[start : start + 16])) <= 160
+    epoch = 13 / 32  # one group of two goes out
+    steps = max(round(100 * epoch), 300) + 1
+    assert f"5001 steps are many for so few images; --steps {steps} are {steps / epoch:.0f} epochs" in lines[-2]
+    assert not any("are many" in line for line in describe(plan_of(tmp_path, *words, "--steps", "602")).splitlines())
 
 
 def test_a_benchmark_of_shared_photographs_decides_how_they_are_split(tmp_path):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
 from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.data.readers.folders import read_folder
-from timm_moe_dg.data.splits import photograph_part
+from timm_moe_dg.data.splits import group_part
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.trained import class_positions
@@ -122,7 +123,7 @@ def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_tr
     for index, domain in enumerate(read_folder(data)):
         evaluated = network.images.positions[network.images.groups // 2 == index].tolist()
         part = "validation" if index else "test"
-        assert evaluated == [row for row, path in enumerate(domain.paths) if photograph_part(path) == part]
+        assert evaluated == [row for row, path in enumerate(domain.paths) if group_part(Path(path).stem) == part]
 
 
 def test_other_data_than_the_runs_are_refused_with_the_first_difference(tmp_path):

@@ -15,16 +15,7 @@ import yaml
 from ..errors import ArgumentError, check_regular_file
 from .parser import ToolParser
 from .program import nearest_recipe, recipe_file
-from .values import (
-    WHOLE_NUMBERS,
-    key_value,
-    kilometers,
-    model_source,
-    non_negative_int,
-    positive_int,
-    usable_device,
-    weights_file,
-)
+from .values import WHOLE_NUMBERS, key_value, kilometers, model_source, non_negative_int, positive_int, usable_device
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -219,8 +210,7 @@ class TrainedModelOptions:
     model: str = option(MISSING, type=model_source, metavar="NAME",
         help="run folder, hf-hub:OWNER/NAME, local-dir:FOLDER, or a timm model with one of the next two options")
     pretrained: bool = option(False, help="use the published weights of a timm model")
-    initial_checkpoint: str | None = option(None, type=weights_file, metavar="FILE",
-        help="use the weights in this file")
+    initial_checkpoint: str | None = option(None, metavar="FILE", help="use the weights in this file")
     img_size: int | None = option(None, type=positive_int, metavar="PIXELS",
         help="side of the input image (default: the model's)")
     model_kwargs: Mapping[str, object] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",

@@ -1,6 +1,7 @@
 """Search for images that cannot be decoded, before domains are split."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,7 +9,9 @@ from functools import partial
 from tqdm.auto import tqdm
 
 from ..errors import DataError, ImageReadError
+from .bands import REPAIR
 from .domains import Domain
+from .readers.images import count_kinds, kind_of
 
 MAX_NAMED = 5  # messages in the log
 
@@ -34,11 +37,14 @@ def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[D
 
 def check_readable(domains: Sequence[Domain], workers: int = 1) -> None:
     """Decodes every image once. Raises a `DataError` with the number of unreadable images."""
-    messages = [message for unreadable in _read_errors(domains, workers) for message in unreadable.values()]
+    errors = _read_errors(domains, workers)
+    messages = [message.removesuffix(f"; {REPAIR}") for unreadable in errors for message in unreadable.values()]
     if messages:
-        total = sum(map(len, domains))
+        pairs = zip(domains, errors, strict=True)
+        kinds = Counter(kind_of(domain.file(position)) for domain, unreadable in pairs for position in unreadable)
+        counts = f"{len(messages)} of {sum(map(len, domains))} ({count_kinds(kinds)})"
         remedy = "repair or remove them, or give --skip-unreadable"
-        raise DataError(f"images: {len(messages)} of {total} cannot be read: {_first(messages)}; {remedy}")
+        raise DataError(f"images: {counts} cannot be read: {_first(messages)}; {remedy}")
 
 
 def _read_errors(domains: Sequence[Domain], workers: int) -> list[dict[int, str]]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
@@ -64,6 +63,9 @@ def group_part(name: str) -> Part:
     """Assigns a group to a part by a hash of its name: 60% train, 20% validation, 20% test.
 
     Domain and trial seed have no influence. The hash is MD5, so that every machine agrees.
+
+    >>> group_part("Black_Footed_Albatross_0046_18")
+    'test'
     """
     digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
     # The first 64 bits as a fraction of their range
@@ -71,15 +73,6 @@ def group_part(name: str) -> Part:
     if fraction < HELD_OUT_GROUPS:
         return "test"
     return "validation" if fraction < 2 * HELD_OUT_GROUPS else "train"
-
-
-def photograph_part(file: str) -> Part:
-    """Assigns a photograph by `group_part` of its file's stem, whatever its folder and extension.
-
-    >>> photograph_part("Natural/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg")
-    'test'
-    """
-    return group_part(PurePath(file).stem)
 
 
 def split_by_group(

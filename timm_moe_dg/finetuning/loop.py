@@ -104,11 +104,11 @@ def finetune(options: RunOptions, log: RunLog) -> Path:
 def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
     """Does everything that a run does before its first step, and writes nothing."""
     find_resume_point(plan, accelerator)
-    set_seed(plan.options.seed)
-    model = build_model(plan, accelerator)
     options = plan.options
     if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
         check_readable(plan.domains, options.workers)
+    set_seed(options.seed)
+    model = build_model(plan, accelerator)  # after the images, which need no download
     check_loaders(plan, model.data_config, model.with_metadata)
     _logger.info("the run can start; dry run: nothing was trained")
 

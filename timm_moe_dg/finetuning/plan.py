@@ -45,6 +45,8 @@ from .progress import check_trackers, wanted_trackers
 
 _logger = logging.getLogger(__name__)
 MAX_CLASSES = 12  # in a message or table
+MAX_DOMAINS, MAX_NAME = 8, 10  # domains, and characters of a title, in the table of classes
+MANY_EPOCHS = 100  # after which small data are learned by heart
 _RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
@@ -210,18 +212,37 @@ def describe(plan: RunPlan) -> str:
         lines.append(f"first {options.linear_steps} steps: {probed} alone")
     if options.dry_run:
         rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
-        lines.append(f"optimizer: {options.opt}, {rates}")
+        lines += [f"optimizer: {options.opt}, {rates}", *_advise_steps(plan, per_epoch)]
     return "\n".join(map(one_line, [*lines, f"output: {plan.folder.path}"]))
 
 
 def _describe_classes(plan: RunPlan) -> list[str]:
-    """A table of classes by role. Of many classes the rarest in training are shown."""
-    counts = class_counts(plan.domains, plan.splits, plan.training)
-    shown = sorted(np.argsort(counts[:, 0], kind="stable")[:MAX_CLASSES].tolist())
-    width = max(len("class"), *(len(plan.classes[index]) for index in shown))
-    rows = [f"  {plan.classes[index]:<{width}}  {'  '.join(f'{n:10}' for n in counts[index])}" for index in shown]
-    rarest = [f"  the {MAX_CLASSES} rarest of {len(counts)} classes"] if len(counts) > MAX_CLASSES else []
-    return [f"  {'class':<{width}}    training  validation    held out", *rows, *rarest]
+    """A table of classes by role and by domain. Of many classes the rarest in training are shown."""
+    roles = class_counts(plan.domains, plan.splits, plan.training)
+    by_domain = [np.bincount(np.asarray(domain.targets, int), minlength=len(roles)) for domain in plan.domains]
+    counts = np.column_stack([roles, *by_domain[:MAX_DOMAINS]])
+    shown = sorted(np.argsort(roles[:, 0], kind="stable")[:MAX_CLASSES].tolist())
+    rows = [("class", ["training", "validation", "held out", *plan.names[:MAX_DOMAINS]])]
+    rows += [(_cut(plan.classes[index], 2 * MAX_NAME), counts[index]) for index in shown]
+    rows.append(("all", counts.sum(0)))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  " + "  ".join(f"{_cut(str(cell)):>{MAX_NAME}}" for cell in row) for name, row in rows]
+    left_out = {"rarest of %d classes": (MAX_CLASSES, len(roles)), "first of %d domains": (MAX_DOMAINS, len(by_domain))}
+    return lines + [f"  the {most} {words % count}" for words, (most, count) in left_out.items() if count > most]
+
+
+def _cut(name: str, length: int = MAX_NAME) -> str:
+    """A name without its middle, if it is long."""
+    return name if len(name) <= length else f"{name[: length // 2 - 1]}..{name[1 - length // 2 :]}"
+
+
+def _advise_steps(plan: RunPlan, per_epoch: float) -> list[str]:
+    """A smaller number of steps for small data: `MANY_EPOCHS` passes, with two evaluations at least."""
+    options, enough = plan.options, max(round(MANY_EPOCHS * per_epoch), plan.options.eval_freq) + 1
+    if options.steps <= 2 * enough:
+        return []
+    advice = f"{options.steps} steps are many for so few images; --steps {enough} are {enough / per_epoch:.0f} epochs"
+    return [f"{advice} (rule: {MANY_EPOCHS} epochs, and at least --eval-freq + 1 steps)"]
 
 
 def make_splits(

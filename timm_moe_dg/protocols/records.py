@@ -107,11 +107,8 @@ class Record:
     def to_json(self) -> str:
         """Returns the row as one line of JSON, with sorted keys."""
         row: dict[str, object] = {name: getattr(self, name) for name in _FIELDS}
-        row |= {
-            **self.losses,
-            **self.scores,
-            **{name: vars(self)[name] for name in ("roles", "metrics") if vars(self)[name]},
-        }
+        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
+        row |= {"metrics": self.metrics} if self.metrics else {}
         row |= {"averaged": True} if self.averaged else {}
         return json.dumps(row, sort_keys=True)
 

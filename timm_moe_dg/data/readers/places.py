@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import ArgumentError, DataError
-from ..bands import Pixels, is_tiff
+from ..bands import Pixels
 from ..class_names import check_spellings, normalized, places_of
 from ..domains import DataDir, FileDomain, Split, file_names, take
 from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
@@ -119,7 +119,7 @@ def read_place_folder(
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where `lon`
     and `lat` are empty or absent, GeoTIFFs have those of their centers. Classes: the labels in alphabetical order.
-    Without a column `split`, the groups are domains to hold out in turn, and photographs need no coordinates. `columns`
+    Without a column `split`, the groups are domains to hold out in turn, and absent coordinates are unknown. `columns`
     gives the table's own names of these columns. Numeric `metadata_columns`, such as a year, follow longitude and
     latitude in the metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows,
     except in data for `evaluating` a network alone.
@@ -139,7 +139,7 @@ def read_place_folder(
     parts = ["train"] * len(paths)
     if is_split:
         parts = parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")
-    elif not ({"lon", "lat"} & fields.keys() or any(map(is_tiff, paths))):
+    elif not {"lon", "lat"} & fields.keys():  # a TIFF file of a microscope has no georeference
         fields |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
     check_spellings(repr(str(table)), places_of(labels, groups))
     check_spellings(repr(str(table)), places_of(groups, parts), "groups")
