@@ -1,5 +1,6 @@
 """Tables of invented runs: rows, cells, means and errors by hand, missing runs, and the three formats."""
 
+import json
 import re
 from dataclasses import replace
 from math import isnan, nan
@@ -10,12 +11,14 @@ import pytest
 from tests.invented import invented_records, write_run, write_sweep
 from tests.results.cells import cells_of, table_of
 from timm_moe_dg.errors import ArgumentError, RecordError
+from timm_moe_dg.metrics import CLASS_SCORES
 from timm_moe_dg.protocols.planner import single_source
+from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.selection import training_domain_validation, whole_accuracy
 from timm_moe_dg.results.comparison import compare, paired_tests, with_improvements
 from timm_moe_dg.results.rendering import cell_text, cell_texts, render
 from timm_moe_dg.results.runs import FinishedRun, RowKey, domain_names, find_runs
-from timm_moe_dg.results.tables import average, make_tables, why_no_table
+from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, average, make_tables, why_no_table
 
 ROW = RowKey("ERM", "vit")
 
@@ -352,3 +355,15 @@ def test_runs_of_one_seed_from_other_weights_are_rows_of_their_own():
     runs = [run_of((0,), weights_sha256=digest, trial_seed=seed) for digest in "ab" for seed in range(2)]
     (table,) = make_tables(runs, ["oracle"])
     assert [row.variant for row in table.rows] == ["weights_sha256=a", "weights_sha256=b"]
+
+
+def test_scores_on_held_out_domains_are_columns():
+    metrics = {name: [0.1, 0.2, 0.3] for name in CLASS_SCORES}
+    record = Record.from_json(replace(run_of((0,)).records[0], metrics=metrics).to_json())
+    assert record.metrics == metrics
+    for name in CLASS_SCORES:
+        assert OPTIONAL_COLUMNS[name].value(record) == pytest.approx(0.1)
+    assert isnan(OPTIONAL_COLUMNS["auc"].value(run_of((0,)).records[0]))  # of older runs
+    for damaged in ({"auc": [0.1]}, {"auc": 0.1}, [1]):
+        with pytest.raises(RecordError, match="metrics"):
+            Record.from_json(json.dumps({**json.loads(record.to_json()), "metrics": damaged}))

@@ -235,3 +235,41 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 def test_other_benchmarks_take_no_columns(name: str) -> None:
     with pytest.raises(ArgumentError, match=r"metadata_columns=\['time'\]: .*; use --dataset place_folder, or leave"):
         get_benchmark(name).read(None, metadata_columns=("time",))
+
+
+NAMES = {"path": "file", "label": "diagnosis", "group": "hospital"}
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_without_a_split_groups_are_domains_under_the_table_s_own_names(tmp_path: Path, separator: str) -> None:
+    table = write_own(tmp_path, own_rows()) / "metadata.csv"
+    lines = [
+        "file;diagnosis;hospital;label",
+        *(f"tiles/{row}.png;{'xy'[row % 2]};{'ba'[row // 3]};?" for row in range(6)),
+    ]
+    table.write_text("\n".join(lines).replace(";", separator))
+    domains = get_benchmark("place_folder").read(tmp_path, columns=NAMES)
+    assert [(domain.name, domain.group, domain.role, domain.split) for domain in domains] == [
+        ("a", "a", "train", None),
+        ("b", "b", "train", None),
+    ]
+    assert domains[0].classes == ("x", "y")
+    assert (list(domains[0].targets), gray_of(domains[0], 0)) == ([1, 0, 1], 60)
+    assert np.isnan(np.asarray(domains[0].metadata)).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"path": "datei"}, r"lacks the columns datei; it has path, label, lon, lat, split, group"),
+        ({"split": "part"}, r"lacks the columns part; it has"),
+        ({"hospital": "group"}, r"columns=\{'hospital': 'group'\}: hospital is none of path, label, group, split, lon"),
+    ],
+)
+def test_names_of_columns_that_are_not_there(tmp_path: Path, columns: dict[str, str], message: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=message):
+        read_place_folder(write_own(tmp_path, own_rows()), columns=columns)
+    with pytest.raises(
+        ArgumentError, match=r"columns=.*folder reads no columns of a table; use --dataset place_folder"
+    ):
+        get_benchmark("folder").read(tmp_path, columns=columns)
