@@ -43,15 +43,15 @@ def new_photos(folder: Path) -> None:
 
 
 def patients(folder: Path) -> None:
-    """Writes hospitals and their FOLDER/patients.csv: path, label, hospital, patient; two images for each patient."""
+    """Writes hospitals and their FOLDER/metadata.csv: path, diagnosis, hospital, patient; two images for each patient."""
     hospitals(folder)
     paths = sorted(folder.glob("*/*/*.png"))
     rows = [
         (path.relative_to(folder), path.parts[-2], path.parts[-3], f"p{number // 2:03}")
         for number, path in enumerate(paths)
     ]
-    with (folder / "patients.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "label", "hospital", "patient"), *rows])
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "diagnosis", "hospital", "patient"), *rows])
 
 
 def scenes(folder: Path) -> None:

@@ -68,7 +68,6 @@ OTHERS = {
     "python examples/experts.py": "tests/examples/test_fashion_shift.py",
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",
-    "python split_by_": "tests/test_docs_outputs.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
     "accelerate config": "accelerate's own; it asks questions",
