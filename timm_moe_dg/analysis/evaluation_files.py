@@ -101,20 +101,20 @@ def score_table(evaluated: Evaluated) -> str:
     name_width = max(len("domain"), *(len(domain.name) for domain in evaluated.domains))
     role_width = max(len("role"), *map(len, roles))
     inside, outside = evaluated.split_accuracies
-    names = [name for name in CLASS_SCORES if name != "f1_macro"][: 4 if len(evaluated.classes) == 2 else 1]
+    shown = [name for name in CLASS_SCORES if name != "f1_macro"][: 4 if len(evaluated.classes) == 2 else 1]
     lines = [
         f"{'domain':<{name_width}}  {'role':<{role_width}}   images  accuracy  in-split  out-split  F1-macro     ECE"
-        + "".join(f"  {CLASS_SCORES[name]:>11}" for name in names),
+        + "".join(f"  {CLASS_SCORES[name]:>11}" for name in shown),
         *(
             f"{evaluated.domains[index].name:<{name_width}}  {roles[index]:<{role_width}}  "
             + _columns(assessment.domains[index], inside[index], outside[index])
-            + "".join(f"  {_number(getattr(assessment.domains[index], name), 11)}" for name in names)
+            + "".join(f"  {_number(getattr(assessment.domains[index], name), 11)}" for name in shown)
             for index in evaluated.domain_order
         ),
         f"together ({evaluated.counted_name}): {overall.images} images, accuracy {_number(overall.accuracy)}, "
         f"F1-macro {_number(overall.f1_macro)}, ECE {_number(overall.ece)}",
     ]
-    if "auc" in names:
+    if "auc" in shown:
         lines.append(f"sensitivity: the recall of {evaluated.classes[1]!r}, the second of the two classes")
     if len(evaluated.counted) > 1:
         worst = [assessment.domains[index] for index in assessment.worst]

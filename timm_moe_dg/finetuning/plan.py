@@ -275,7 +275,7 @@ def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
     counts = Counter(name for members in groups for name in set(members))
     shared = [name for name, count in counts.items() if count > 1]
     level = logging.WARNING if shared else logging.INFO
-    remark = f" ({listed(shared)}): they keep one part in all, and some images are in no split" if shared else ""
+    remark = f" ({listed(shared)}), which keep one part in all; some of their images are in no split" if shared else ""
     _logger.log(level, f"{argument}: {len(counts)} groups, {len(shared)} of them in several domains{remark}")
 
 

@@ -154,7 +154,7 @@ def read_place_folder(
         group=np.array(groups),
     )
     if not is_split:
-        return [replace(domain, name=domain.group, split=None) for domain in domains_of(places, evaluating=True)]
+        return [replace(domain, name=str(domain.group), split=None) for domain in domains_of(places, evaluating=True)]
     untrained = places.group[_untrained(places, places.group)]
     if len(untrained) and "train" in places.part and not evaluating:
         listed, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
