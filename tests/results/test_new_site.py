@@ -158,7 +158,7 @@ def test_held_out_regions_are_domains_and_groups_that_were_trained_on_are_none()
 
 def test_one_domain_and_other_data_are_errors_with_a_remedy() -> None:
     with pytest.raises(
-        RecordError, match=r"='domain 1': a row needs two .* timm-moe-dg sweep --datasets toy --models vit"
+        RecordError, match=r"='domain 1': too few .* in turn: timm-moe-dg sweep --datasets toy --models vit"
     ):
         new_site([run([1], 0.5), run([1], 0.6, trial_seed=1)])
     with pytest.raises(RecordError, match="hold out each domain in turn"):
@@ -168,7 +168,7 @@ def test_one_domain_and_other_data_are_errors_with_a_remedy() -> None:
             new_site([run([0], 0.5), run([1], 0.5, **{name: value})])
     other_columns = [run([d], 0.5, data="by year", metadata_columns=["year"]) for d in range(2)]
     assert len(new_site([run([0], 0.5), run([1], 0.5), *other_columns]).rows) == 2
-    with pytest.raises(RecordError, match="a row needs two or more"):
+    with pytest.raises(RecordError, match="too few to show"):
         new_site([run([0], 0.5), *other_columns[1:]])
 
 

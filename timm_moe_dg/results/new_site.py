@@ -75,8 +75,8 @@ def new_site(runs: Sequence[FinishedRun]) -> NewSite:
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
         datasets, models = (" ".join(sorted({getattr(run, name) for run in runs})) for name in ("dataset", "model"))
         sweep = f"timm-moe-dg sweep --datasets {datasets or 'NAME'} --models {models or 'NAME'}"
-        reason = "a row needs two or more to show what to expect at a new site; hold out each domain in turn"
-        raise RecordError(f"held-out domains={names}: {reason}: {sweep}")
+        reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
+        raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: {sweep}")
     trained = max(held_out.index, key=lambda number: (held_out[number], number))
     counted = observed[observed.trained == trained]
     accuracies = _by_domain(counted, "row")
