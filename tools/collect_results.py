@@ -33,7 +33,6 @@ from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, make_tables, why_no_table
 
 DATA_FORMATS = ("csv", "json")  # for other programs
-BESIDE_NEW_SITE = ("folders", "format", "imports", "new_site")
 
 
 def build_parser() -> ToolParser:
@@ -75,13 +74,11 @@ def write_data(tables: Sequence[Table], format_: str, papers: bool) -> None:
 def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[FinishedRun]) -> None:
     """Prints the accuracy to expect at a new site."""
     for name, value in vars(args).items():
-        if name not in BESIDE_NEW_SITE and value != parser.get_default(name):
+        if name not in ("folders", "format", "imports", "new_site") and value != parser.get_default(name):
             raise ArgumentError.of(name, value, "has no effect beside --new-site; leave one of them out")
     site = new_site(runs)
-    if args.format in DATA_FORMATS:
-        print(data_text(site_frame(site), args.format), end="")
-    else:
-        print(render_site(site, args.format))
+    data = args.format in DATA_FORMATS
+    print(data_text(site_frame(site), args.format) if data else f"{render_site(site, args.format)}\n", end="")
 
 
 @tool

@@ -86,7 +86,7 @@ class SweepFacts:
             )
         early = [run.name for run in self.runs if len(run.records) > 1 and run.selected.record.step == 0]
         if early:
-            names = ", ".join(early[:3]) + (f" and {len(early) - 3} more" if len(early) > 3 else "")
+            names = ", ".join([*early[:3], f"{len(early) - 3} more"][: len(early)])
             sentences.append(f"The selected network is that of step 0, which has taken one step: {names}.")
         if self.runs and len({run.run.seeds[0] for run in self.runs}) == 1:
             sentences.append("All runs have the same trial seed, so no difference can be told from chance.")
@@ -103,8 +103,8 @@ def read_sweep(folder: Path) -> SweepFacts:
     unfinished += [Unfinished(log.stem, _state_of_log(log), "no evaluation yet", None) for log in logs]
     by_data = {name: [run for run in finished if run.dataset == name] for name in sorted({r.dataset for r in finished})}
     sites = {name: attempt(partial(new_site, runs)) for name, runs in by_data.items()}
-    runs = [read_run(run.folder) for run in finished]
-    return SweepFacts(folder, runs, unfinished, attempt(lambda: _tables(finished)), sites)
+    tables = attempt(lambda: _tables(finished))
+    return SweepFacts(folder, [read_run(run.folder) for run in finished], unfinished, tables, sites)
 
 
 def _unfinished(folder: Path) -> Unfinished:

@@ -73,10 +73,8 @@ def new_site(runs: Sequence[FinishedRun]) -> NewSite:
     held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
     if not held_out.max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
-        datasets, models = (" ".join(sorted({getattr(run, name) for run in runs})) for name in ("dataset", "model"))
-        sweep = f"timm-moe-dg sweep --datasets {datasets or 'NAME'} --models {models or 'NAME'}"
         reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
-        raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: {sweep}")
+        raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: timm-moe-dg sweep")
     trained = max(held_out.index, key=lambda number: (held_out[number], number))
     counted = observed[observed.trained == trained]
     accuracies = _by_domain(counted, "row")
@@ -98,7 +96,6 @@ def _check_same_data(runs: Sequence[FinishedRun]) -> None:
 
 
 def _data(record: Record) -> dict[str, object]:
-    """Returns what all runs of the same data have in common, as far as recorded."""
     facts = {name: record.args.get(name) for name in ("dataset", "num_classes")} | {"domains": domain_names([record])}
     # The digest depends on the columns of metadata that a run reads
     digest = f"data of columns {columns}" if (columns := record.args.get("metadata_columns")) else "data"
@@ -132,7 +129,6 @@ def _by_training_images(counted: pd.DataFrame, best: RowKey) -> pd.DataFrame:
 
 
 def _complete(accuracies: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows with the most held-out domains, and these domains."""
     present = accuracies.notna()
     fullest = present.loc[present.sum(axis="columns").idxmax()]
     return accuracies.loc[present.eq(fullest).all(axis="columns"), fullest]

@@ -10,9 +10,9 @@ from .new_site import LEAST_DOMAINS, NewSite
 from .rendering import FORMATS, formatted
 
 
-def percent(share: float, digits: int = 1) -> str:
-    """Formats a share in percent, and a missing value as a dash."""
-    return f"{100 * share:.{digits}f}" if isfinite(share) else "-"
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Formats a share in percent, and a missing value as a dash. The sign "+" is that of differences."""
+    return f"{100 * share:{sign}.{digits}f}" if isfinite(share) else "-"
 
 
 def near_chance(num_classes: int) -> float:
@@ -35,8 +35,7 @@ def recommendation(site: NewSite) -> str:
     elif isnan(best.low):
         advice = f"hold out at least {LEAST_DOMAINS} domains before you decide, because these are {best.domains}"
     elif best.low <= chance:
-        reason = f"the prediction interval begins at {percent(best.low)}%{guessing}"
-        advice = f"test it on labeled images of each new site first, because {reason}"
+        advice = f"test it on labeled images of each new site first, because {percent(best.low)}% is possible{guessing}"
     else:
         advice = f"deploy it if an accuracy of {percent(best.low)}% is enough at a new site"
     return f"{best.row}: {advice}."
@@ -48,7 +47,7 @@ def sentences(site: NewSite) -> list[str]:
     interval = f"none, because {best.domains} held-out domains are fewer than {LEAST_DOMAINS}"
     if isfinite(best.low):
         interval = f"{percent(best.low)} to {percent(best.high)}%{', clipped to 0 to 100%' if best.clipped else ''}"
-    gap = f"{percent(best.validation)}%, a gap of {_points(best.gap)} points to held-out accuracy"
+    gap = f"{percent(best.validation)}%, a gap of {percent(best.gap, sign='+')} points to held-out accuracy"
     lines = [
         f"Accuracy to expect at a new site (data set {site.runs[0].dataset}): {percent(best.accuracy)}%, the mean over "
         f"{best.domains} held-out domains with {best.seeds} trial seed{'' if best.seeds == 1 else 's'}.",
@@ -63,8 +62,8 @@ def sentences(site: NewSite) -> list[str]:
     compared = ", ".join(f"{words} ({number})" for words, number in counts.items())
     chosen = "Mean accuracy if the row is chosen anew without the domain that it is tested on"
     test = "two-sided sign-flip test over pairs of equal domain and seed (Holm's correction), and over domains alone"
-    lines += [f"Other rows against the recommended one: {compared}.", f"{chosen}: {percent(site.nested)}%."]
-    return [*lines, f"p: {test}."]
+    compared = f"Other rows against the recommended one: {compared}."
+    return [*lines, compared, f"{chosen}: {percent(site.nested)}%.", f"p: {test}."]
 
 
 def _what_helps(site: NewSite) -> list[str]:
@@ -72,7 +71,9 @@ def _what_helps(site: NewSite) -> list[str]:
     domains = "sweep with --protocols leave_one_domain_out_cv, which also holds out pairs of domains"
     fraction = (1 + args.get("holdout_fraction", 0.2)) / 2
     images = f"sweep into another folder with -- --holdout-fraction {fraction:g}, and give both folders"
-    if any(role == "train" and split != "random" for role, _, split in args.get("domain_facts") or ()):
+    if any(
+        role == "train" and split in ("official", "photograph") for role, _, split in args.get("domain_facts") or ()
+    ):
         images = "no option changes their number, because the split of these data is fixed"
     curves = {"domains": (site.by_training_domains, domains), "images": (site.by_training_images, images)}
     return [_trend(f"training {unit}", *curve) for unit, curve in curves.items()]
@@ -83,7 +84,7 @@ def _trend(unit: str, curve: pd.DataFrame, remedy: str) -> str:
         return f"Effect of more {unit}: unknown; {remedy}."
     points = ", ".join(f"{percent(share)}% with {number:,.0f}" for number, share in curve.mean(axis="columns").items())
     change = curve.iloc[-1] - curve.iloc[-2]
-    last = f"{_points(change.mean())} points, p = {sign_flip_p(list(change)):.2g} over {len(change)} domains"
+    last = f"{percent(change.mean(), sign='+')} points, p = {sign_flip_p(list(change)):.2g} over {len(change)} domains"
     return f"Effect of more {unit}: {points}. Last step: {last}."
 
 
@@ -93,9 +94,12 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
     for row in site.rows.itertuples():
         line = {"row": str(row.row), "compared": row.comparison, "accuracy": percent(row.accuracy)}
         line |= {"95% interval": f"{percent(row.low)} to {percent(row.high)}"} if isfinite(row.low) else {}
-        line |= {"worst domain": f"{row.worst_domain}, {percent(row.worst)}", "gap": _points(row.gap)}
+        line |= {"worst domain": f"{row.worst_domain}, {percent(row.worst)}", "gap": percent(row.gap, sign="+")}
         if isfinite(row.p):
-            line |= {"difference": _points(row.difference), "better in": f"{row.better_in:.0f} of {row.domains}"}
+            line |= {
+                "difference": percent(row.difference, sign="+"),
+                "better in": f"{row.better_in:.0f} of {row.domains}",
+            }
             line |= {"pairs": f"{row.pairs:.0f}", "p, pairs": f"{row.p:.2g}", "p, domains": f"{row.p_domains:.2g}"}
         compared.append(line)
     texts = pd.DataFrame({"held-out domain": domains.domain, "accuracy": domains.accuracy.map(percent)})
@@ -114,13 +118,7 @@ def render_site(site: NewSite, format_: str) -> str:
 
 def site_frame(site: NewSite) -> pd.DataFrame:
     """Returns the numbers of each row for other programs, in percent and points."""
-    names = ["algorithm", "model", "variant"]
-    frame = pd.DataFrame(list(site.rows.row), columns=names).join(site.rows.drop(columns="row"))
+    frame = pd.DataFrame(list(site.rows.row)).join(site.rows.drop(columns="row"))
     shares = ["accuracy", "low", "high", "worst", "validation", "gap", "difference"]
     frame[shares] = (100 * frame[shares]).round(6)
-    frame.insert(0, "dataset", site.runs[0].dataset)
-    return frame.assign(recommendation=recommendation(site))
-
-
-def _points(share: float) -> str:
-    return "-" if isnan(share) else f"{100 * share:+.1f}"
+    return frame.assign(dataset=site.runs[0].dataset, recommendation=recommendation(site))

@@ -17,8 +17,6 @@ from ..protocols.records import Record, RoleScores
 from ..protocols.selection import training_domain_validation
 from .runs import FinishedRun, domain_names
 
-_POOLED = "train"  # name of the domain in which all training images are pooled, see `data.readers.places`
-
 
 def trained_region(run: FinishedRun) -> str | None:
     """Returns the only region that a run was trained on, None if it was trained on several or has no regions."""
@@ -89,7 +87,8 @@ def unseen_accuracies(record: Record) -> dict[str, float]:
     if not record.roles:
         return {names[domain]: record.in_acc[domain] for domain in record.test_domains}
     trained = {names[domain].removeprefix(TRAINING_PREFIX) for domain in record.training_domains}
-    groups = {} if _POOLED in trained else group_scores(record, "ood")
+    # A single training domain has this name alone
+    groups = {} if TRAINING_PREFIX.strip() in trained else group_scores(record, "ood")
     return {group: accuracy for group, accuracy in groups.items() if group not in {*trained, UNGROUPED}}
 
 
