@@ -102,8 +102,8 @@ def sweep(folder: Path) -> None:
         options = {"model": model, "domains": names, "num_classes": 2, "dataset": "folder"}
         records = invented_records(test, num_domains=6, trial_seed=seed, at=(0,), **options)
         noise = random.normal(0, 0.02, 6) - 0.015 * number - 0.03 * (len(test) - 1)
-        accuracies = {"in_acc": tuple(levels + noise), "out_acc": tuple(0.93 + noise / 2)}
-        write_run(folder / f"{model}-{'_'.join(map(str, test))}-{seed}", [replace(records[0], **accuracies)])
+        record = replace(records[0], in_acc=tuple(levels + noise), out_acc=tuple(0.93 + noise / 2))
+        write_run(folder / f"{model}-{'_'.join(map(str, test))}-{seed}", [record])
 
 
 DATA = {
