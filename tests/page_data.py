@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -99,7 +100,7 @@ def sweep(folder: Path) -> None:
     for (number, model), test, seed in product(
         enumerate(("gmoe_tiny_patch16", "deit_tiny_patch16_224")), held_out, range(3)
     ):
-        options = {"model": model, "domains": names, "num_classes": 2, "dataset": "folder"}
+        options: dict[str, Any] = {"model": model, "domains": names, "num_classes": 2, "dataset": "folder"}
         records = invented_records(test, num_domains=6, trial_seed=seed, at=(0,), **options)
         noise = random.normal(0, 0.02, 6) - 0.015 * number - 0.03 * (len(test) - 1)
         record = replace(records[0], in_acc=tuple(levels + noise), out_acc=tuple(0.93 + noise / 2))

@@ -232,7 +232,7 @@ def test_the_accuracy_at_a_new_site(folder, tmp_path, capsys):
     assert "Rows compared" in text
     (first, second) = csv_rows(shown(capsys, folder, "--new-site", "--format", "csv"))
     assert (first["comparison"], first["domains"], second["pairs"]) == ("recommended", "3", "8.0")
-    assert [row["p"] for row in json.loads(shown(capsys, folder, "--new-site", "--format", "json"))][0] is None
+    assert json.loads(shown(capsys, folder, "--new-site", "--format", "json"))[0]["p"] is None
     assert r"\begin{tabular}" in shown(capsys, folder, "--new-site", "--format", "latex")
     with pytest.raises(SystemExit, match=r"rules=\['oracle'\]: has no effect beside --new-site"):
         shown(capsys, folder, "--new-site", "--rules", "oracle")
