@@ -3,7 +3,10 @@
 import csv
 import json
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -87,7 +90,25 @@ def domain_net(folder: Path) -> None:
             image.save(name / "0.png")
 
 
+def sweep(folder: Path) -> None:
+    """Writes runs that never ran: six hospitals and their pairs held out, two models and three seeds."""
+    from tests.invented import invented_records, write_run
+
+    names, random = [f"hospital_{letter}" for letter in "abcdef"], np.random.default_rng(4)
+    levels = np.array([0.81, 0.86, 0.69, 0.9, 0.84, 0.78])
+    held_out = [[domain] for domain in range(6)] + [[a, b] for a in range(6) for b in range(a)]
+    for (number, model), test, seed in product(
+        enumerate(("gmoe_tiny_patch16", "deit_tiny_patch16_224")), held_out, range(3)
+    ):
+        options: dict[str, Any] = {"model": model, "domains": names, "num_classes": 2, "dataset": "folder"}
+        records = invented_records(test, num_domains=6, trial_seed=seed, at=(0,), **options)
+        noise = random.normal(0, 0.02, 6) - 0.015 * number - 0.03 * (len(test) - 1)
+        record = replace(records[0], in_acc=tuple(levels + noise), out_acc=tuple(0.93 + noise / 2))
+        write_run(folder / f"{model}-{'_'.join(map(str, test))}-{seed}", [record])
+
+
 DATA = {
+    "sweep": sweep,
     "domain_net": domain_net,
     "scenes": scenes,
     "hospitals": hospitals,

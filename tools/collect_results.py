@@ -2,6 +2,7 @@ r"""Prints tables of finished runs by selection rule.
 
     timm-moe-dg tables output/digits
     timm-moe-dg tables output/gmoe_small --papers
+    timm-moe-dg tables output/digits --new-site
     timm-moe-dg tables output/digits --format markdown --plot accuracies.png
     timm-moe-dg tables output/digits \
         --compare gmoe_tiny_patch16 deit_tiny_patch16_224
@@ -10,6 +11,7 @@ Numbers are percent, with mean and standard error over trial seeds. Unfinished
 runs are left out, and missing runs are listed. Runs of DomainBed are read too.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +25,11 @@ from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import compare, with_improvements
+from timm_moe_dg.results.new_site import new_site
+from timm_moe_dg.results.new_site_words import render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
 from timm_moe_dg.results.rendering import FORMATS, data_frame, data_text, render
-from timm_moe_dg.results.runs import find_runs
+from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, make_tables, why_no_table
 
 DATA_FORMATS = ("csv", "json")  # for other programs
@@ -36,6 +40,8 @@ def build_parser() -> ToolParser:
     parser = tool_parser("collect_results.py", __doc__, "[options] DIR ...")
     add = parser.add_argument
     add("folders", nargs="+", type=run_folder, metavar="DIR", help="folders with runs, searched at any depth")
+    site = "print the accuracy to expect at a new site in place of tables: interval, worst domain, best model"
+    add("--new-site", action="store_true", help=site)
     rules = f"selection rules, of {', '.join(RULES)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=RULES, metavar="RULE", help=rules)
     formats = [*FORMATS, *DATA_FORMATS]
@@ -66,10 +72,21 @@ def write_data(tables: Sequence[Table], format_: str, papers: bool) -> None:
             print(one_line(f"missing in {table.title}: {phrase}"), file=sys.stderr)
 
 
+def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[FinishedRun]) -> None:
+    """Prints the accuracy to expect at a new site."""
+    for name, value in vars(args).items():
+        if name not in ("folders", "format", "imports", "new_site") and value != parser.get_default(name):
+            raise ArgumentError.of(name, value, "has no effect beside --new-site; leave one of them out")
+    site = new_site(runs)
+    data = args.format in DATA_FORMATS
+    print(data_text(site_frame(site), args.format) if data else f"{render_site(site, args.format)}\n", end="")
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
-    args = parse_words(build_parser(), argv)
+    parser = build_parser()
+    args = parse_words(parser, argv)
     if args.compare and args.format in DATA_FORMATS:
         raise ArgumentError.of("format", args.format, f"--compare has {', '.join(FORMATS)}; choose one of them")
     runs, unfinished = find_runs(args.folders)
@@ -77,15 +94,19 @@ def main(argv: Sequence[str]) -> None:
         raise RecordError(
             f"folders={args.folders}: no finished runs, {len(unfinished)} unfinished; wait, or give other folders"
         )
+    print(f"{len(runs)} finished runs", file=sys.stderr)
+    for folder in (run.folder for run in runs if not run.test_domains):
+        print(f"holds out no domain, left out: {one_line(folder)}", file=sys.stderr)
+    for folder in unfinished:
+        print(f"not finished, left out: {one_line(folder)}", file=sys.stderr)
+    if args.new_site:
+        print_new_site(args, parser, runs)
+        return
     report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or list(RULES), report, further, by_group=args.groups)
-    print(f"{len(runs)} finished runs", file=sys.stderr)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
-    for run in runs:
-        if not run.test_domains:
-            print(f"holds out no domain, left out: {one_line(run.folder)}", file=sys.stderr)
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
     for reason in reasons:
@@ -103,8 +124,6 @@ def main(argv: Sequence[str]) -> None:
             print("\n\n".join(render(table, args.format, args.papers) for table in printed))
     for reason in why_no_figures(tables) if args.papers else ():
         print(one_line(reason), file=sys.stderr)
-    for folder in unfinished:
-        print(f"not finished, left out: {one_line(folder)}", file=sys.stderr)
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))

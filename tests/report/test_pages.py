@@ -11,11 +11,13 @@ from tests.saved_run import saved_run
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.report.network_facts import ReportSettings
-from timm_moe_dg.report.pages import percent, report
+from timm_moe_dg.report.pages import report
+from timm_moe_dg.results.new_site_words import percent
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 
-SECTIONS = ("settings", "selection", "curves", "domains", "confusion", "calibration", "worst", "experts")
+VERDICT = ("new-site", "confusion")  # stand above the warnings
+SECTIONS = (*VERDICT, "selection", "domains", "worst", "calibration", "curves", "experts", "settings")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,9 @@ def evil(tmp_path_factory, data):
 def test_a_run_has_all_sections_and_pictures(evil):
     pytest.importorskip("matplotlib")
     assert tuple(evil.ids) == SECTIONS
+    assert "too few to show what to expect at a new site" in evil.text
+    places = list(map(evil.text.index, ("too few to show", "Most frequent:", "This is one run", "Results by")))
+    assert places == sorted(places)
     assert evil.tags.count("img") > 3
     assert "Expert selection" in evil.text
     assert "Attention" in evil.text
@@ -160,11 +165,22 @@ def test_a_sweep_compares_rows_with_dots_and_tests(tmp_path):
     for model in ("vit", "<u>moe"):
         write_sweep(tmp_path / model, hparams_seeds=(0,), model=model)
     page = page_of(tmp_path)
-    assert tuple(page.ids) == ("settings", "tables", "runs")
+    assert tuple(page.ids) == ("new-site", "tables", "runs", "settings")
+    assert "hold out at least 4 domains before you decide, because these are 3" in page.text
     assert "ERM, <u>moe − ERM, vit" in page.text  # noqa: RUF001 (a minus)
     assert "u" not in page.tags
     assert page.tags.count("i") == 2 * 3 * (3 + 3) * 4  # rows, seeds, rules and single sources, columns
     assert "p, Holm" not in page.text
+
+
+def test_each_data_set_of_a_sweep_has_its_recommendation(tmp_path):
+    for name in ("one", "two"):
+        write_sweep(tmp_path / name, trial_seeds=(0,), hparams_seeds=(0,), num_domains=4, dataset=name)
+    write_run(tmp_path / "alone", invented_records([0], dataset="three"))
+    text = page_of(tmp_path).text
+    assert text.count("Accuracy to expect at a new site") == 2
+    assert "held-out domains='domain 0': too few" in text
+    assert text.index("95% prediction interval") < text.index("All runs have the same trial seed")
 
 
 def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):

@@ -224,3 +224,21 @@ def test_names_with_line_breaks_stay_on_their_line(tmp_path, capsys):
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
         load_tool("collect_results").main([str(tmp_path)])
+
+
+def test_the_accuracy_at_a_new_site(folder, tmp_path, capsys):
+    text = shown(capsys, folder, "--new-site")
+    assert "95% prediction interval for one new site: none, because 3 held-out domains are fewer than 4" in text
+    assert "Rows compared" in text
+    (first, second) = csv_rows(shown(capsys, folder, "--new-site", "--format", "csv"))
+    assert (first["comparison"], first["domains"], second["pairs"]) == ("recommended", "3", "8.0")
+    assert json.loads(shown(capsys, folder, "--new-site", "--format", "json"))[0]["p"] is None
+    assert r"\begin{tabular}" in shown(capsys, folder, "--new-site", "--format", "latex")
+    with pytest.raises(SystemExit, match=r"rules=\['oracle'\]: has no effect beside --new-site"):
+        shown(capsys, folder, "--new-site", "--rules", "oracle")
+    alone = write_run(tmp_path / "alone", invented_records([1], dataset="colored_digits"))
+    with pytest.raises(SystemExit, match=r"RecordError: held-out domains='\+80%': too few .*timm-moe-dg sweep$"):
+        shown(capsys, alone, "--new-site")
+    other = write_run(tmp_path / "other", invented_records([1]))
+    with pytest.raises(SystemExit, match=r"dataset='colored_digits' in .*/alone, 'toy' in .*/other: a recommendation"):
+        shown(capsys, alone, other, "--new-site")

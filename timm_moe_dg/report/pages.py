@@ -1,7 +1,6 @@
 """Report pages: facts and pictures in an HTML template that escapes all names."""
 
 from functools import partial
-from math import isfinite
 from pathlib import Path
 
 import jinja2
@@ -11,6 +10,8 @@ from ..analysis.run_view import open_run
 from ..analysis.score_plots import plot_confusion, plot_reliability
 from ..errors import ArgumentError
 from ..protocols.headline import FEW, counted, images, worst_groups
+from ..results import new_site_words
+from ..results.new_site import new_site
 from ..storage.atomic import write_text
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
@@ -43,8 +44,8 @@ def run_page(facts: RunFacts, settings: ReportSettings) -> str:
     """The page of one run."""
     draw = partial(plot_learning_curves, facts.records, facts.domains)
     curves = inlined(draw, "Losses and accuracies over the training steps")
-    sections = network_sections(facts, settings)
-    return render("run.html", facts=facts, cautions=cautions(facts), curves=curves, few=FEW, **sections)
+    site, sections = attempt(lambda: new_site([facts.run])), network_sections(facts, settings)
+    return render("run.html", facts=facts, site=site, cautions=cautions(facts), curves=curves, few=FEW, **sections)
 
 
 def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, object]:
@@ -86,11 +87,7 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "counted": counted, "images": images, "worst_groups": worst_groups}
+    words = {name: getattr(new_site_words, name) for name in ("percent", "recommendation", "sentences", "site_tables")}
+    environment.filters |= words | {"counted": counted, "images": images, "worst_groups": worst_groups}
     environment.tests["missing"] = lambda value: isinstance(value, Missing)
     return environment.get_template(template).render(values)
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """Formats a share in percent, and a missing value as a dash."""
-    return f"{100 * share:.{digits}f}" if isfinite(share) else "-"

@@ -14,6 +14,7 @@ from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, rule_title, validation_accuracy
+from ..results.new_site_words import near_chance
 from ..results.runs import RESULTS, FinishedRun, domain_names
 from ..storage.run_folder import BEST
 from ..sweeping.jobs import Job, tail
@@ -144,9 +145,7 @@ def at_chance(facts: RunFacts) -> bool:
     classes = facts.run.args.get("num_classes")
     if not classes:
         return False
-    # A margin of five points, or of half of chance where there are many classes.
-    chance = 1 / classes
-    return not facts.selected.validation > chance + min(0.05, 0.5 * chance)  # `not >`, so that NaN counts too
+    return not facts.selected.validation > near_chance(classes)  # `not >`, so that NaN counts too
 
 
 def divergence(facts: RunFacts) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress, count
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ..errors import RecordError
 from ..protocols.headline import images
 from ..protocols.records import SCORED_ROLES
 from ..results.comparison import PairedTest, paired_tests
+from ..results.new_site import NewSite, new_site
 from ..results.papers import paper_columns
 from ..results.rendering import cell_texts
 from ..results.runs import FinishedRun, RowKey, domain_names, find_runs
@@ -55,6 +57,7 @@ class SweepFacts:
     runs: Sequence[RunFacts]  # finished
     unfinished: Sequence[Unfinished]
     compared: Sequence[ComparedTable] | Missing  # the tables, or the reason why there are none
+    sites: Mapping[str, NewSite | Missing]  # data set -> what its runs predict for a new site
 
     @property
     def options(self) -> dict[str, object]:
@@ -83,7 +86,8 @@ class SweepFacts:
             )
         early = [run.name for run in self.runs if len(run.records) > 1 and run.selected.record.step == 0]
         if early:
-            sentences.append(f"The selected network is that of step 0, which has taken one step: {', '.join(early)}.")
+            names = ", ".join([*early[:3], f"{len(early) - 3} more"][: len(early)])
+            sentences.append(f"The selected network is that of step 0, which has taken one step: {names}.")
         if self.runs and len({run.run.seeds[0] for run in self.runs}) == 1:
             sentences.append("All runs have the same trial seed, so no difference can be told from chance.")
         return sentences
@@ -97,9 +101,10 @@ def read_sweep(folder: Path) -> SweepFacts:
     # A run that ended before its first evaluation has no folder, only a log.
     logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.stem not in names]
     unfinished += [Unfinished(log.stem, _state_of_log(log), "no evaluation yet", None) for log in logs]
-    return SweepFacts(
-        folder, [read_run(run.folder) for run in finished], unfinished, attempt(lambda: _tables(finished))
-    )
+    by_data = {name: [run for run in finished if run.dataset == name] for name in sorted({r.dataset for r in finished})}
+    sites = {name: attempt(partial(new_site, runs)) for name, runs in by_data.items()}
+    tables = attempt(lambda: _tables(finished))
+    return SweepFacts(folder, [read_run(run.folder) for run in finished], unfinished, tables, sites)
 
 
 def _unfinished(folder: Path) -> Unfinished:

@@ -10,11 +10,12 @@ from typing import cast
 
 import pandas as pd
 
+from ..data import UNGROUPED
 from ..errors import RecordError
 from ..protocols.planner import TRAINING_PREFIX
 from ..protocols.records import Record, RoleScores
 from ..protocols.selection import training_domain_validation
-from .runs import FinishedRun
+from .runs import FinishedRun, domain_names
 
 
 def trained_region(run: FinishedRun) -> str | None:
@@ -75,6 +76,20 @@ def _joined(selected: Mapping[str, Record], role: str) -> RoleScores:
 def group_scores(record: Record, role: str, name: str = "group_accuracy") -> Mapping[str, float]:
     """Returns the accuracy of each group of a role, or another score of them."""
     return cast(Mapping[str, float], record.roles.get(role, {}).get(name, {}))
+
+
+def unseen_accuracies(record: Record) -> dict[str, float]:
+    """Returns the accuracy on each held-out domain, for data with its own test domains on each "ood" group.
+
+    Groups that were trained on are left out, as is "Other". With pooled training domains no group is surely unseen.
+    """
+    names = domain_names([record])
+    if not record.roles:
+        return {names[domain]: record.in_acc[domain] for domain in record.test_domains}
+    trained = {names[domain].removeprefix(TRAINING_PREFIX) for domain in record.training_domains}
+    # A single training domain has this name alone
+    groups = {} if TRAINING_PREFIX.strip() in trained else group_scores(record, "ood")
+    return {group: accuracy for group, accuracy in groups.items() if group not in {*trained, UNGROUPED}}
 
 
 def _regions(record: Record) -> dict[int, str]:

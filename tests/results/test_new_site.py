@@ -1,0 +1,186 @@
+"""The accuracy to expect at a new site, against scipy and arithmetic by hand on invented runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import permutation_test, t, ttest_1samp
+
+from tests.invented import invented_records
+from tests.results.test_regions import held_out_run
+from timm_moe_dg.errors import RecordError
+from timm_moe_dg.results.new_site import NewSite, new_site, prediction_interval
+from timm_moe_dg.results.new_site_words import recommendation, render_site, sentences, site_frame, site_tables
+from timm_moe_dg.results.runs import FinishedRun
+
+Accuracies = Mapping[str, Sequence[Sequence[float]]]  # model -> accuracies on each domain, a number for each seed
+DENSE = [[0.4, 0.5], [0.5, 0.6], [0.3, 0.3], [0.7, 0.6], [0.5, 0.4]]
+SPARSE = [[0.5, 0.5], [0.6, 0.6], [0.4, 0.5], [0.6, 0.7], [0.5, 0.6]]
+
+
+def run(held_out: Sequence[int], accuracy: float, out: float = 0.9, number: int = 5, **options) -> FinishedRun:
+    """A run whose second evaluation is selected. All others have other accuracies on the held-out domains."""
+    options = {"num_classes": 10, "data": "digest", **options}
+    records = invented_records(held_out, num_domains=number, **options)
+    values = [(0.11, out - 0.1), (accuracy, out), (0.99, out - 0.2)]
+    records = [
+        replace(record, in_acc=(inside,) * number, out_acc=(outside,) * number)
+        for record, (inside, outside) in zip(records, values, strict=True)
+    ]
+    return FinishedRun(Path(f"{held_out}{options}"), records)
+
+
+def sweep(accuracies: Accuracies, out: float = 0.9, **options) -> list[FinishedRun]:
+    return [
+        run([domain], accuracy, out, len(by_domain), model=model, trial_seed=seed, **options)
+        for model, by_domain in accuracies.items()
+        for domain, by_seed in enumerate(by_domain)
+        for seed, accuracy in enumerate(by_seed)
+    ]
+
+
+def counted_p(values: Sequence[float]) -> float:
+    sums = [abs(np.dot(signs, values)) for signs in product([1, -1], repeat=len(values))]
+    return float(np.mean([value >= abs(sum(values)) - 1e-12 for value in sums]))
+
+
+def test_numbers_are_those_of_scipy() -> None:
+    site = new_site(sweep({"dense": DENSE, "sparse": SPARSE}))
+    best, other = site.rows.itertuples()
+    means = np.mean(SPARSE, axis=1)
+    assert (best.row.model, other.row.model) == ("sparse", "dense")
+    assert best.accuracy == pytest.approx(means.mean())
+    # The interval of the mean has the width t s / sqrt(n), that of one new domain sqrt(n + 1) times as much
+    mean_low, mean_high = ttest_1samp(means, 0).confidence_interval(0.95)
+    half = (mean_high - mean_low) / 2 * np.sqrt(len(means) + 1)
+    assert (best.low, best.high, best.clipped) == pytest.approx((means.mean() - half, means.mean() + half, False))
+    assert (best.worst_domain, best.worst) == ("domain 2", pytest.approx(0.45))
+    assert (best.validation, best.gap) == pytest.approx((0.9, 0.9 - means.mean()))
+    pairs = (np.array(DENSE) - np.array(SPARSE)).ravel()
+    assert (other.p, other.pairs) == (counted_p(pairs), 10)
+    assert (
+        other.p_domains
+        == permutation_test(
+            (np.mean(DENSE, axis=1) - means,), lambda x: np.mean(x).round(12), permutation_type="samples"
+        ).pvalue
+    )
+    assert (other.difference, other.better_in) == (pytest.approx(pairs.mean()), 0)
+    assert list(site.domains.index) == ["domain 2", "domain 0", "domain 4", "domain 1", "domain 3"]
+    assert site_frame(site)["accuracy"].tolist() == pytest.approx([55.0, 48.0])
+
+
+def test_a_new_domain_lies_in_95_percent_of_intervals() -> None:
+    draws = np.random.default_rng(0).normal(0.5, 0.02, (3000, 6))
+    within = [low <= new <= high for *seen, new in draws for low, high, _ in [prediction_interval(seen)]]
+    assert np.mean(within) == pytest.approx(0.95, abs=0.015)
+
+
+def test_few_domains_have_no_interval_and_ends_are_clipped() -> None:
+    assert all(map(isnan, prediction_interval([0.1, 0.2, 0.3])[:2]))
+    assert prediction_interval([0.5] * 4) == (0.5, 0.5, False)
+    low, high, clipped = prediction_interval([0.9, 0.99, 0.99, 1.0])
+    assert (high, clipped) == (1.0, True)
+    assert low == pytest.approx(0.97 - t.ppf(0.975, 3) * np.std([0.9, 0.99, 0.99, 1.0], ddof=1) * np.sqrt(5 / 4))
+    site = new_site(sweep({"vit": SPARSE[:3]}))
+    assert "3 held-out domains are fewer than 4" in "".join(sentences(site))
+    assert "clipped to 0 to 100%" in "".join(sentences(new_site(sweep({"vit": [[0.2], [0.3], [0.9], [1.0]]}))))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "advice"),
+    [
+        ([0.12, 0.1, 0.11, 0.1], "do not deploy it, because it reaches 10.8% on held-out domains, and guessing gives"),
+        ([0.8, 0.9, 0.85], "hold out at least 4 domains before you decide, because these are 3"),
+        (
+            [0.1, 0.9, 0.5, 0.6],
+            "test it on labeled images of each new site first, because 0.0% is possible, and guessing gives 10.0%",
+        ),
+        ([0.8, 0.8, 0.8, 0.8], "deploy it if an accuracy of 80.0% is enough at a new site"),
+    ],
+)
+def test_each_rule_of_the_recommendation(accuracies: list[float], advice: str) -> None:
+    site = new_site(sweep({"vit": [[accuracy] for accuracy in accuracies]}))
+    assert recommendation(site).startswith(f"ERM, vit: {advice}")
+
+
+def states(site: NewSite) -> dict[str, str]:
+    return {row.row.model: row.comparison for row in site.rows.itertuples()}
+
+
+def test_what_a_difference_shows() -> None:
+    level = [[0.5, 0.52, 0.5], [0.6, 0.58, 0.6], [0.7, 0.72, 0.7], [0.8, 0.78, 0.8]]
+    lower = [[share - 0.1 - 0.01 * seed for seed, share in enumerate(shares)] for shares in level]
+    assert states(new_site(sweep({"a": level, "b": lower}))) == {"a": "recommended", "b": "worse on these domains"}
+    near = [[share + sign * 0.01 for share, sign in zip(shares, (1, -1, -1), strict=True)] for shares in level]
+    assert states(new_site(sweep({"a": level, "b": near})))["b"] == "no difference that these runs can show"
+    six = {"a": [*level, *level[:2]], "b": [*lower, *lower[:2]]}
+    assert states(new_site(sweep(six)))["b"] == "worse"
+    other_seeds = [run([d], 0.4, trial_seed=9, model="b", number=4) for d in range(4)]
+    assert states(new_site([*sweep({"a": level}), *other_seeds]))["b"] == "not compared: no common seed"
+    lacking = [run for run in sweep({"b": [[0.99] * 3] * 4}) if run.test_domains != (1,)]
+    site = new_site([*sweep({"a": level}), *lacking])
+    assert states(site) == {"a": "recommended", "b": "incomplete: lacks domain 1"}
+
+
+def test_the_row_is_chosen_anew_without_the_tested_domain() -> None:
+    """Without domain 0, "b" is better on the others, and so on."""
+    a, b = [0.9, 0.5, 0.5, 0.5], [0.5, 0.6, 0.6, 0.6]
+    site = new_site(sweep({"a": [[x] for x in a], "b": [[x] for x in b]}))
+    assert site.nested == pytest.approx((0.5 + 0.5 + 0.5 + 0.5) / 4)
+
+
+def test_more_domains_and_more_images() -> None:
+    singles = [run([d], 0.6 + 0.01 * d, split_sizes=[[80, 20]] * 5) for d in range(5)]
+    pairs = [run([a, b], 0.5, split_sizes=[[80, 20]] * 5) for a in range(5) for b in range(a)]
+    halved = [run([d], 0.57, holdout_fraction=0.6, split_sizes=[[40, 60]] * 5) for d in range(5)]
+    site = new_site([*singles, *pairs, *halved])
+    assert site.by_training_domains.mean(axis="columns").to_dict() == pytest.approx({3: 0.5, 4: 0.62})
+    assert site.by_training_images.mean(axis="columns").to_dict() == pytest.approx({160: 0.57, 320: 0.62})
+    domains, images = (line for line in sentences(site) if line.startswith("Effect"))
+    assert domains.endswith(": 50.0% with 3, 62.0% with 4. Last step: +12.0 points, p = 0.062 over 5 domains.")
+    assert "57.0% with 160, 62.0% with 320. Last step: +5.0 points" in images
+    unknown = "".join(sentences(new_site(singles)))
+    assert "--protocols leave_one_domain_out_cv" in unknown
+    assert "-- --holdout-fraction 0.6" in unknown
+
+
+def test_held_out_regions_are_domains_and_groups_that_were_trained_on_are_none() -> None:
+    ood = {"Africa": (0.2, 0.3), "Asia": (0.5, 0.5), "Europe": (0.8, 0.7)}
+    runs = [held_out_run(name, ood[name][seed], {"Asia": 0.9}, seed) for name in ood for seed in range(2)]
+    site = new_site(runs)
+    assert site.domains.accuracy.to_dict() == pytest.approx({"Africa": 0.25, "Asia": 0.5, "Europe": 0.75})
+    (record,) = held_out_run("Africa", 0.1, {"Asia": 0.5}, 0).records
+    later = {**record.roles["ood"], "group_accuracy": {"Asia": 0.5, "Europe": 0.4, "Other": 0.3}}
+    with pytest.raises(RecordError, match="held-out domains=none that a run was not trained on"):
+        new_site([FinishedRun(Path("fmow"), [replace(record, roles={"ood": later})])])
+
+
+def test_one_domain_and_other_data_are_errors_with_a_remedy() -> None:
+    with pytest.raises(RecordError, match=r"='domain 1': too few .* hold out each domain in turn: timm-moe-dg sweep"):
+        new_site([run([1], 0.5), run([1], 0.6, trial_seed=1)])
+    with pytest.raises(RecordError, match="hold out each domain in turn"):
+        new_site([run([], 0.5)])
+    for name, value in (("dataset", "other"), ("num_classes", 7), ("domains", list("abcde")), ("data", "else")):
+        with pytest.raises(RecordError, match=rf"^{name}=.* in .*, .* in .*; give folders with runs of the same data"):
+            new_site([run([0], 0.5), run([1], 0.5, **{name: value})])
+    other_columns = [run([d], 0.5, data="by year", metadata_columns=["year"]) for d in range(2)]
+    assert len(new_site([run([0], 0.5), run([1], 0.5), *other_columns]).rows) == 2
+    with pytest.raises(RecordError, match="too few to show"):
+        new_site([run([0], 0.5), *other_columns[1:]])
+
+
+def test_without_validation_images_or_classes_the_rest_is_there() -> None:
+    text = render_site(new_site(sweep({"banana": SPARSE}, nan, num_classes=None)), "text")
+    assert "Validation accuracy on the training domains: unknown" in text
+    assert "ERM, banana: deploy it if" in text
+
+
+def test_names_are_escaped() -> None:
+    site = new_site(sweep({"a|<b>": DENSE, "c\nd": SPARSE}))
+    assert "<b>" not in render_site(site, "markdown")
+    assert "c\\nd" in render_site(site, "text")
+    assert list(site_tables(site)["Rows compared"].row) == ["ERM, c\nd", "ERM, a|<b>"]

@@ -1,0 +1,163 @@
+"""The accuracy to expect at a new site, from runs that held out domains.
+
+A new site is a domain that no run was trained on. Training-domain validation selects the steps, so the selection uses
+no image of a held-out domain. Trial seeds are averaged within a domain, because a new site is a domain and not a seed.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan, sqrt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from ..errors import RecordError
+from ..protocols.records import Record
+from ..protocols.selection import training_domain_validation, validation_accuracy
+from .comparison import holm, sign_flip_p
+from .regions import unseen_accuracies
+from .runs import FinishedRun, RowKey, by_row, domain_names
+
+LEAST_DOMAINS = 4  # of a prediction interval
+CONFIDENCE, LEVEL = 0.95, 0.05  # of the interval, and of the tests
+
+
+@dataclass(frozen=True, eq=False)
+class NewSite:
+    """The numbers for one data set. `new_site_words` describes them.
+
+    Columns of `rows`, in shares: row (`RowKey`), domains and seeds (numbers), accuracy, low, high and clipped (see
+    `prediction_interval`), worst_domain, worst, validation, gap. Columns of the comparison with the first row:
+    difference, better_in (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison in words.
+    """
+
+    runs: Sequence[FinishedRun]
+    rows: pd.DataFrame  # the recommended row first
+    domains: pd.DataFrame  # accuracy, validation and seeds of the recommended row by domain, the worst first
+    by_training_domains: pd.DataFrame  # accuracy of the recommended row: number of training domains x domain
+    by_training_images: pd.DataFrame  # of rows that differ in --holdout-fraction alone: number of images x domain
+    nested: float  # mean accuracy if the row is chosen anew without the domain that it is tested on
+
+
+def prediction_interval(accuracies: Sequence[float]) -> tuple[float, float, bool]:
+    """Predicts the accuracy at one new domain: mean ± t s sqrt(1 + 1/n) for n domains.
+
+    t is the 97.5% quantile of Student's distribution with n - 1 degrees of freedom, and s the standard deviation of
+    the domains (ddof=1). Returns both ends, clipped to 0..1, and whether they were. Fewer than `LEAST_DOMAINS` domains
+    have no interval, but NaN.
+    """
+    number = len(accuracies)
+    if number < LEAST_DOMAINS:
+        return nan, nan, False
+    half = t.ppf((1 + CONFIDENCE) / 2, number - 1) * np.std(accuracies, ddof=1) * sqrt(1 + 1 / number)
+    ends = (np.mean(accuracies) - half, np.mean(accuracies) + half)
+    low, high = np.clip(ends, 0, 1).tolist()
+    return low, high, (low, high) != ends
+
+
+def new_site(runs: Sequence[FinishedRun]) -> NewSite:
+    """Computes what runs on one data set predict for a new site. Runs that hold out no domain are left out.
+
+    Of runs with different numbers of training domains, those count whose row held out the most domains in turn. The
+    recommended row has the highest mean of the rows with the most held-out domains.
+
+    Raises:
+        RecordError: The runs have different data, or no row held out two domains.
+    """
+    runs = [run for run in runs if run.test_domains]
+    _check_same_data(runs)
+    observed = _observed(runs)
+    held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
+    if not held_out.max() >= 2:  # NaN without any held-out domain
+        names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
+        reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
+        raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: timm-moe-dg sweep")
+    trained = max(held_out.index, key=lambda number: (held_out[number], number))
+    counted = observed[observed.trained == trained]
+    accuracies = _by_domain(counted, "row")
+    rows, full = _rows(counted, accuracies), _complete(accuracies)
+    best = rows.row[0]
+    of_best = counted[counted.row == best].groupby("domain")
+    domains = of_best[["accuracy", "validation"]].mean().assign(seeds=of_best.seed.nunique()).sort_values("accuracy")
+    by_domains = _by_domain(observed[observed.row == best], "trained").dropna()
+    nested = np.mean([full.loc[full.drop(columns=name).mean(axis="columns").idxmax(), name] for name in full])
+    return NewSite(runs, rows, domains, by_domains, _by_training_images(counted, best), float(nested))
+
+
+def _check_same_data(runs: Sequence[FinishedRun]) -> None:
+    for run in runs[1:]:
+        ours, theirs = _data(runs[0].records[0]), _data(run.records[0])
+        for name in [name for name in ours if ours[name] != theirs.get(name, ours[name])]:
+            pair = f"{name}={ours[name]!r:.150} in {runs[0].folder}, {theirs[name]!r:.150} in {run.folder}"
+            raise RecordError(f"{pair}: a recommendation is for one data set; give folders with runs of the same data")
+
+
+def _data(record: Record) -> dict[str, object]:
+    facts = {name: record.args.get(name) for name in ("dataset", "num_classes")} | {"domains": domain_names([record])}
+    # The digest depends on the columns of metadata that a run reads
+    digest = f"data of columns {columns}" if (columns := record.args.get("metadata_columns")) else "data"
+    return {name: value for name, value in {**facts, digest: record.args.get("data")}.items() if value is not None}
+
+
+def _observed(runs: Sequence[FinishedRun]) -> pd.DataFrame:
+    """Returns a line for each "row", number of training domains ("trained"), held-out "domain" and "seed"."""
+    lines = []
+    frame = by_row(runs).groupby(["row", "test_domains", "seed"], sort=False).run if runs else []
+    for (row, _, seed), members in frame:
+        record = training_domain_validation([record for run in members for record in run.records])
+        images = record.images(record.training_domains)
+        facts = (validation_accuracy(record), nan if images is None else images)
+        for name, accuracy in unseen_accuracies(record).items():
+            lines.append((row, len(record.training_domains), name, seed, accuracy, *facts))
+    columns = ["row", "trained", "domain", "seed", "accuracy", "validation", "images"]
+    table = pd.DataFrame(lines, columns=columns).dropna(subset="accuracy")
+    # Each run scores the data's own "ood" domains, whichever domain it holds out besides
+    return table.groupby(columns[:4], as_index=False).mean()
+
+
+def _by_domain(observed: pd.DataFrame, name: str, value: str = "accuracy") -> pd.DataFrame:
+    return observed.groupby([name, "domain"])[value].mean().unstack("domain")
+
+
+def _by_training_images(counted: pd.DataFrame, best: RowKey) -> pd.DataFrame:
+    names = {row: re.sub(", holdout_fraction=[^,]+", "", str(row)) for row in counted.row}
+    alike = counted[[names[row] == names[best] for row in counted.row]].dropna(subset="images")
+    return _by_domain(alike.assign(images=alike.groupby("row").images.transform("mean").round()), "images").dropna()
+
+
+def _complete(accuracies: pd.DataFrame) -> pd.DataFrame:
+    present = accuracies.notna()
+    fullest = present.loc[present.sum(axis="columns").idxmax()]
+    return accuracies.loc[present.eq(fullest).all(axis="columns"), fullest]
+
+
+def _rows(counted: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
+    complete, means = _complete(accuracies).index, accuracies.mean(axis="columns")
+    best, *others = sorted(accuracies.index, key=lambda row: (row not in complete, -means[row]))
+    intervals = [prediction_interval(values.dropna()) for _, values in accuracies.iterrows()]
+    rows = pd.DataFrame(intervals, accuracies.index, columns=["low", "high", "clipped"])
+    rows = rows.assign(domains=accuracies.count(axis="columns"), seeds=counted.groupby("row").seed.nunique())
+    rows = rows.assign(worst_domain=accuracies.idxmin(axis="columns"), worst=accuracies.min(axis="columns"))
+    rows = rows.assign(accuracy=means, validation=_by_domain(counted, "row", "validation").mean(axis="columns"))
+    pairs = counted.pivot(index=["domain", "seed"], columns="row", values="accuracy")
+    differences = pairs[others].sub(pairs[best], axis="index")
+    by_domain = differences.groupby("domain").mean()
+    p, p_domains = ([sign_flip_p(table[row].dropna()) for row in others] for table in (differences, by_domain))
+    rows = rows.assign(gap=rows.validation - means, difference=by_domain.mean(), better_in=(by_domain > 0).sum())
+    rows = rows.assign(pairs=differences.count(), p=pd.Series(holm(p), others), p_domains=pd.Series(p_domains, others))
+    rows["comparison"] = [_comparison(row) for row in rows.itertuples()]
+    for row in accuracies.index.difference(complete):
+        rows.loc[row, "comparison"] = f"incomplete: lacks {', '.join(accuracies.columns[accuracies.loc[row].isna()])}"
+    rows.loc[best, "comparison"] = "recommended"
+    return rows.loc[[best, *others]].reset_index(names="row")
+
+
+def _comparison(row: Any) -> str:
+    if isnan(row.p):
+        return "not compared: no common seed"
+    if row.p >= LEVEL:
+        return "no difference that these runs can show"
+    return f"{'worse' if row.difference < 0 else 'better'}{'' if row.p_domains < LEVEL else ' on these domains'}"
