@@ -30,15 +30,19 @@ def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLo
     held_out = unseen_domains(plan.domains, tested)
     data = CalibrationData(plan.domains, plan.splits, plan.training, held_out, options.metadata_columns)
     loading = {"batch_size": options.validation_batch_size, "workers": options.workers}
+    level = logging.root.manager.disable
     try:
         if is_sharded():
             command = calibration_command(str(plan.folder.path))
             raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
+        logging.disable(logging.INFO)  # a second description of the network
         network = load_predictor(f"{LOCAL}{folder}").to(device)
         calibration = calibrate(network, data, method_of(vars(options)), **loading, watched=watched)
     except (MoeDgError, torch.OutOfMemoryError) as error:  # the run itself is complete
         _logger.warning(f"no temperature was fitted: {error}")
         return
+    finally:
+        logging.disable(level)
     save_calibration(calibration, folder)
 
 
