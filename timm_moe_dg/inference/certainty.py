@@ -152,8 +152,8 @@ def set_threshold(of_target: Tensor, coverage: float) -> float:
         of_target: Calibrated probabilities of the right classes, in ascending order, (N,).
         coverage: Above 0 and below 1.
 
-    >>> set_threshold(torch.linspace(0.1, 0.9, 9), 0.7)
-    0.3...
+    >>> set_threshold(torch.tensor([0.25, 0.5, 0.75]), 0.5)
+    0.5
     """
     count = len(of_target)
     rank = math.ceil((count + 1) * coverage - 1e-9)
