@@ -91,7 +91,8 @@ def colored_digits() -> list[DigitsDomain]:
     domains = []
     for position, (name, noise) in enumerate(COLOR_NOISE.items()):
         members = order[position :: len(COLOR_NOISE)]
-        colored = [_ink(images[index], labels[index] ^ (chance[index] < noise)) for index in members]
+        enlarged = np.stack([enlarge(image) for image in images[members]])
+        colored = in_color(enlarged, labels[members] ^ (chance[members] < noise))
         domains.append(DigitsDomain(name, COLORED_CLASSES, labels[members].astype(int).tolist(), colored))
     return domains
 
@@ -143,11 +144,11 @@ def rule_probabilities(lonlat: np.ndarray) -> np.ndarray:
     return shares @ member
 
 
-def _ink(image: np.ndarray, green: bool) -> np.ndarray:
-    """Ink (8, 8) -> RGB, uint8 (32, 32, 3), with the gray levels in one channel: red is 0, green 1, as ColoredMNIST."""
-    colored = np.zeros((*(enlarged := enlarge(image)).shape, 3), dtype=np.uint8)
-    colored[..., int(green)] = enlarged
-    return colored
+def in_color(gray: np.ndarray, is_green: np.ndarray) -> list[np.ndarray]:
+    """Gray images (N, H, W) -> RGB, uint8 (H, W, 3), with the gray levels in the red or green channel."""
+    colored = np.zeros((*gray.shape, 3), dtype=np.uint8)
+    colored[np.arange(len(gray)), :, :, is_green.astype(int)] = gray
+    return list(colored)
 
 
 def _labels(random: np.random.Generator, digits: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
