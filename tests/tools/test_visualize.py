@@ -43,6 +43,11 @@ def numbers(run: Path, name: str) -> dict:
     return json.loads((run / "figures" / f"{name}.json").read_text())
 
 
+def refused(message: str, *words: object) -> None:
+    with pytest.raises(SystemExit, match=message):
+        visualize(*words)
+
+
 def test_experts_of_a_class_in_every_domain(run):
     visualize("experts", run, "--class", CLASSES[2], "--columns", "3")
     images = numbers(run, "experts")["images"]
@@ -113,8 +118,7 @@ def test_curves_need_no_network(tmp_path):
     (run / "best" / "model.safetensors").unlink()
     visualize("curves", run)
     assert (run / "figures" / "curves.png").stat().st_size > 2000
-    with pytest.raises(SystemExit, match=r"holds no network in best/"):
-        visualize("experts", run)
+    refused(r"holds no network in best/", "experts", run)
 
 
 def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_path, monkeypatch):
@@ -124,30 +128,25 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
             path.parent.mkdir(parents=True)
             domain.image(index).save(path)
     other = make_run(tmp_path.with_name("folder_run"), "gmoe_tiny_patch16", dataset="folder", data_dir=str(tmp_path))
-    with pytest.raises(SystemExit, match=r"no two domains are known to hold the same pictures; .*--split-by-photogr"):
-        visualize("invariance", other, "--permutations", "9")
-    same = "--split-by-photograph"
-    visualize("invariance", other, "--permutations", "9", same)
+    cub, same, quick = tmp_path.with_name("cub"), "--split-by-photograph", ("--permutations", "9")
+    refused(r"no two domains are known to hold the same pictures; .*--split-by-photogr", "invariance", other, *quick)
+    visualize("invariance", other, *quick, same)
     (pair,) = numbers(other, "invariance")["pairs"]
     assert (pair["domains"], pair["pictures"]) == (["night", "paper"], 8)
-    with pytest.raises(SystemExit, match=r"cub=None: folder has no part maps; give --cub"):
-        visualize("attributes", other)
-    with pytest.raises(SystemExit, match=r"lacks images\.txt, bounding_boxes\.txt"):
-        visualize("attributes", other, "--cub", tmp_path)
-    write_cub(tmp_path.with_name("cub"))
-    visualize("attributes", other, "--cub", tmp_path.with_name("cub"), "--permutations", "9")
+    refused(r"cub=None: folder has no part maps; give --cub", "attributes", other)
+    refused(r"lacks images\.txt, bounding_boxes\.txt", "attributes", other, "--cub", tmp_path)
+    write_cub(cub)
+    visualize("attributes", other, "--cub", cub, *quick)
     assert numbers(other, "attributes")["images"] == 16
     assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
     drawn = []
     monkeypatch.setattr(map_report, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
-    visualize("experts", other, "--parts", "back", "--cub", tmp_path.with_name("cub"), "--columns", "1", same)
+    visualize("experts", other, "--parts", "back", "--cub", cub, "--columns", "1", same)
     # All four patches count for a point, which is then marked in the middle
     assert [name for name, _ in drawn] == pair["domains"]
     assert [photo.parts for _, (photo,) in drawn] == [{"back": (0.5, 0.5)}] * 2
-    with pytest.raises(SystemExit, match=r"parts='bak': no such part; did you mean back\?"):
-        visualize("experts", other, "--parts", "bak", "--cub", tmp_path.with_name("cub"))
-    with pytest.raises(SystemExit, match=r"parts=\['back'\]: files have no annotations"):
-        visualize("experts", other, "--parts", "back", "--images", tmp_path)
+    refused(r"parts='bak': no such part; did you mean back\?", "experts", other, "--parts", "bak", "--cub", cub)
+    refused(r"parts=\['back'\]: files have no annotations", "experts", other, "--parts", "back", "--images", tmp_path)
 
 
 def write_cub(root: Path) -> None:
@@ -182,19 +181,16 @@ def test_a_dense_run_says_so(run, monkeypatch):
     dense = __import__("timm").create_model("deit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3)
     monkeypatch.setattr("timm_moe_dg.analysis.run_view.load_trained", lambda *args, **options: dense)
     for command in ("experts", "attributes", "invariance"):
-        with pytest.raises(SystemExit, match=r"ArgumentError: model='VisionTransformer': is a dense model without"):
-            visualize(command, run)
+        refused(r"ArgumentError: model='VisionTransformer': is a dense model without", command, run)
     visualize("attention", run, "--columns", "1")  # a dense model has attention too
 
 
 def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for command in ("experts", "attention", "curves"):
-        with pytest.raises(SystemExit, match=r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'"):
-            visualize(command, run)
+        refused(r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'", command, run)
 
 
 def test_an_option_of_another_command_is_named(capsys):
-    with pytest.raises(SystemExit):
-        load_tool("visualize").main(["experts", "RUN", "--dataset", "sprites"])
+    refused("2", "experts", "RUN", "--dataset", "sprites")
     assert "no option --dataset; it is an option of visualize.py data (see" in capsys.readouterr().err

@@ -125,7 +125,7 @@ class _FirstExperts(nn.Module):
 
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
-    domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
+    domains, test_domains = view.domains, list(view.args["test_domains"])
     splits = _untrained_splits(view.args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:

@@ -35,13 +35,11 @@ class ChosenImage(NamedTuple):
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
 
 
-def choose_images(
-    view: RunView, data_dir: str | None, images: Sequence[str] | None, target: str | None, columns: int
-) -> ImageRows:
+def choose_images(view: RunView, images: Sequence[str] | None, target: str | None, columns: int) -> ImageRows:
     """Chooses a class's pictures, by default the first's, from the run or from `images`: a row for each domain."""
     if images is not None:
         return _files(view, images, columns)
-    domains = view.domains(data_dir)
+    domains = view.domains
     chosen = choose_pictures(domains, class_index(domains, target), columns, view.shares_photographs)
     return [
         (domain.name, [None if position is None else _read(view, domain, position) for position in row])
