@@ -42,9 +42,7 @@ def test_an_expert_has_its_color_on_the_map(drawn):
     assert colors == [expert_color(int(index)) for index in experts.flatten()]
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 3", "expert 11"]
-    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [
-        expert_color(index) for index in (0, 3, 11)
-    ]
+    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [*map(expert_color, (0, 3, 11))]
 
 
 def test_cells_far_from_training_are_pale_and_those_that_are_not_routed_white(drawn):
@@ -80,10 +78,8 @@ def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_withou
     axes = drawn(domains([[0, 0], [0, 0]], 1), places, {"there": torch.tensor([[90.0, 0.0]])}).axes[0]
     names = {text.get_text(): text for text in axes.texts}
     assert names.keys() == {"north", "south", "date line", "there (held out)"}
-    assert names["north"].xy == pytest.approx((5.0, 19.8))
-    assert names["north"].get_va() == "bottom"
-    assert names["south"].xy == pytest.approx((5.0, -19.8))
-    assert names["south"].get_va() == "top"
+    for name, latitude, side in (("north", 19.8, "bottom"), ("south", -19.8, "top")):
+        assert (names[name].xy, names[name].get_va()) == (pytest.approx((5.0, latitude)), side)
     axes.figure.draw_without_rendering()
     box, inside = names["date line"].get_window_extent(), axes.get_window_extent()
     assert inside.x0 - 1 <= box.x0 < inside.x0 + 1  # at 181 degrees, moved inside for its letters
@@ -102,8 +98,7 @@ def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(d
     assert len(boxes) == number
     assert not any(box.overlaps(other) for box, other in combinations(boxes, 2))
     inside = figure.axes[0].get_window_extent().padded(1.0)
-    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in boxes)
-    assert all(inside.y0 <= box.y0 and box.y1 <= inside.y1 for box in boxes)
+    assert all(inside.contains(*corner) for box in boxes for corner in (box.min, box.max))
     shown = NARROW / figure.bbox.width  # pixels of a narrow screen for one of the figure
     assert all(text.get_size() / 72 * figure.dpi * shown >= LEGIBLE - 1e-6 for text in figure.axes[0].texts)
 
