@@ -105,6 +105,7 @@ def data(options: argparse.Namespace) -> None:
     """Draws examples of a data set."""
     domains = get_benchmark(options.dataset).read(options.data_dir, evaluating=True)
     plot_examples(domains, options.output, options.columns)
+    print(f"written: {options.output}")
 
 
 def experts(options: argparse.Namespace) -> None:
@@ -223,7 +224,6 @@ def main(argv: Sequence[str]) -> None:
     options = parse_words(build_parser(), words)
     if options.command == "data":
         data(options)
-        print(f"written: {options.output}")
         return
     options.runs = options.run if isinstance(options.run, list) else [options.run]
     options.run = options.runs[0]  # whose folder gets the pictures

@@ -172,17 +172,9 @@ def test_a_dense_baseline_is_trained_on_one_region_alone(tmp_path: Path) -> None
     assert read_records(train(tmp_path, *words) / "results.jsonl")[-1].training_domains == (0,)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "deit_tiny_patch16_224", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
-        (["--model", "erm_le_tiny_patch16", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
-        (["--cka-tokens", "1"], "num_tokens"),
-    ],
-)
-def test_a_mistake_is_named(words: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=message):
-        train(tmp_path, "--model", "moge_tiny", *words, "--model-kwargs", *SIZE)
+def test_a_mistake_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="num_tokens"):
+        train(tmp_path, "--model", "moge_tiny", "--cka-tokens", "1", "--model-kwargs", *SIZE)
     with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
         visualize(tmp_path)  # no run was made
 
