@@ -55,6 +55,8 @@ def test_a_pattern_of_places_shows_in_other_pictures():
     places = grids(0, number=1).flatten(1).expand(10, -1)
     pair = pair_invariance(("a", "b"), places, places, 19)
     assert pair.agreement.value == pair.other_pictures == 1.0
+    single = torch.tensor([[0, 1], [2, 3]])  # each picture has experts of its own
+    assert pair_invariance(("a", "b"), single, single, 19).other_pictures == 0.0
     assert np.isnan(pair_invariance(("a", "b"), places[:1], places[:1], 9).other_pictures)
 
 
