@@ -113,7 +113,10 @@ def geo_digits() -> list[PlacesDomain]:
     sizes = [len(members) for members in members_of]
     lonlat = np.concatenate([_points(random, *pair) for pair in zip(groups, sizes, strict=True)])
     order = np.concatenate(members_of)
-    labels = _labels(random, digits[order], lonlat)
+    # A uniform number per digit picks its rule: the first one whose cumulated probability exceeds the number.
+    thresholds = rule_probabilities(lonlat).cumsum(axis=1)
+    rule = (random.random((len(order), 1)) > thresholds[:, :-1]).sum(axis=1)
+    labels = np.stack(list(RULES.values()))[rule, digits[order]]
     large = [enlarge(image) for image in images]
     pixels = [large[index] for index in order]
     return domains_of(Places(CLASSES, pixels, labels, lonlat, np.repeat(parts, sizes), np.repeat(groups, sizes)))
@@ -149,13 +152,6 @@ def in_color(gray: np.ndarray, is_green: np.ndarray) -> list[np.ndarray]:
     colored = np.zeros((*gray.shape, 3), dtype=np.uint8)
     colored[np.arange(len(gray)), :, :, is_green.astype(int)] = gray
     return list(colored)
-
-
-def _labels(random: np.random.Generator, digits: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
-    # A uniform number per digit picks its rule: the first one whose cumulated probability exceeds the number.
-    thresholds = rule_probabilities(lonlat).cumsum(axis=1)
-    rule = (random.random((len(digits), 1)) > thresholds[:, :-1]).sum(axis=1)
-    return np.stack(list(RULES.values()))[rule, digits]
 
 
 def _points(random: np.random.Generator, continent: str, number: int) -> np.ndarray:
