@@ -104,8 +104,9 @@ def answer(arrays: Arrays, images: NDArray[Any], top_k: int = 2) -> NDArray[Any]
     for index in range(DEPTH):
         block = f"Encoder/encoderblock_{index}"
         x = norm(tokens, f"{block}/LayerNorm_0")
-        heads = [dense(x, f"{block}/SelfAttention/{part}").transpose(1, 2) for part in ("query", "key", "value")]
-        attended = F.scaled_dot_product_attention(*heads).transpose(1, 2)
+        parts = (f"{block}/SelfAttention/{part}" for part in ("query", "key", "value"))
+        query, key, value = (dense(x, part).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
         tokens = tokens + dense(attended, f"{block}/SelfAttention/out", 2)
         x = norm(tokens, f"{block}/LayerNorm_1")
         if index not in MOE:
