@@ -76,9 +76,16 @@ def read_hub(path: str) -> list[HubDomain]:
     source, in_domains = f"dataset='{HUB}{path}'", [names[index] for index in domains]
     check_spellings(source, places_of([classes[index] for index in targets], in_domains))
     check_spellings(source, dict.fromkeys(in_domains, ("this data set",)), "domains")
-    images, roots = _undecoded(path, table), _roots(path)
+    import datasets
     import pyarrow.compute as pc
+    from huggingface_hub import constants
 
+    if not isinstance(table.features["image"], datasets.Image):
+        raise DataError(f"{source}: column 'image' is {table.features['image']}; expected images")
+    images = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    # Folders of the data set's own files: the caches, and the data set itself if it is a local folder
+    own = [datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE]
+    roots = tuple(map(os.path.abspath, [*own, path] if os.path.isdir(path) else own))
     paths = pc.struct_field(table.data.column("image"), "path").to_pylist()
     visible = np.array([not is_hidden(file or "") for file in paths], dtype=bool)
     members = {name: np.flatnonzero(visible & (domains == index)) for index, name in enumerate(names)}
@@ -126,21 +133,3 @@ def _names_and_indices(
         return tuple(names), np.array(values)
     distinct = sorted(set(values))
     return tuple(map(str, distinct)), np.searchsorted(distinct, values)
-
-
-def _roots(path: str) -> tuple[str, ...]:
-    """Folders of the data set's own files: the caches, and the data set itself if it is a local folder."""
-    import datasets
-    from huggingface_hub import constants
-
-    caches = (datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
-    return tuple(os.path.abspath(root) for root in (*caches, *([path] if os.path.isdir(path) else [])))
-
-
-def _undecoded(path: str, table: "Dataset") -> "Dataset":
-    """The images' column alone, as the bytes or paths that it stores."""
-    import datasets
-
-    if not isinstance(table.features["image"], datasets.Image):
-        raise DataError(f"dataset='{HUB}{path}': column 'image' is {table.features['image']}; expected images")
-    return table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))

@@ -154,7 +154,10 @@ def _find_idx(folder: Path, stem: str, axes: int) -> Path:
 
 def _shuffled(data_dir: DataDir, release: IdxRelease, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images (N, 28, 28) and labels (N,), uint8."""
-    folder = _folder(data_dir, release)
+    if data_dir is None:
+        raise DataError(f"data_dir=None: give --data-dir, the folder of {release.name}'s four IDX files")
+    folders = [Path(data_dir, name) for name in ("", *release.folders)]
+    folder = next((path for path in folders if any(path.glob("train-images[-.]idx3-ubyte*"))), folders[0])
     images, labels = read_images_and_labels(folder, len(release.classes))
     counts = np.bincount(labels, minlength=len(release.classes)).tolist()
     if counts != list(release.counts):
@@ -162,14 +165,6 @@ def _shuffled(data_dir: DataDir, release: IdxRelease, generator: torch.Generator
         _LOGGER.warning(message, str(folder), counts, release.name, list(release.counts))
     order = torch.randperm(len(images), generator=generator)
     return torch.from_numpy(images)[order], torch.from_numpy(labels)[order]
-
-
-def _folder(data_dir: DataDir, release: IdxRelease) -> Path:
-    if data_dir is None:
-        raise DataError(f"data_dir=None: give --data-dir, the folder of {release.name}'s four IDX files")
-    root = Path(data_dir)
-    folders = (root, *(root / name for name in release.folders))
-    return next((folder for folder in folders if any(folder.glob("train-images[-.]idx3-ubyte*"))), root)
 
 
 def _flipped(bits: Tensor, chance: float, generator: torch.Generator) -> Tensor:
