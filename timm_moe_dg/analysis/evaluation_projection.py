@@ -55,8 +55,8 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
     if len(evaluated.domains) <= CATEGORIES:
         panels.append(("domain", domain, [domain.name for domain in evaluated.domains]))
     else:
-        names, of_domains = np.unique(evaluated.domain_roles, return_inverse=True)
-        panels.append(("role of the domain", of_domains[domain], names.tolist()))
+        kinds, kind_of = np.unique(evaluated.domain_roles, return_inverse=True)
+        panels.append(("role of the domain", kind_of[domain], kinds.tolist()))
     with picture(path, 4.2 * len(panels), 5.4) as figure:
         for axes, (title, values, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for marker, size, rows in ((".", 20, ~is_test), ("x", 14, is_test)):

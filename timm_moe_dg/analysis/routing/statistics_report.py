@@ -23,6 +23,7 @@ from .parts import Association, associate_attributes, associate_parts
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
 ALL_PAIRS = "all pairs"
+COUNTED = ("counts", "shares", "lift")  # tables of an association
 UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 
 
@@ -53,7 +54,9 @@ def draw_attributes(
         # NaN: no image has an attribute of the group
         strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
         title = f"attributes of images against experts; numbers of {strongest}"
-        plot_association(_stacked(groups, strongest), title, figures / "attributes.png")
+        rows = tuple(f"{name}: {value}" for name, table in groups.items() for value in table.rows)
+        joined = {key: torch.cat([getattr(table, key) for table in groups.values()]) for key in COUNTED}
+        plot_association(groups[strongest]._replace(rows=rows, **joined), title, figures / "attributes.png")
     else:  # of an earlier call with other annotations
         (figures / "attributes.png").unlink(missing_ok=True)
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
@@ -128,16 +131,8 @@ def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) 
     return routing_maps_of(view.model, view.batches(images))[block]
 
 
-def _stacked(groups: Mapping[str, Association], strongest: str) -> Association:
-    """Concatenates the tables of all groups of attributes for drawing; the statistics are those of one group."""
-    rows = tuple(f"{name}: {value}" for name, association in groups.items() for value in association.rows)
-    fields = ("counts", "shares", "lift")
-    counts, shares, lifts = (torch.cat([getattr(table, field) for table in groups.values()]) for field in fields)
-    return groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
-
-
 def _table(association: Association) -> dict[str, object]:
-    tables = {name: getattr(association, name).tolist() for name in ("counts", "shares", "lift")}
+    tables = {name: getattr(association, name).tolist() for name in COUNTED}
     scores = {"cramers_v": association.cramers_v, "left_right_distance": association.sides}
     return {"rows": list(association.rows), **tables, "nmi": _test(association.nmi), **scores}
 
