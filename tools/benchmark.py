@@ -352,11 +352,9 @@ def build_method_step(entry: Entry, args: argparse.Namespace) -> Step:
 
 def time_methods(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Entry, list[float]]:
     """Seconds per step of every entry in every round."""
-    timed = {}
-    for entry in entries:
-        step = method_step(entry, make_network(entry.model, args), args)
-        timed[entry] = partial(seconds_of, step, args.device, entry.repeats)
-    return interleaved(timed, args.rounds, args.warmup)
+    timed = {entry: partial(seconds_of, build_method_step(entry, args), args.device) for entry in entries}
+    seconds = interleaved(timed, args.rounds, args.warmup)
+    return {entry: [value / entry.repeats for value in seconds[entry]] for entry in entries}
 
 
 def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:

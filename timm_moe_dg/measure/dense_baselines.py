@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
-from ..networks.build import Network
 
+Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Options: TypeAlias = dict[str, Any]
 Makers: TypeAlias = dict[str, Callable[[], nn.Module]]
 TWIN = "dense twin"  # the timm model that the mixture's weights come from
