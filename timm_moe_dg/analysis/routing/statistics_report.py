@@ -55,8 +55,9 @@ def draw_attributes(
         strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
         title = f"attributes of images against experts; numbers of {strongest}"
         rows = tuple(f"{name}: {value}" for name, table in groups.items() for value in table.rows)
-        joined = {key: torch.cat([getattr(table, key) for table in groups.values()]) for key in COUNTED}
-        plot_association(groups[strongest]._replace(rows=rows, **joined), title, figures / "attributes.png")
+        counts, shares, lifts = (torch.cat([getattr(table, key) for table in groups.values()]) for key in COUNTED)
+        joined = groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
+        plot_association(joined, title, figures / "attributes.png")
     else:  # of an earlier call with other annotations
         (figures / "attributes.png").unlink(missing_ok=True)
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
