@@ -87,7 +87,7 @@ def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_withou
 
 @pytest.mark.parametrize("number", [1, 10, 16])
 @pytest.mark.parametrize("span", [0.2, 8.0, 150.0])
-def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(drawn, number, span):
+def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone_as_the_legend(drawn, number, span):
     centers = torch.tensor([[10.0 + span * (i % 4) / 4, 10.0 + span * (i // 4) / 10] for i in range(number)])
     places = {f"hospital of city {i}": center + torch.zeros(3, 2) for i, center in enumerate(centers)}
     extent = map_extent([*places.values()])
@@ -101,6 +101,9 @@ def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(d
     assert all(inside.contains(*corner) for box in boxes for corner in (box.min, box.max))
     shown = NARROW / figure.bbox.width  # pixels of a narrow screen for one of the figure
     assert all(text.get_size() / 72 * figure.dpi * shown >= LEGIBLE - 1e-6 for text in figure.axes[0].texts)
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert len(figure.legends[0].get_texts()) == number
 
 
 def test_the_extent_shows_all_places_and_cells_follow_the_radius():
@@ -114,15 +117,6 @@ def test_the_extent_shows_all_places_and_cells_follow_the_radius():
     for most in (None, 20.0):
         assert cell_width(WORLD, 181.0, most) * 111.2 < 181.0  # 20 degrees would draw an all-white map
     assert cell_width(WORLD, 1.0) == 0.5  # not a million cells
-
-
-@pytest.mark.parametrize("num_experts", [1, 10, 16])
-def test_the_legend_fits_into_the_picture(drawn, num_experts):
-    figure = drawn(domains([list(range(num_experts))], num_experts))
-    legend = figure.legends[0].get_window_extent()
-    assert legend.x0 >= 0
-    assert legend.x1 <= figure.bbox.width
-    assert len(figure.legends[0].get_texts()) == num_experts
 
 
 def test_coastlines_are_small_and_where_the_land_is():
