@@ -43,7 +43,7 @@ def scorer(view: RunView) -> Score:
     Of photographs that domains share, those count that no domain was trained or validated on.
     """
     (position,) = view.args["test_domains"]
-    domain = view.domains()[position]
+    domain = view.domains[position]
     indices = list(range(len(domain)))
     if view.args["split_by_photograph"]:
         indices = [index for index, path in enumerate(domain.paths) if group_part(Path(path).stem) == "test"]

@@ -62,7 +62,7 @@ def draw_map(runs: Path, radius: float | None = None, name: str = "geo_digits_ma
     view = open_run(runs / "moge-0", "cpu", 64)
     if radius is not None:
         view.model.set_coverage_radius(radius)
-    domains = view.domains(None)
+    domains = view.domains
     places = {domain.group: torch.as_tensor(domain.metadata) for domain in domains if domain.role != "train"}
     trained = [torch.as_tensor(domain.metadata) for domain in domains if domain.role == "train"]
     held_out = {HELD_OUT: places.pop(HELD_OUT)}
@@ -78,7 +78,7 @@ def draw_coverage(runs: Path) -> None:
 def draw_forced_experts(runs: Path) -> None:
     """Accuracy of each expert on each discovered domain."""
     with tempfile.TemporaryDirectory() as folder:
-        draw_forced(open_run(runs / "moge-0", "cpu", 64), Path(folder), None, "id")
+        draw_forced(open_run(runs / "moge-0", "cpu", 64), Path(folder), "id")
         shutil.move(Path(folder, "forced_experts.png"), PICTURES / "geo_digits_forced_experts.png")
 
 
@@ -86,9 +86,9 @@ def draw_sprites(runs: Path) -> None:
     """Experts and attention of the sprites' runs; parts and invariance as the page's commands left them."""
     mixture, dense = (open_run(runs / name, "cpu", 64) for name in ("sprites-gmoe", "sprites-deit"))
     with tempfile.TemporaryDirectory() as folder:
-        chosen: dict[str, Any] = {"data_dir": None, "images": None, "target": None}
+        chosen: dict[str, Any] = {"images": None, "target": None}
         draw_experts(mixture, Path(folder), **chosen, columns=3, block=None)
-        draw_attention(mixture, dense, Path(folder), **chosen, columns=2, mass=None)
+        draw_attention(mixture, Path(folder), twin=dense, **chosen, columns=2, mass=None)
         for name in ("experts", "attention"):
             shutil.move(Path(folder, f"{name}.png"), PICTURES / f"experts_{name}.png")
     for name in ("parts", "invariance"):

@@ -5,7 +5,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 Arrays = dict[str, NDArray[Any]]
 FEATURES, HIDDEN, HEADS, EXPERTS, CLASSES, PATCH, DEPTH = 12, 20, 3, 4, 5, 4, 4
@@ -85,61 +88,38 @@ def _ndarray(array: NDArray[Any]) -> msgpack.ExtType:
 
 
 def answer(arrays: Arrays, images: NDArray[Any], top_k: int = 2) -> NDArray[Any]:
-    """Logits of (B, height, width, 3) images, by the network's definition and token by token."""
-    return np.stack([_one(arrays, image.astype(np.float64), top_k) for image in images])
+    """Logits of (B, height, width, 3) images, by the network's definition."""
+    weights = {name: torch.from_numpy(value).double() for name, value in arrays.items()}
 
+    def dense(x: Tensor, name: str, axes: int = 1) -> Tensor:
+        return torch.tensordot(x, weights[f"{name}/kernel"], axes) + weights[f"{name}/bias"]
 
-def _one(arrays: Arrays, image: NDArray[Any], top_k: int) -> NDArray[Any]:
-    kernel = arrays["embedding/kernel"]
-    corners = [(y, x) for y in range(0, image.shape[0], PATCH) for x in range(0, image.shape[1], PATCH)]
-    patches = [np.tensordot(image[y : y + PATCH, x : x + PATCH], kernel, axes=3) for y, x in corners]
-    tokens = np.vstack([arrays["cls"][0], np.stack(patches) + arrays["embedding/bias"]])
-    tokens = tokens + arrays["Encoder/posembed_input/pos_embedding"][0]
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (FEATURES,), weights[f"{name}/scale"], weights[f"{name}/bias"], eps=1e-6)
+
+    cut = torch.from_numpy(images).double().unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH)
+    patches = dense(cut.permute(0, 1, 2, 4, 5, 3), "embedding", 3).flatten(1, 2)
+    tokens = torch.cat([weights["cls"].expand(len(images), -1, -1), patches], dim=1)
+    tokens = tokens + weights["Encoder/posembed_input/pos_embedding"]
     for index in range(DEPTH):
-        block = {
-            name.removeprefix(f"Encoder/encoderblock_{index}/"): value
-            for name, value in arrays.items()
-            if name.startswith(f"Encoder/encoderblock_{index}/")
-        }
-        tokens = tokens + _attend(block, _norm(block, "LayerNorm_0", tokens))
-        tokens = tokens + np.stack([_feed(block, token, top_k) for token in _norm(block, "LayerNorm_1", tokens)])
-    return _norm(arrays, "Encoder/encoder_norm", tokens)[0] @ arrays["head/kernel"] + arrays["head/bias"]
-
-
-def _norm(arrays: Arrays, name: str, tokens: NDArray[Any]) -> NDArray[Any]:
-    centered = tokens - tokens.mean(-1, keepdims=True)
-    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
-    return scaled * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
-
-
-def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
-    exponents = np.exp(scores - scores.max())
-    return exponents / exponents.sum()
-
-
-def _attend(block: Arrays, tokens: NDArray[Any]) -> NDArray[Any]:
-    made = {}
-    for part in ("query", "key", "value"):
-        weights, bias = block[f"SelfAttention/{part}/kernel"], block[f"SelfAttention/{part}/bias"]
-        made[part] = np.einsum("td,dhf->thf", tokens, weights) + bias
-    outputs = np.zeros_like(tokens)
-    for token in range(len(tokens)):
-        for head in range(HEADS):
-            scores = made["key"][:, head] @ made["query"][token, head] / np.sqrt(FEATURES // HEADS)
-            outputs[token] += _softmax(scores) @ made["value"][:, head] @ block["SelfAttention/out/kernel"][head]
-    return outputs + block["SelfAttention/out/bias"]
-
-
-def _feed(block: Arrays, token: NDArray[Any], top_k: int) -> NDArray[Any]:
-    if "Moe/Router/dense/kernel" not in block:
-        return _mlp(block, "Mlp", token)
-    weights = _softmax(token @ block["Moe/Router/dense/kernel"])
-    chosen = np.argsort(-weights)[:top_k]
-    experts = [{name: value[expert] for name, value in block.items() if "Moe/Mlp" in name} for expert in chosen]
-    return sum(weights[i] * _mlp(expert, "Moe/Mlp", token) for i, expert in zip(chosen, experts, strict=True))
-
-
-def _mlp(arrays: Arrays, name: str, token: NDArray[Any]) -> NDArray[Any]:
-    hidden = token @ arrays[f"{name}/Dense_0/kernel"] + arrays[f"{name}/Dense_0/bias"]
-    hidden = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
-    return hidden @ arrays[f"{name}/Dense_1/kernel"] + arrays[f"{name}/Dense_1/bias"]
+        block = f"Encoder/encoderblock_{index}"
+        x = norm(tokens, f"{block}/LayerNorm_0")
+        parts = (f"{block}/SelfAttention/{part}" for part in ("query", "key", "value"))
+        query, key, value = (dense(x, part).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        tokens = tokens + dense(attended, f"{block}/SelfAttention/out", 2)
+        x = norm(tokens, f"{block}/LayerNorm_1")
+        if index not in MOE:
+            hidden = F.gelu(dense(x, f"{block}/Mlp/Dense_0"), approximate="tanh")
+            tokens = tokens + dense(hidden, f"{block}/Mlp/Dense_1")
+            continue
+        gates = (x @ weights[f"{block}/Moe/Router/dense/kernel"]).softmax(-1)
+        gates = gates.where(gates >= gates.topk(top_k).values[..., -1:], 0.0)
+        for expert in range(EXPERTS):  # all tokens, of which most have a gate of 0
+            (first, first_bias), (second, second_bias) = (
+                [weights[f"{block}/Moe/Mlp/Dense_{layer}/{part}"][expert] for part in ("kernel", "bias")]
+                for layer in (0, 1)
+            )
+            output = F.gelu(x @ first + first_bias, approximate="tanh") @ second + second_bias
+            tokens = tokens + gates[..., expert, None] * output
+    return dense(norm(tokens, "Encoder/encoder_norm")[:, 0], "head").numpy()

@@ -20,13 +20,12 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import timm_moe_dg
@@ -158,13 +157,13 @@ def check_models(args: argparse.Namespace) -> None:
 
 def settings_of(args: argparse.Namespace) -> list[Row]:
     """Every combination of the command line's lists."""
-    sizes = {"img_size": args.img_size, "num_experts": args.num_experts, "top_k": args.top_k}
-    conditions = {name: getattr(args, name) for name in CONDITIONS}
+    sizes = ("img_size", "num_experts", "top_k")
     settings = []
-    for model, *values in itertools.product(args.models, *sizes.values(), *conditions.values()):
-        options = dict(zip(("backbone", *sizes), (args.backbone, *values), strict=False))
-        rest = dict(zip(conditions, values[len(sizes) :], strict=True))
-        settings.append({"model": model, "options": {key: value for key, value in options.items() if value}, **rest})
+    for values in itertools.product(*(vars(args)[name] for name in ("models", *sizes, *CONDITIONS))):
+        setting = dict(zip(("model", *sizes, *CONDITIONS), values, strict=True))
+        options = {"backbone": args.backbone, **{name: setting.pop(name) for name in sizes}}
+        given = {name: value for name, value in options.items() if value}
+        settings.append({"model": setting.pop("model"), "options": given, **setting})
     return settings
 
 
@@ -175,14 +174,10 @@ def makers_of(setting: Row, args: argparse.Namespace) -> dict[str, Callable[[], 
     return model_and_baselines(setting["model"], setting["options"], args.against)
 
 
-def inputs_of(model: nn.Module, setting: Row, args: argparse.Namespace) -> tuple[Tensor, ...]:
-    """Random inputs of a setting's model."""
-    return random_inputs(model, setting["model"], setting["options"], setting["batch_size"], args.device)
-
-
-def model_step(model: nn.Module, inputs: tuple[Tensor, ...], setting: Row, args: argparse.Namespace) -> Step:
+def model_step(model: nn.Module, setting: Row, args: argparse.Namespace) -> Step:
     """Inference, or forward, auxiliary loss, backward and (for a whole model) fused Adam."""
     mode, dtype = setting["mode"], setting["dtype"]
+    inputs = random_inputs(model, setting["model"], setting["options"], setting["batch_size"], args.device)
     model = model.to(args.device).train(mode == "train")
     set_expert_implementation(model, setting["implementation"])
     forward = PROGRAMS[setting["program"]](model)
@@ -209,17 +204,17 @@ def model_step(model: nn.Module, inputs: tuple[Tensor, ...], setting: Row, args:
 
 def build_model_step(setting: Row, label: str, args: argparse.Namespace) -> Step:
     """One of a setting's models, and its step."""
-    model = makers_of(setting, args)[label]()
-    return model_step(model, inputs_of(model, setting, args), setting, args)
+    return model_step(makers_of(setting, args)[label](), setting, args)
 
 
 def measure_models(setting: Row, args: argparse.Namespace) -> list[Row]:
     """One row per model: the mixture, its dense twin, the FLOP-equivalent, and the model of --against."""
     models = {label: make().to(args.device) for label, make in makers_of(setting, args).items()}
-    inputs = {label: inputs_of(model, setting, args) for label, model in models.items()}
-    macs = {label: count_macs(model, [x[:1].detach() for x in inputs[label]]) for label, model in models.items()}
-    steps = {label: model_step(model, inputs[label], setting, args) for label, model in models.items()}
-    timed = {label: partial(seconds_of, step, args.device) for label, step in steps.items()}
+    macs, timed = {}, {}
+    for label, model in models.items():
+        sample = random_inputs(model, setting["model"], setting["options"], 1, args.device)
+        macs[label] = count_macs(model, [part.detach() for part in sample])
+        timed[label] = partial(seconds_of, model_step(model, setting, args), args.device)
     seconds = interleaved(timed, args.rounds, args.warmup)
     eager = setting["program"] == "eager"  # a compiled program has no eager forward
     return [
@@ -357,12 +352,9 @@ def build_method_step(entry: Entry, args: argparse.Namespace) -> Step:
 
 def time_methods(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Entry, list[float]]:
     """Seconds per step of every entry in every round."""
-    networks = {model: make_network(model, args) for model in {entry.model for entry in entries}}
-    timed = {}
-    for entry in entries:
-        step = method_step(entry, deepcopy(networks[entry.model]), args)
-        timed[entry] = partial(seconds_of, step, args.device, entry.repeats)
-    return interleaved(timed, args.rounds, args.warmup)
+    timed = {entry: partial(seconds_of, build_method_step(entry, args), args.device) for entry in entries}
+    seconds = interleaved(timed, args.rounds, args.warmup)
+    return {entry: [value / entry.repeats for value in seconds[entry]] for entry in entries}
 
 
 def measure_methods(args: argparse.Namespace, mode: str) -> list[Row]:

@@ -107,10 +107,9 @@ def entry(text: str) -> str | dict[str, Any]:
     if not text.startswith("{"):
         return text
     try:
-        table = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a name nor a table ({error})") from error
-    return table
 
 
 def read_sweep(args: argparse.Namespace) -> Sweep:

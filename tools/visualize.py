@@ -105,28 +105,25 @@ def data(options: argparse.Namespace) -> None:
     """Draws examples of a data set."""
     domains = get_benchmark(options.dataset).read(options.data_dir, evaluating=True)
     plot_examples(domains, options.output, options.columns)
+    print(f"written: {options.output}")
 
 
 def experts(options: argparse.Namespace) -> None:
     """Draws the first expert of each patch."""
-    names = ("data_dir", "images", "target", "columns", "block", "parts", "cub")
-    draw_experts(open_view(options), figures_folder(options), **select(options, *names))
+    draw(draw_experts, options, "images", "target", "columns", "block", "parts", "cub")
 
 
 def attention(options: argparse.Namespace) -> None:
     """Draws the attention of the class token."""
-    view = open_view(options)
-    twin = options.twin and open_run(options.twin, options.device, options.batch_size)
-    names = ("data_dir", "images", "target", "columns", "mass")
-    similarity = draw_attention(view, twin, figures_folder(options), **select(options, *names))
+    options.twin = options.twin and open_run(options.twin, options.device, options.batch_size)
+    similarity = draw(draw_attention, options, "images", "target", "columns", "mass", "twin")
     for name, value in similarity.items():
         print(f"mean cosine between two heads' maps, {name}: {value:.4f}")
 
 
 def attributes(options: argparse.Namespace) -> None:
     """Measures how experts depend on parts and attributes."""
-    names = ("data_dir", "cub", "block", "max_images", "permutations")
-    associations = draw_attributes(open_view(options), figures_folder(options), **select(options, *names))
+    associations = draw(draw_attributes, options, "cub", "block", "max_images", "permutations")
     for name, association in associations.items():
         nmi = f"NMI {association.nmi.value:.4f} (p {association.nmi.p:.4g})"
         print(f"{name}: {nmi}, Cramer's V {association.cramers_v:.4f}")
@@ -134,8 +131,7 @@ def attributes(options: argparse.Namespace) -> None:
 
 def invariance(options: argparse.Namespace) -> None:
     """Measures whether patches keep their expert in other domains."""
-    names = ("data_dir", "block", "max_images", "permutations", "angles")
-    pairs, all_pairs = draw_invariance(open_view(options), figures_folder(options), **select(options, *names))
+    pairs, all_pairs = draw(draw_invariance, options, "block", "max_images", "permutations", "angles")
     for pair in pairs:
         others = f"kappa {pair.kappa:.4f}, other pictures {pair.other_pictures:.4f}"
         print(f"{one_line(' / '.join(pair.domains))}: {format_test(pair.agreement)}, {others}")
@@ -149,14 +145,13 @@ def format_test(test: PermutationTest) -> str:
 
 def domains(options: argparse.Namespace) -> None:
     """Draws the discovered domains of a MoGE model."""
-    names = ("data_dir", "role", "map_step")
-    numbers = draw_domains(open_view(options), figures_folder(options), **select(options, *names))
+    numbers = draw(draw_domains, options, "role", "map_step")
     print(f"agreement of discovered domains with groups (NMI) {numbers['nmi']:.3f}")
 
 
 def forced(options: argparse.Namespace) -> None:
     """Draws the accuracy of each expert of a MoGE model on each discovered domain."""
-    draw_forced(open_view(options), figures_folder(options), **select(options, "data_dir", "role"))
+    draw(draw_forced, options, "role")
 
 
 def curves(options: argparse.Namespace) -> None:
@@ -175,15 +170,15 @@ def everything(options: argparse.Namespace) -> None:
     """Draws the curves, and for a MoGE run domains and forced experts; writes the numbers even without matplotlib."""
     with optional_picture(figures_folder(options) / CURVES):
         curves(options)
-    if is_geographic(open_view(options), options.data_dir, options.role):
+    if is_geographic(open_view(options), options.role):
         domains(options)
         forced(options)
 
 
 def open_view(options: argparse.Namespace) -> RunView:
     """Opens the run."""
-    same_pictures = vars(options).get("split_by_photograph")
-    view = open_run(options.run, options.device, options.batch_size, options.skip_unreadable, same_pictures)
+    names = ("device", "batch_size", "skip_unreadable", "split_by_photograph", "data_dir")
+    view = open_run(options.run, **{name: vars(options)[name] for name in names if name in options})
     if vars(options).get("untrained_router"):
         redraw_routers(view.model)
     return view
@@ -197,9 +192,9 @@ def figures_folder(options: argparse.Namespace) -> Path:
     return folder
 
 
-def select(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Returns some of the options by name."""
-    return {name: vars(options)[name] for name in names}
+def draw(function: Callable[..., Any], options: argparse.Namespace, *names: str) -> Any:
+    """Calls a function with the run, the folder of its pictures and some of the options by name."""
+    return function(open_view(options), figures_folder(options), **{name: vars(options)[name] for name in names})
 
 
 NETWORK = ("data_dir", "device", "skip_unreadable", "batch_size")
@@ -229,7 +224,6 @@ def main(argv: Sequence[str]) -> None:
     options = parse_words(build_parser(), words)
     if options.command == "data":
         data(options)
-        print(f"written: {options.output}")
         return
     options.runs = options.run if isinstance(options.run, list) else [options.run]
     options.run = options.runs[0]  # whose folder gets the pictures

@@ -27,7 +27,7 @@ from timm_moe_dg.layers import Router
 
 def test_images(view: RunView) -> tuple[list[tuple[Domain, int]], np.ndarray]:
     """Returns domain and position of the test images in a random order, and whether each is of an unseen domain."""
-    domains, args = view.domains(), view.args
+    domains, args = view.domains, view.args
     training = [index for index in range(len(domains)) if index not in args["test_domains"]]
     splits = make_splits(domains, training, args)
     images = [(domains[d], int(i)) for d in args["test_domains"] for i in splits[d].inside]

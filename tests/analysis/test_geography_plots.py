@@ -42,9 +42,7 @@ def test_an_expert_has_its_color_on_the_map(drawn):
     assert colors == [expert_color(int(index)) for index in experts.flatten()]
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["expert 0", "expert 3", "expert 11"]
-    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [
-        expert_color(index) for index in (0, 3, 11)
-    ]
+    assert [hexed(patch.get_facecolor()) for patch in legend.get_patches()] == [*map(expert_color, (0, 3, 11))]
 
 
 def test_cells_far_from_training_are_pale_and_those_that_are_not_routed_white(drawn):
@@ -80,10 +78,8 @@ def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_withou
     axes = drawn(domains([[0, 0], [0, 0]], 1), places, {"there": torch.tensor([[90.0, 0.0]])}).axes[0]
     names = {text.get_text(): text for text in axes.texts}
     assert names.keys() == {"north", "south", "date line", "there (held out)"}
-    assert names["north"].xy == pytest.approx((5.0, 19.8))
-    assert names["north"].get_va() == "bottom"
-    assert names["south"].xy == pytest.approx((5.0, -19.8))
-    assert names["south"].get_va() == "top"
+    for name, latitude, side in (("north", 19.8, "bottom"), ("south", -19.8, "top")):
+        assert (names[name].xy, names[name].get_va()) == (pytest.approx((5.0, latitude)), side)
     axes.figure.draw_without_rendering()
     box, inside = names["date line"].get_window_extent(), axes.get_window_extent()
     assert inside.x0 - 1 <= box.x0 < inside.x0 + 1  # at 181 degrees, moved inside for its letters
@@ -91,7 +87,7 @@ def test_a_name_stands_above_a_northern_group_and_below_others_and_groups_withou
 
 @pytest.mark.parametrize("number", [1, 10, 16])
 @pytest.mark.parametrize("span", [0.2, 8.0, 150.0])
-def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(drawn, number, span):
+def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone_as_the_legend(drawn, number, span):
     centers = torch.tensor([[10.0 + span * (i % 4) / 4, 10.0 + span * (i // 4) / 10] for i in range(number)])
     places = {f"hospital of city {i}": center + torch.zeros(3, 2) for i, center in enumerate(centers)}
     extent = map_extent([*places.values()])
@@ -102,10 +98,12 @@ def test_names_lie_in_the_map_apart_from_each_other_and_are_legible_on_a_phone(d
     assert len(boxes) == number
     assert not any(box.overlaps(other) for box, other in combinations(boxes, 2))
     inside = figure.axes[0].get_window_extent().padded(1.0)
-    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in boxes)
-    assert all(inside.y0 <= box.y0 and box.y1 <= inside.y1 for box in boxes)
+    assert all(inside.contains(*corner) for box in boxes for corner in (box.min, box.max))
     shown = NARROW / figure.bbox.width  # pixels of a narrow screen for one of the figure
     assert all(text.get_size() / 72 * figure.dpi * shown >= LEGIBLE - 1e-6 for text in figure.axes[0].texts)
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert len(figure.legends[0].get_texts()) == number
 
 
 def test_the_extent_shows_all_places_and_cells_follow_the_radius():
@@ -119,15 +117,6 @@ def test_the_extent_shows_all_places_and_cells_follow_the_radius():
     for most in (None, 20.0):
         assert cell_width(WORLD, 181.0, most) * 111.2 < 181.0  # 20 degrees would draw an all-white map
     assert cell_width(WORLD, 1.0) == 0.5  # not a million cells
-
-
-@pytest.mark.parametrize("num_experts", [1, 10, 16])
-def test_the_legend_fits_into_the_picture(drawn, num_experts):
-    figure = drawn(domains([list(range(num_experts))], num_experts))
-    legend = figure.legends[0].get_window_extent()
-    assert legend.x0 >= 0
-    assert legend.x1 <= figure.bbox.width
-    assert len(figure.legends[0].get_texts()) == num_experts
 
 
 def test_coastlines_are_small_and_where_the_land_is():

@@ -34,13 +34,13 @@ def test_damaged_images_of_the_data_and_of_files_are_left_out_if_asked_for(run):
     files = [str(run.parent / "images" / "photo")]
     for images in (None, files):
         with pytest.raises(ImageReadError, match=r"photo/cat/1\.png': cannot be decoded"):
-            choose_images(open_run(run), None, images, None, 4)
+            choose_images(open_run(run), images, None, 4)
     view = open_run(run, skip_unreadable=True, split_by_photograph=True)
-    assert [len(domain) for domain in view.domains()] == [3, 2]
-    assert names(choose_images(view, None, None, None, 4)) == ["0", "2", "1", "0", "2"]
-    assert names(choose_images(view, None, files, None, 4)) == ["0.png", "2.png"]
+    assert [len(domain) for domain in view.domains] == [3, 2]
+    assert names(choose_images(view, None, None, 4)) == ["0", "2", "1", "0", "2"]
+    assert names(choose_images(view, files, None, 4)) == ["0.png", "2.png"]
     with pytest.raises(ImageReadError, match="none can be decoded"):
-        choose_images(view, None, [f"{files[0]}/cat/1.png"], None, 4)
+        choose_images(view, [f"{files[0]}/cat/1.png"], None, 4)
 
 
 def test_by_default_a_run_s_own_choice_is_repeated(run, tmp_path):
@@ -50,8 +50,8 @@ def test_by_default_a_run_s_own_choice_is_repeated(run, tmp_path):
     (other / "best").symlink_to(run / "best")
     (other / "results.jsonl").touch()
     (other / "args.yaml").write_text(yaml.safe_dump({**args, "skip_unreadable": True}))
-    assert [len(domain) for domain in open_run(other).domains()] == [3, 2]
-    assert [len(domain) for domain in open_run(other, skip_unreadable=False).domains()] == [3, 3]
+    assert [len(domain) for domain in open_run(other).domains] == [3, 2]
+    assert [len(domain) for domain in open_run(other, skip_unreadable=False).domains] == [3, 3]
 
 
 def test_every_command_that_reads_images_has_the_option():

@@ -13,9 +13,8 @@ from timm_moe_dg.analysis.style import (
     expert_color,
     fitted,
     model_colors,
-    new_figure,
+    small_picture,
     text_size,
-    write_figure,
 )
 
 # Linear RGB as people without one kind of cone see it (Machado, Oliveira and Fernandes, 2009, severity 1)
@@ -26,8 +25,12 @@ SIMULATED = {
 }
 
 
+def rgb(color):
+    return np.array([*bytes.fromhex(color[1:])])
+
+
 def linear(color):
-    values = np.array([int(color[index : index + 2], 16) for index in (1, 3, 5)]) / 255
+    values = rgb(color) / 255
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
@@ -38,9 +41,8 @@ def test_the_first_eight_are_told_apart(eyes):
 
 
 def test_each_expert_keeps_its_color():
-    assert len({expert_color(index) for index in range(16)}) == 16
-    assert expert_color(17) == expert_color(1)
-    assert expert_color(-1) == SHARED_COLOR
+    assert len({*map(expert_color, range(16))}) == 16
+    assert (expert_color(17), expert_color(-1)) == (expert_color(1), SHARED_COLOR)
 
 
 def test_a_kind_of_model_has_one_color_and_rows_of_a_kind_have_different_ones():
@@ -56,16 +58,14 @@ def test_a_kind_of_model_has_one_color_and_rows_of_a_kind_have_different_ones():
 
 def test_colors_of_experts_survive_beside_a_photograph(tmp_path):
     pytest.importorskip("matplotlib")
-    figure = new_figure(3, 2)
-    photograph, *patches = figure.subplots(3, 6).flat
-    photograph.imshow(np.random.default_rng(0).random((64, 64, 3)))
-    for axes, color in zip(patches, EXPERT_COLORS, strict=False):
-        axes.set_facecolor(color)
-    write_figure(figure, tmp_path / "a.png")  # in 256 colors
+    with small_picture(tmp_path / "a.png", 3, 2) as figure:  # in 256 colors
+        photograph, *patches = figure.subplots(3, 6).flat
+        photograph.imshow(np.random.default_rng(0).random((64, 64, 3)))
+        for axes, color in zip(patches, EXPERT_COLORS, strict=False):
+            axes.set_facecolor(color)
     pixels = np.array(Image.open(tmp_path / "a.png").convert("RGB")).reshape(-1, 3).astype(int)
     for color in EXPERT_COLORS:
-        expected = [int(color[index : index + 2], 16) for index in (1, 3, 5)]
-        assert abs(pixels - expected).max(1).min() <= 12, color
+        assert abs(pixels - rgb(color)).max(1).min() <= 12, color
 
 
 @pytest.mark.parametrize("width", [7.0, 9.0, 11.0])
@@ -75,8 +75,7 @@ def test_text_is_eight_pixels_high_in_a_narrow_picture(width):
 
 def test_names_are_wrapped():
     long = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
-    assert fitted("short", 20) == "short"
     assert all(len(line) <= 20 for line in fitted(long, 20).splitlines())
-    assert fitted("", 20) == " "
+    assert (fitted("short", 20), fitted("", 20)) == ("short", " ")
     assert fitted("deit_tiny_patch16_224", 13) == "deit_tiny_\npatch16_224"
     assert fitted("two words_of a name", 13) == "two words_of\na name"

@@ -3,7 +3,9 @@
 import copy
 import sys
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -39,6 +41,10 @@ def convolutions():
     return randomize(BACKBONES["Mlp, channels last"].mixture(moe_layers="last_two"), std=0.15).eval()
 
 
+def option(path):
+    return Namespace(engine=None if path is None else str(path))
+
+
 def images(number=5, side=32):
     return torch.randn(number, 3, side, side, generator=torch.Generator().manual_seed(0))
 
@@ -47,12 +53,7 @@ def images(number=5, side=32):
 KINDS = {
     "convolutions": (convolutions, None, None, 64),
     "coordinates and coverage": (near_tokyo, PLACES, [True, False, False, True, False], 32),
-    "location ids": (
-        lambda: small("moge_small_patch32_384"),
-        torch.tensor([3, -1, 322, 0, 3]),
-        [True, False, True, True, True],
-        64,
-    ),
+    "location ids": (partial(small, "moge_small_patch32_384"), torch.tensor([3, -1, 322, 0, 3]), [1, 0, 1, 1, 1], 64),
 }
 
 
@@ -64,8 +65,7 @@ def test_a_program_gives_the_logits_and_features_of_pytorch_for_batches_of_any_s
     network, inputs = make(), (images(side=side), *([] if metadata is None else [metadata]))
     export_model(WithFeatures(network).eval(), inputs, tmp_path, "onnx")
     by_torch, by_program = (
-        make_engine(Namespace(engine=path), network, (3, side, side), features=True)
-        for path in (None, str(tmp_path / "model.onnx"))
+        make_engine(option(path), network, (3, side, side), features=True) for path in (None, tmp_path / "model.onnx")
     )
     expected = by_torch(*inputs)
     for size in (1, 5, 2):
@@ -101,10 +101,7 @@ def program(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (
-            {"logits": (7,)},
-            r"'logits': \(7,\)\}, the model's \{.*'logits': \(10,\)\}; export it again",
-        ),
+        ({"logits": (7,)}, r"'logits': \(7,\)\}, the model's \{.*'logits': \(10,\)\}; export it again"),
         ({"images": (3, 64, 64)}, r"'images': \(3, 64, 64\)"),
         ({"metadata": (2,)}, r"'metadata': \(2,\)"),
     ],
@@ -146,12 +143,12 @@ def test_a_program_of_a_network_nearby_is_refused(program, change):
 def test_an_exported_file_carries_the_digest_and_a_file_without_one_is_refused(tmp_path):
     network = small("gmoe_tiny_patch16")
     path = export_model(network, (images(),), tmp_path, "onnx").path
-    make_engine(Namespace(engine=str(path)), network, (3, 32, 32))
+    make_engine(option(path), network, (3, 32, 32))
     program = onnx.load(path)
     del program.metadata_props[:]
     onnx.save(program, path)
     with pytest.raises(ExportError, match=r"carries no digest of its network; export it again: timm-moe-dg export "):
-        make_engine(Namespace(engine=str(path)), network, (3, 32, 32))
+        make_engine(option(path), network, (3, 32, 32))
 
 
 @torch.no_grad()
@@ -198,77 +195,49 @@ def test_metadata_are_checked_as_by_the_model_and_unknown_if_left_out(program):
     assert inputs[0].isnan().all()
 
 
-@pytest.mark.parametrize("option", ["coverage_radius", "expert_mode"])
-def test_an_option_that_a_program_cannot_follow_is_refused(program, option):
-    network, given = near_tokyo(), {option: "shared" if option == "expert_mode" else 400.0}
-    loaded = changed(
-        network, lambda n: n.set_expert_mode("shared") if "mode" in option else n.set_coverage_radius(400.0)
-    )
+@pytest.mark.parametrize(("name", "value"), [("coverage_radius", 400.0), ("expert_mode", "shared")])
+def test_an_option_that_a_program_cannot_follow_is_refused(program, name, value):
+    network, given = near_tokyo(), {name: value}
+    loaded = changed(network, lambda network: getattr(network, f"set_{name}")(value))
     program(loaded, None, {"metadata": (2,)}, **given)  # exported with the same option
-    with pytest.raises(ArgumentError, match=rf"{option}=.*: cannot change a program; export it with this option"):
+    with pytest.raises(ArgumentError, match=rf"{name}=.*: cannot change a program; export it with this option"):
         program(loaded, None, {"metadata": (2,)}, exported=network, **given)
 
 
-def test_an_error_of_onnxruntime_is_one_line(program):
-    def fail(x):
-        raise RuntimeError("NOT_IMPLEMENTED\nand much more")
-
-    with pytest.raises(ExportError, match=r"cannot run it \(RuntimeError: NOT_IMPLEMENTED\); leave --engine out$"):
-        program(small("gmoe_tiny_patch16"), fail)(images())
-
-
-def test_a_file_that_is_missing_or_no_program(tmp_path):
-    network = small("gmoe_tiny_patch16")
+def test_an_error_of_onnxruntime_a_file_that_is_missing_or_no_program_and_a_missing_package(
+    program, tmp_path, monkeypatch
+):
+    network, path = small("gmoe_tiny_patch16"), tmp_path / "other.onnx"
     with pytest.raises(ArgumentError, match=r"engine='auto': no such file; write it with tools/export\.py"):
-        make_engine(Namespace(engine="auto"), network, (3, 32, 32))
-    (tmp_path / "model.onnx").write_text("no program")
-    with pytest.raises(ExportError, match=r"model.onnx': onnxruntime cannot read it \(.*\); give a model.onnx"):
-        make_engine(Namespace(engine=str(tmp_path / "model.onnx")), network, (3, 32, 32))
-
-
-def test_onnxruntime_that_is_not_installed(tmp_path, monkeypatch):
+        make_engine(option("auto"), network, (3, 32, 32))
+    path.write_text("no program")
+    with pytest.raises(ExportError, match=r"other.onnx': onnxruntime cannot read it \(.*\); give a model.onnx"):
+        make_engine(option(path), network, (3, 32, 32))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if it were missing
-    (tmp_path / "model.onnx").touch()
-    network = small("gmoe_tiny_patch16")
     with pytest.raises(MissingDependencyError, match=r"needs onnxruntime, .*timm_moe_dg\[export\]"):
-        make_engine(Namespace(engine=str(tmp_path / "model.onnx")), network, (3, 32, 32))
-    assert torch.equal(make_engine(Namespace(engine=None), network, (3, 32, 32))(images())[0], network(images()))
+        make_engine(option(path), network, (3, 32, 32))
+    assert torch.equal(make_engine(option(None), network, (3, 32, 32))(images())[0], network(images()))
+    fails = Mock(side_effect=RuntimeError("NOT_IMPLEMENTED\nand much more"))
+    with pytest.raises(ExportError, match=r"cannot run it \(RuntimeError: NOT_IMPLEMENTED\); leave --engine out$"):
+        program(network, fails)(images())
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """How a session was opened, by a stand-in for onnxruntime."""
-    record = {"available": ["CPUExecutionProvider"]}
-
-    class Options:
-        def add_session_config_entry(self, name, value):
-            record[name] = value
-
-    def session(path, options, providers):
-        record.update(threads=options.intra_op_num_threads, providers=providers)
-
-    runtime = SimpleNamespace(
-        InferenceSession=session, SessionOptions=Options, get_available_providers=lambda: record["available"]
-    )
+def test_a_session_has_the_threads_of_torch_and_the_device_s_provider(monkeypatch, tmp_path):
+    runtime, cuda = Mock(), torch.device("cuda", 1)
+    runtime.get_available_providers.return_value = ["CPUExecutionProvider"]
     monkeypatch.setattr(programs, "_required", lambda feature, *packages: [runtime])
-    return record
-
-
-def test_a_session_has_the_threads_of_torch_and_the_device_s_provider(opened, tmp_path):
-    before, cuda = torch.get_num_threads(), torch.device("cuda", 1)
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            open_session(tmp_path)
-            assert opened["threads"] == threads
-            assert opened["session.intra_op.allow_spinning"] == "0"
-    finally:
-        torch.set_num_threads(before)
-    assert opened["providers"] == ["CPUExecutionProvider"]
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        open_session(tmp_path)
+        _, options = runtime.InferenceSession.call_args.args
+        assert options.intra_op_num_threads == threads
+        options.add_session_config_entry.assert_called_with("session.intra_op.allow_spinning", "0")
+    assert runtime.InferenceSession.call_args.kwargs == {"providers": ["CPUExecutionProvider"]}
     with pytest.raises(ExportError, match=r"device='cuda:1': onnxruntime has CPUExecutionProvider; "):
         open_session(tmp_path, cuda)
-    opened["available"] = [CUDA_PROVIDER, "CPUExecutionProvider"]
+    runtime.get_available_providers.return_value = [CUDA_PROVIDER, "CPUExecutionProvider"]
     open_session(tmp_path, cuda)
-    assert opened["providers"][0] == (CUDA_PROVIDER, {"device_id": 1, "use_tf32": 0})
+    providers = runtime.InferenceSession.call_args.kwargs["providers"]
+    assert providers[0] == (CUDA_PROVIDER, {"device_id": 1, "use_tf32": 0})
     with pytest.raises(ExportError, match="device='mps'"):
         open_session(tmp_path, torch.device("mps"))

@@ -47,10 +47,12 @@ def test_attention_costs_its_four_projections_and_two_products_of_tokens(fused):
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_kernel_that_a_user_prefers_does_not_change_the_count(backend):
+def test_the_kernel_that_a_user_prefers_does_not_change_the_count_and_is_restored(backend):
     x = torch.randn(B, 1, T, D)
     with sdpa_kernel(backend):
+        before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
         assert count_macs(SelfAttention(), [x]) == B * 2 * T**2 * D
+        assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
 
 
 def test_a_vision_transformer_costs_patches_blocks_and_head():
@@ -67,12 +69,6 @@ def test_experts_cost_what_their_items_visit_by_every_implementation(implementat
     set_expert_implementation(experts, implementation)
     indices = torch.tensor([[0, 1], [1, 3], [3, 0]])
     assert count_macs(experts, [torch.randn(3, T, D), indices, torch.rand(3, 2)]) == 3 * 2 * T * 8 * D**2
-
-
-def test_the_preferred_kernel_is_restored():
-    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
-    count_macs(nn.Linear(D, D), [torch.randn(1, D)])
-    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
 
 
 def hold_and_borrow(held: int, borrowed: int):

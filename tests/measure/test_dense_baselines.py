@@ -45,12 +45,9 @@ def test_the_dense_twin_has_the_parameters_of_the_source():
     assert shapes[0] == shapes[1]
 
 
-def test_any_model_is_compared_with_besides():
+def test_any_model_is_compared_with_besides_and_a_dense_model_has_no_mixture_layers():
     makers = model_and_baselines("gmoe_tiny_patch16", {"num_classes": 3}, "test_vit")
     assert list(makers) == ["gmoe_tiny_patch16", TWIN, EQUIVALENT, "test_vit"]
     assert makers["test_vit"]()(torch.zeros(1, 3, 160, 160)).shape == (1, 3)
-
-
-def test_a_dense_model_has_no_mixture_layers():
     with pytest.raises(ArgumentError, match=r"model='test_vit': has no mixture layers"):
         mixture_layers(timm.create_model("test_vit"))

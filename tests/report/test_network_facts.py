@@ -130,11 +130,11 @@ def test_other_data_than_the_runs_are_refused_with_the_first_difference(tmp_path
     data = paint(tmp_path / "data", DOMAINS, CLASSES, images=2)
     digests = fingerprint(read_folder(data))
     run = made_run(tmp_path / "run", data, DOMAINS, CLASSES, domain_digests=digests)
-    assert len(open_run(run).domains()) == 3
+    assert len(open_run(run).domains) == 3
     (data / "b" / "x" / "0.png").rename(data / "b" / "x" / "7.png")
     message = f"data_dir={str(data)!r}: is not the data that the run was trained on: domain 'b' differs in the names"
     with pytest.raises(DataError, match=f"^{re.escape(message)}.*; give --data-dir, the folder of the run's data$"):
-        open_run(run).domains()
+        _ = open_run(run).domains
 
 
 def test_no_image_at_all_is_an_error_that_says_so(tmp_path):

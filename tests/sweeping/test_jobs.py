@@ -15,37 +15,33 @@ from timm_moe_dg.sweeping.jobs import Attempt, Job, run_jobs, tail
 from timm_moe_dg.sweeping.slurm import Submission
 
 
-def test_a_job_goes_from_missing_to_finished_and_is_not_run_again(tmp_path):
-    job = make_job(tmp_path)
-    assert job.state() == "missing"
-    assert Submission(job)() == 0
-    assert job.state() == "finished"
-    before = job.log.read_text()
-    assert Submission(job)() == 0
-    assert job.log.read_text() == before
-
-
-def test_a_failed_job_says_so_and_can_be_run_again(tmp_path):
+def test_a_failed_job_says_so_and_can_be_run_again_until_it_is_finished(tmp_path):
     job = make_job(tmp_path, status=1)
     assert Submission(job)() == 1
     assert job.state() == "failed"
     assert tail(job.log) == "begun\nbroken"
-    assert Submission(make_job(tmp_path))() == 0
-    assert job.state() == "finished"
+    for _ in range(2):
+        assert Submission(make_job(tmp_path))() == 0
+        assert job.state() == "finished"
     assert job.log.read_text().count("begun") == 2
 
 
-def test_a_folder_without_a_log_is_incomplete(tmp_path):
+def test_a_folder_without_a_log_is_incomplete_and_what_another_has_finished_is_not_started_again(tmp_path):
     job = make_job(tmp_path)
     job.folder.mkdir()
     assert job.state() == "incomplete"
+    (job.folder / "done").write_text("done")
+    assert list(run_jobs([job], [{}])) == [(job, None, 0.0)]
+    assert not job.log.exists()
 
 
-def test_a_job_that_another_sweep_starts_is_left_alone(tmp_path):
+@pytest.mark.parametrize("locked", ["log", "folder"])
+def test_a_job_that_another_sweep_or_a_user_starts_is_left_alone(tmp_path, locked):
     job = make_job(tmp_path)
-    with owned(job.log):
+    with owned(getattr(job, locked)):
         assert job.state() == "running"
         assert Attempt.start(job) is None
+    assert job.state() == "missing"
     assert Submission(job)() == 0
     assert [path.name for path in job.log.parent.iterdir()] == ["a.log"]
 
@@ -83,11 +79,14 @@ times.write_text(f"{begun} {time.time()}")
 """
 
 
+def script_job(tmp_path, script, *words, name="a"):
+    return Job(name, (sys.executable, "-c", script, *map(str, words)), tmp_path / name, tmp_path / f"{name}.log")
+
+
 @pytest.mark.slow
 def test_as_many_at_a_time_as_there_are_slots(tmp_path):
     files = {name: tmp_path / f"{name}.times" for name in "abcde"}
-    commands = {name: (sys.executable, "-c", COMPANION, str(file)) for name, file in files.items()}
-    jobs = [Job(name, commands[name], tmp_path / name, tmp_path / f"{name}.log") for name in files]
+    jobs = [script_job(tmp_path, COMPANION, file, name=name) for name, file in files.items()]
     ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]
     assert sorted(ended) == [(name, 0) for name in "abcde"]
     events = []
@@ -98,14 +97,11 @@ def test_as_many_at_a_time_as_there_are_slots(tmp_path):
     assert max(at_once) == 2
 
 
-def test_one_failure_does_not_stop_the_rest(tmp_path):
+def test_one_failure_does_not_stop_the_rest_and_each_slot_has_its_environment(tmp_path):
     jobs = [make_job(tmp_path, "a"), make_job(tmp_path, "b", status=3), make_job(tmp_path, "c")]
     assert [(job.name, status) for job, status, _ in run_jobs(jobs, [{}])] == [("a", 0), ("b", 3), ("c", 0)]
-
-
-def test_each_slot_has_its_environment(tmp_path):
-    command = (sys.executable, "-c", "import os; print('device', os.environ['CUDA_VISIBLE_DEVICES'])")
-    jobs = [Job(name, command, tmp_path / name, tmp_path / f"{name}.log") for name in "ab"]
+    script = "import os; print('device', os.environ['CUDA_VISIBLE_DEVICES'])"
+    jobs = [script_job(tmp_path, script, name=name) for name in "de"]
     list(run_jobs(jobs, [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]))
     assert [tail(job.log) for job in jobs] == ["device 3", "device 5"]
 
@@ -126,7 +122,7 @@ def test_stopping_asks_jobs_to_save_and_leaves_them_incomplete(tmp_path):
 def test_a_job_that_does_not_end_is_killed(tmp_path):
     script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('begun', flush=True)\n"
     script += "while True: time.sleep(1)"
-    job = Job("deaf", (sys.executable, "-c", script), tmp_path / "deaf", tmp_path / "log")
+    job = script_job(tmp_path, script)
     running = run_jobs([job, make_job(tmp_path, "quick")], [{}, {}], grace=0.2)
     next(running)
     wait_for(lambda: begun(job))
@@ -164,22 +160,6 @@ def test_running_jobs_are_shown_now_and_then(tmp_path):
     assert {"a", "b"} in seen
 
 
-def test_a_run_that_was_started_by_hand_is_running_and_left_alone(tmp_path):
-    job = make_job(tmp_path)
-    with owned(job.folder):
-        assert job.state() == "running"
-        assert Attempt.start(job) is None
-    assert job.state() == "missing"
-
-
-def test_what_another_has_finished_meanwhile_is_not_started_again(tmp_path):
-    job = make_job(tmp_path)
-    job.folder.mkdir()
-    (job.folder / "done").write_text("done")
-    assert list(run_jobs([job], [{}])) == [(job, None, 0.0)]
-    assert not job.log.exists()
-
-
 def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
     job = make_job(tmp_path)
     job.log.parent.mkdir()
@@ -191,10 +171,8 @@ def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
 def test_a_notice_to_every_process_of_a_job_ends_none(tmp_path):
     notices = "import os, signal; [os.kill(os.getpid(), number) for number in (signal.SIGUSR1, signal.SIGUSR2)]"
     inner = f"{notices}; print('still there')"
-    script = (
-        f"{notices}; import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {inner!r}]).returncode)"
-    )
-    job = Job("a", (sys.executable, "-c", script), tmp_path / "a", tmp_path / "log")
+    call = f"subprocess.run([sys.executable, '-c', {inner!r}])"
+    job = script_job(tmp_path, f"{notices}; import subprocess, sys; sys.exit({call}.returncode)")
     assert [status for _, status, _ in run_jobs([job], [{}])] == [0]
     assert tail(job.log) == "still there"
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL

@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -17,11 +18,19 @@ from timm_moe_dg.sweeping.jobs import Job, tail
 from timm_moe_dg.sweeping.slurm import Submission, submit_jobs
 
 
+@contextmanager
+def once_begun(job, action):
+    """Calls a function from another thread when the job has begun."""
+    thread = Thread(target=lambda: (wait_for(lambda: begun(job)), action()))
+    thread.start()
+    yield
+    thread.join()
+
+
 @pytest.mark.slow
 def test_submitit_runs_a_job_with_its_log(tmp_path):
-    ((job, handle),) = submit_jobs(
-        [make_job(tmp_path, status=1)], tmp_path / "slurm", {"timeout_min": 5}, cluster="local"
-    )
+    jobs = [make_job(tmp_path, status=1)]
+    ((job, handle),) = submit_jobs(jobs, tmp_path / "slurm", {"timeout_min": 5}, cluster="local")
     assert handle.result() == 1
     assert job.state() == "failed"
     assert tail(job.log) == "begun\nbroken"
@@ -38,16 +47,9 @@ def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
         queued.append(submission.checkpoint().function)
         sys.exit(-1)
 
-    def slurm():
-        wait_for(lambda: begun(job))
-        os.kill(os.getpid(), signal.SIGUSR2)
-
     before = signal.signal(signal.SIGUSR2, time_is_up)
-    thread = Thread(target=slurm)
-    thread.start()
-    with pytest.raises(SystemExit):
+    with once_begun(job, lambda: os.kill(os.getpid(), signal.SIGUSR2)), pytest.raises(SystemExit):
         submission()
-    thread.join()
     signal.signal(signal.SIGUSR2, before)
     assert job.state() == "incomplete"
     assert "saved" in job.log.read_text()
@@ -62,28 +64,18 @@ def test_what_a_launcher_leaves_behind_may_save_before_the_job_ends(tmp_path):
     launcher = f"import subprocess; subprocess.run({list(job.command)!r})"  # SIGTERM ends it at once
     job = replace(job, command=(sys.executable, "-c", launcher))
     submission = Submission(job)
-
-    def preempt():
-        wait_for(lambda: begun(job))
-        submission._attempt._signal_group(signal.SIGTERM)
-
-    thread = Thread(target=preempt)
-    thread.start()
-    assert submission() == -signal.SIGTERM
-    thread.join()
+    with once_begun(job, lambda: submission._attempt._signal_group(signal.SIGTERM)):
+        assert submission() == -signal.SIGTERM
     assert "\nsaved\n" in job.log.read_text()
     assert job.state() == "incomplete"
 
 
-def test_slurm_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
+def test_slurm_or_submitit_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
         submit_jobs([make_job(tmp_path)], tmp_path, {})
     with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
         submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
-
-
-def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
         submit_jobs([make_job(tmp_path)], tmp_path, {})

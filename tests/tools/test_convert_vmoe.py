@@ -33,7 +33,7 @@ def test_a_checkpoint_becomes_a_folder_that_timm_loads(before_head, tmp_path, ca
         torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-4)
 
 
-def test_mistakes_are_one_line(tmp_path):
+def test_mistakes_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"convert_vmoe.py: CheckpointError: .*nothing\.index: No such file"):
         convert.main([str(tmp_path / "nothing"), "--output", str(tmp_path / "folder")])
     write_vmoe(tmp_path / "other", {"a/b": made_arrays()["cls"]})
@@ -41,9 +41,6 @@ def test_mistakes_are_one_line(tmp_path):
         convert.main([str(tmp_path / "other"), "--output", str(tmp_path / "folder")])
     with pytest.raises(SystemExit, match=r"ArgumentError: output=.*exists; name a new folder"):
         convert.main([str(tmp_path / "other"), "--output", str(tmp_path)])
-
-
-def test_without_msgpack_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(SystemExit, match=r"MissingDependencyError: .*msgpack.*timm_moe_dg\[vmoe\]"):
         convert.main([str(tmp_path / "vmoe"), "--output", str(tmp_path / "folder")])

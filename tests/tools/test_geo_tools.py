@@ -24,11 +24,22 @@ QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-
          "--cpu-threads", "1", "--validation-batch-size", "500"]  # fmt: skip
 
 
+def train(folder: Path, *words: str) -> Path:
+    """Trains a run in `folder`/run."""
+    load_tool("finetune").main([*QUICK, *words, "--output", str(folder), "--experiment", "run"])
+    return folder / "run"
+
+
+def visualize(*words: str | Path) -> dict:
+    """Draws pictures of the run that is among the words, and returns their numbers."""
+    load_tool("visualize").main([*map(str, words), "-b", "500"])
+    (run,) = (word for word in words if isinstance(word, Path))
+    return json.loads((run / "figures" / "analysis.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("geo")
-    load_tool("finetune").main([*MOGE, *QUICK, "--output", str(folder), "--experiment", "moge", "--cka-tokens", "8"])
-    return folder / "moge"
+    return train(tmp_path_factory.mktemp("geo"), *MOGE, "--cka-tokens", "8")
 
 
 def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
@@ -57,11 +68,9 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
 
 def test_pictures_and_their_numbers(run: Path) -> None:
     pytest.importorskip("matplotlib")
-    load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
-    figures = run / "figures"
+    findings = visualize(run, "--map-step", "15")
     for name in ("map", "routing", "forced_experts", "curves"):
-        assert (figures / f"{name}.png").stat().st_size > 2000
-    findings = json.loads((figures / "analysis.json").read_text())
+        assert (run / "figures" / f"{name}.png").stat().st_size > 2000
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
     domains = [domain for domain in geo_digits() if domain.role == "id"]
     discovered = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
@@ -75,31 +84,25 @@ def test_pictures_and_their_numbers(run: Path) -> None:
 def test_another_role_or_another_network_makes_pictures_and_numbers_again(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("figures"))
 
-    def files(*words: str) -> tuple[dict, set[str]]:
-        load_tool("visualize").main([*words, str(copy), "-b", "500"])
-        names = {path.name for path in (copy / "figures").iterdir()}
-        return json.loads((copy / "figures" / "analysis.json").read_text()), names
+    def files() -> set[str]:
+        return {path.stem for path in (copy / "figures").iterdir()}
 
-    files("domains", "--map-step", "15")
-    both, names = files("forced")
-    assert {"nmi", "forced_experts"} <= both.keys()
-    assert names == {"analysis.json", "map.png", "routing.png", "forced_experts.png"}
-    of_ood, names = files("forced", "--role", "ood")
-    assert of_ood["role"] == "ood"
-    assert sum(of_ood["forced_experts"]["num_samples"]) == 300
+    visualize("domains", copy, "--map-step", "15")
+    assert {"nmi", "forced_experts"} <= visualize("forced", copy).keys()
+    assert files() == {"analysis", "map", "routing", "forced_experts"}
+    of_ood = visualize("forced", copy, "--role", "ood")
+    assert (of_ood["role"], sum(of_ood["forced_experts"]["num_samples"])) == ("ood", 300)
     assert "nmi" not in of_ood
-    assert names == {"analysis.json", "forced_experts.png"}
+    assert files() == {"analysis", "forced_experts"}
     shutil.copytree(copy / "best_oracle", copy / "best", dirs_exist_ok=True)
-    renewed, names = files("domains", "--role", "ood", "--map-step", "15")
-    assert "forced_experts" not in renewed
-    assert names == {"analysis.json", "map.png", "routing.png"}
+    assert "forced_experts" not in visualize("domains", copy, "--role", "ood", "--map-step", "15")
+    assert files() == {"analysis", "map", "routing"}
 
 
 def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run: Path, tmp_path: Path) -> None:
-    words = [*MOGE, *QUICK, "--output", str(tmp_path), "--experiment", "covered", "--cka-tokens", "8"]
-    load_tool("finetune").main([*words, "--coverage-radius", "auto"])
-    best, before = (f"local-dir:{folder / 'best_oracle'}" for folder in (tmp_path / "covered", run))  # the last step's
-    args = json.loads((tmp_path / "covered" / "best_oracle" / "config.json").read_text())["model_args"]
+    covered = train(tmp_path, *MOGE, "--cka-tokens", "8", "--coverage-radius", "auto")
+    best, before = (f"local-dir:{folder / 'best_oracle'}" for folder in (covered, run))  # the last step's
+    args = json.loads((covered / "best_oracle" / "config.json").read_text())["model_args"]
     assert 20.0 < args["coverage_radius"] < 1000.0
 
     def oceania(name: str, model: str, *words: str) -> object:
@@ -112,8 +115,7 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     assert oceania("before", before) == routed  # the radius has no part in training
     assert oceania("before-covered", before, "--coverage-radius", "200") == shared
 
-    load_tool("visualize").main(["domains", str(tmp_path / "covered"), "--role", "ood", "--map-step", "15"])
-    findings = json.loads((tmp_path / "covered" / "figures" / "analysis.json").read_text())
+    findings = visualize("domains", covered, "--role", "ood", "--map-step", "15")
     assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
 
 
@@ -129,27 +131,24 @@ def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
     assert covered == shared != routed
 
 
-def test_without_matplotlib_the_numbers_are_written(
-    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_matplotlib_the_numbers_are_written(run, monkeypatch, caplog) -> None:
     shutil.rmtree(run / "figures", ignore_errors=True)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    load_tool("visualize").main([str(run), "--map-step", "15", "-b", "500"])
+    assert {"nmi", "forced_experts"} <= visualize(run, "--map-step", "15").keys()
     assert [path.name for path in (run / "figures").iterdir()] == ["analysis.json"]
-    assert {"nmi", "forced_experts"} <= json.loads((run / "figures" / "analysis.json").read_text()).keys()
     for name in ("curves", "map", "routing", "forced_experts"):
         assert f"{name}.png is not drawn: drawing needs matplotlib" in caplog.text
 
 
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
-    words = ["--initial-checkpoint", str(start), "--freeze", "backbone", "--expert-mode", "shared"]
-    load_tool("finetune").main([*MOGE, *QUICK, *words, "--output", str(tmp_path), "--experiment", "se"])
-    before, after = load_file(start), load_file(tmp_path / "se" / "best" / "model.safetensors")
+    options = ["--freeze", "backbone", "--expert-mode", "shared"]
+    shared = train(tmp_path, *MOGE, "--initial-checkpoint", str(start), *options)
+    before, after = load_file(start), load_file(shared / "best" / "model.safetensors")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
-    record = read_records(tmp_path / "se" / "results.jsonl")[-1]
+    record = read_records(shared / "results.jsonl")[-1]
     assert record.losses["supcon_loss"] == 0.0  # nothing is routed, so there are no discovered domains
-    configs = [json.loads((folder / "best" / "config.json").read_text()) for folder in (run, tmp_path / "se")]
+    configs = [json.loads((folder / "best" / "config.json").read_text()) for folder in (run, shared)]
     assert [config["expert_mode"] for config in configs] == ["routed", "shared"]
 
 
@@ -162,51 +161,33 @@ def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None
     ],
 )
 def test_baselines_run_through_the_same_command(model: str, extra: list[str], tmp_path: Path) -> None:
-    words = ["--model", model, "--model-kwargs", *SIZE, *extra, "--output", str(tmp_path), "--experiment", "baseline"]
-    load_tool("finetune").main([*QUICK, *words])
-    record = read_records(tmp_path / "baseline" / "results.jsonl")[-1]
+    baseline = train(tmp_path, "--model", model, "--model-kwargs", *SIZE, *extra)
+    record = read_records(baseline / "results.jsonl")[-1]
     assert set(record.roles) == {"id", "ood", "id_val"}
     assert "cka_loss" not in record.losses
 
 
 def test_a_dense_baseline_is_trained_on_one_region_alone(tmp_path: Path) -> None:
-    others = [str(position) for position in range(1, 11)]
-    words = ["--output", str(tmp_path), "--experiment", "africa", "--test-domains", *others]
-    load_tool("finetune").main(["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE, *QUICK, *words])
-    assert read_records(tmp_path / "africa" / "results.jsonl")[-1].training_domains == (0,)
+    words = ["--model", "deit_tiny_patch16_224", "--model-kwargs", *SIZE, "--test-domains", *map(str, range(1, 11))]
+    assert read_records(train(tmp_path, *words) / "results.jsonl")[-1].training_domains == (0,)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "deit_tiny_patch16_224", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
-        (["--model", "erm_le_tiny_patch16", "--expert-mode", "shared"], "expert_mode.*no metadata-routed experts"),
-        (["--cka-tokens", "1"], "num_tokens"),
-    ],
-)
-def test_a_mistake_is_named(words: list[str], message: str, tmp_path: Path) -> None:
-    sizes = ["--model-kwargs", *SIZE]
-    with pytest.raises(SystemExit, match=message):
-        load_tool("finetune").main(["--model", "moge_tiny", *QUICK, *words, *sizes, "--output", str(tmp_path)])
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_mistake_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="num_tokens"):
+        train(tmp_path, "--model", "moge_tiny", "--cka-tokens", "1", "--model-kwargs", *SIZE)
     with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
-        load_tool("visualize").main([str(tmp_path)])
+        visualize(tmp_path)  # no run was made
 
 
 def test_a_held_out_region_is_scored_and_drawn_with_all_its_images(tmp_path: Path) -> None:
-    words = ["--test-domains", "Asia", "--output", str(tmp_path), "--experiment", "run"]
-    load_tool("finetune").main([*MOGE, *QUICK, *words])
-    run = tmp_path / "run"
+    run = train(tmp_path, *MOGE, "--test-domains", "Asia")
     sizes = {domain.name: len(domain) for domain in geo_digits()}
     scores = read_records(run / "results.jsonl")[-1].roles
     validation = scores["ood_val"]["num_samples"]["Asia"]
     images = {"Asia": sizes["train Asia"] - validation + sizes["id Asia"], "Oceania": sizes["ood Oceania"]}
     assert scores["ood"]["num_samples"] == images
     assert "Asia" not in {**scores["id"]["num_samples"], **scores["id_val"]["num_samples"]}
-    load_tool("visualize").main(["domains", str(run), "--role", "ood", "--map-step", "15", "-b", "500"])
-    numbers = json.loads((run / "figures" / "analysis.json").read_text())
+    numbers = visualize("domains", run, "--role", "ood", "--map-step", "15")
     counts = map(sum, numbers["images_by_group_and_domain"])
     assert dict(zip(numbers["groups"], counts, strict=True)) == images
     evaluated = load_tool("evaluate")

@@ -5,6 +5,7 @@ import runpy
 import shlex
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -86,15 +87,15 @@ def starts(folder):
 def test_all_runs_are_run_once(sweep):
     status, out = sweep("--jobs", "2")
     assert status == 0
-    assert out.splitlines()[0].startswith(
-        "colored_digits: leave_one_domain_out 3; 3 sets of test domains x 1 trial seed"
-    )
+    assert out.startswith("colored_digits: leave_one_domain_out 3; 3 sets of test domains x 1 trial seed")
     assert [line for line in out.splitlines() if line.startswith("[3/3] finished ")]
     assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
     assert "threads None" not in (sweep.folder / "logs" / f"{RUNS[0]}.log").read_text()
     status, out = sweep()
     assert (status, "3 are finished or running, 0 to do" in out) == (0, True)
     assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
+    of_gpus = sweep.tool.slots(sweep.tool.build_parser().parse_args(["--gpus", "0", "2"]))
+    assert of_gpus == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
 @pytest.mark.slow
@@ -123,6 +124,9 @@ def test_dry_run_is_a_script_of_what_is_left(sweep):
     assert all(words[0] == sys.executable and words[-2:] == ["--resume", "auto"] for words in commands)
     assert "--test-domains @0 --trial-seed 0" in out
     assert not (sweep.folder / RUNS[0]).exists()
+    _, named = sweep("--dry-run", "--domains", "+90%")
+    assert named == sweep("--dry-run", "--domains", "0")[1].replace("domains ['0']", "domains ['+90%']")
+    assert RUNS[0] in named
 
 
 @pytest.mark.parametrize(
@@ -134,12 +138,16 @@ def test_dry_run_is_a_script_of_what_is_left(sweep):
         (["--aux-coef", "0"], [], "aux_coef: 0.0 there, 0.01 planned"),
         (["--model-kwargs", "depth=3"], ["--model-kwargs", "depth=4"], "model_kwargs: .*3.* there, .*4.* planned"),
         (["--averaging", "ema"], [], "averaging: 'ema' there, None planned"),
+        (["--cpu-threads", "1"], ["--cpu-threads", "2"], None),
     ],
 )
 def test_a_run_with_other_options_does_not_count_as_this_one(sweep, first, second, difference):
     sweep(passed=first)
     status, _ = sweep("--status", passed=second)
-    assert re.search(f"holds a run with other options .*{difference}", status)
+    if difference:
+        assert re.search(f"holds a run with other options .*{difference}", status)
+    else:
+        assert status == 0
 
 
 def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sweep, monkeypatch):
@@ -147,41 +155,27 @@ def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sw
     recorded = fingerprint(get_benchmark("colored_digits").read(None))
     path = sweep.folder / RUNS[1] / "args.yaml"
     args = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**args, "domain_digests": recorded}))
+
+    def record(**changes):
+        path.write_text(yaml.safe_dump({**args, **changes}))
+
+    record(domain_digests=recorded)
     assert sweep("--status")[0] == 0
-    path.write_text(yaml.safe_dump({**args, "domain_digests": [*recorded[:2], {**recorded[2], "contents": "0"}]}))
-    message = (
-        f"output='{path.parent}': holds a run on other data: domain '-90%' differs in the sizes or pixels of images"
-    )
-    assert sweep("--status")[0] == f"sweep.py: ArgumentError: {message}; give another --output"
-    path.write_text(yaml.safe_dump({**args, "weights_sha256": "0"}))
+    record(domain_digests=[*recorded[:2], {**recorded[2], "contents": "0"}])
+    message = "holds a run on other data: domain '-90%' differs in the sizes or pixels of images; give another --output"
+    assert sweep("--status")[0] == f"sweep.py: ArgumentError: output='{path.parent}': {message}"
+    # The status is shown without the data too
+    monkeypatch.setattr(sweep.tool, "fingerprint", Mock(side_effect=DataError("data_dir='away': no such folder")))
+    sweep.tool.digests_of.cache_clear()
+    status, out = sweep("--status")
+    line = "colored_digits: the data are not compared with those of its runs (data_dir='away': no such folder)"
+    assert (status, out.count(line), "3 finished" in out) == (0, 1, True)
+    assert sweep("--dry-run")[0] == "sweep.py: DataError: data_dir='away': no such folder"
+    record(weights_sha256="0")
     reason = "holds a run that started from 'gmoe_small_patch16', whose file is not there; give another --output"
     assert reason in sweep("--status")[0]
     monkeypatch.setattr(sweep.tool, "weights_files", lambda args: [path])
     assert "holds a run that started from other weights under the same name" in sweep("--status")[0]
-
-
-def test_the_status_of_a_sweep_is_shown_without_its_data(sweep, monkeypatch):
-    sweep()
-    for name in RUNS:
-        path = sweep.folder / name / "args.yaml"
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "domain_digests": [{"name": "+90%"}]}))
-
-    def unmounted(*_):
-        raise DataError("data_dir='away': no such folder")
-
-    monkeypatch.setattr(sweep.tool, "fingerprint", unmounted)
-    status, out = sweep("--status")
-    assert status == 0
-    line = "colored_digits: the data are not compared with those of its runs (data_dir='away': no such folder)"
-    assert out.count(line) == 1
-    assert "3 finished" in out
-    assert sweep("--dry-run")[0] == "sweep.py: DataError: data_dir='away': no such folder"
-
-
-def test_where_and_how_fast_a_run_goes_is_no_other_option(sweep):
-    sweep(passed=["--cpu-threads", "1"])
-    assert sweep("--status", passed=["--cpu-threads", "2"])[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -202,41 +196,21 @@ def test_a_mistake_ends_the_sweep_before_it_starts(sweep, words, passed, complai
     assert not sweep.folder.exists()
 
 
-def test_a_sweep_asks_for_its_data_set(tmp_path, monkeypatch):
-    tool = load_tool("sweep")
-    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+def test_a_sweep_asks_for_its_data_set(sweep):
     with pytest.raises(SystemExit, match=r"^sweep.py: ArgumentError: datasets=None: give --datasets NAME, such as"):
-        tool.main(["--output", str(tmp_path / "runs"), "--dry-run"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_domain_to_hold_out_has_a_name(sweep):
-    _, named = sweep("--dry-run", "--domains", "+80%")
-    assert named == sweep("--dry-run", "--domains", "1")[1].replace("domains ['1']", "domains ['+80%']")
-    assert RUNS[1] in named
+        sweep.tool.main(["--output", str(sweep.folder), "--dry-run"])
+    assert not sweep.folder.exists()
 
 
 def test_a_plan_file_gives_models_their_own_options(sweep, tmp_path):
-    plan = {
-        "models": [{"model": "a", "model_kwargs": {"layers": [2, 3]}}, "b"],
-        "options": {"model_kwargs": {"depth": 4}, "steps": 7},
-    }
+    options = {"model_kwargs": {"depth": 4}, "steps": 7}
+    plan = {"models": [{"model": "a", "model_kwargs": {"layers": [2, 3]}}, "b"], "options": options}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    status, _ = sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")
-    assert status == 0
-    args = {
-        path.parent.name.split("-")[1]: yaml.safe_load(path.read_text()) for path in sweep.folder.glob("*/args.yaml")
-    }
-    assert args["a"]["model_kwargs"] == {"depth": "4", "layers": "[2, 3]"}
-    assert args["b"]["model_kwargs"] == {"depth": "4"}
-    assert args["a"]["steps"] == args["b"]["steps"] == 7
     assert sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")[0] == 0
-
-
-def test_gpus_take_one_run_each(sweep):
-    tool = load_tool("sweep")
-    args = tool.build_parser().parse_args(["--gpus", "0", "2"])
-    assert tool.slots(args) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
+    a, b = (yaml.safe_load(path.read_text()) for path in sorted(sweep.folder.glob("*/args.yaml")))
+    assert (a["model_kwargs"], a["steps"]) == ({"depth": "4", "layers": "[2, 3]"}, 7)
+    assert (b["model_kwargs"], b["steps"]) == ({"depth": "4"}, 7)
+    assert sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")[0] == 0
 
 
 @pytest.mark.slow

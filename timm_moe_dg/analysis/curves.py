@@ -31,10 +31,9 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     if not trained:
         raise RecordError("an average of runs has no learning curves")
-    curves, steps = learning_curves(trained, domains), [record.step for record in trained]
-    accuracies = {name: values for name, values in curves.items() if name not in trained[0].losses}
+    steps = [record.step for record in trained]
     held_out = [f"{domains[index]}{OUT}" for index in trained[0].test_domains]
-    above, below = accuracy_lines(accuracies, held_out), loss_lines(trained)
+    above, below = accuracy_lines(learning_curves(trained, domains), held_out), loss_lines(trained)
     entries = sum(bool(line.label) for line in above) + 1
     with picture(path, 7.0, 5.6 + 0.3 * -(-entries // 2)) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
@@ -72,9 +71,8 @@ def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
 
 
 def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[str, list[float]]:
-    """Returns curves by name, one value per record: losses, accuracies of all domains, scores of the data's roles."""
-    curves = {name: [record.losses[name] for record in records] for name in records[0].losses}
-    curves["training-domain validation"] = [validation_accuracy(record) for record in records]
+    """Returns curves by name, one value per record: accuracies of all domains, scores of the data's roles."""
+    curves = {"training-domain validation": [validation_accuracy(record) for record in records]}
     if not records[0].roles:  # their curves follow; a mean over them would have no meaning
         curves["test domain (in)"] = [reported_accuracy(record) for record in records]
     curves |= {f"{name}{OUT}": [record.out_acc[index] for record in records] for index, name in enumerate(domains)}

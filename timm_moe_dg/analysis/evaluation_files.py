@@ -39,14 +39,11 @@ def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, objec
 def metrics(evaluated: Evaluated, settings: Mapping[str, object]) -> dict[str, object]:
     """Collects the scores for JSON: those of every domain, and those of all counted domains together."""
     assessment = evaluated.assessment
-    rows = zip(evaluated.domains, assessment.domains, *evaluated.split_accuracies, evaluated.domain_roles, strict=True)
+    (_, _, *columns), *rows = domain_rows(evaluated)
     return {
         **settings,
         "engine": evaluated.engine,
-        "domains": {
-            domain.name: {**scores._asdict(), "in_accuracy": inside, "out_accuracy": outside, "role": role}
-            for domain, scores, inside, outside, role in rows
-        },
+        "domains": {name: dict(zip(columns, values, strict=True)) for name, _, *values in rows},
         "counted_domains": [evaluated.domains[index].name for index in evaluated.counted],
         "overall": assessment.overall._asdict(),
         "average_accuracy": assessment.average,
@@ -78,16 +75,13 @@ def save_features(evaluated: Evaluated, path: Path) -> None:
 def domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
     """Rows in the data's order; "test" is 1 for domains that were not trained on."""
     yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role", "ece_uncalibrated"]
-    inside, outside = evaluated.split_accuracies
-    for index, (domain, role) in enumerate(zip(evaluated.domains, evaluated.domain_roles, strict=True)):
-        scores = evaluated.assessment.domains[index]
-        accuracies = (inside[index], outside[index])
-        ece = evaluated.uncalibrated_errors[index]
-        yield [domain.name, int(index in evaluated.test_domains), *scores, *accuracies, role, ece]
+    errors = evaluated.uncalibrated_errors
+    scores = zip(evaluated.assessment.domains, *evaluated.split_accuracies, evaluated.domain_roles, errors, strict=True)
+    for index, (of_domain, *further) in enumerate(scores):
+        yield [evaluated.domains[index].name, int(index in evaluated.test_domains), *of_domain, *further]
 
 
 def _prediction_rows(evaluated: Evaluated) -> Iterator[list[object]]:
-    """One row for each image, with the probability of each class."""
     classes, outputs = evaluated.classes, evaluated.outputs
     yield ["file", "domain", "split", "target", "prediction", "probability", *(f"P({name})" for name in classes)]
     target, predicted = outputs.target.tolist(), outputs.predicted.tolist()
@@ -109,16 +103,16 @@ def score_table(evaluated: Evaluated) -> str:
     shown = [name for name in CLASS_SCORES if name != "f1_macro"][: 4 if len(evaluated.classes) == 2 else 1]
     lines = [
         f"{'domain':<{name_width}}  {'role':<{role_width}}   images  accuracy  in-split  out-split  F1-macro     ECE"
-        + "".join(f"  {CLASS_SCORES[name]:>11}" for name in shown),
-        *(
-            f"{evaluated.domains[index].name:<{name_width}}  {roles[index]:<{role_width}}  "
-            + _columns(assessment.domains[index], inside[index], outside[index])
-            + "".join(f"  {_number(getattr(assessment.domains[index], name), 11)}" for name in shown)
-            for index in evaluated.domain_order
-        ),
-        f"together ({evaluated.counted_name}): {overall.images} images, accuracy {_number(overall.accuracy)}, "
-        f"F1-macro {_number(overall.f1_macro)}, ECE {_number(overall.ece)}",
+        + "".join(f"  {CLASS_SCORES[name]:>11}" for name in shown)
     ]
+    for index in evaluated.domain_order:
+        scores, name = assessment.domains[index], evaluated.domains[index].name
+        accuracies = f"{_number(scores.accuracy, 8)}  {_number(inside[index], 8)}  {_number(outside[index], 9)}"
+        numbers = f"{scores.images:7d}  {accuracies}  {_number(scores.f1_macro, 8)}  {_number(scores.ece, 6)}"
+        numbers += "".join(f"  {_number(getattr(scores, column), 11)}" for column in shown)
+        lines.append(f"{name:<{name_width}}  {roles[index]:<{role_width}}  {numbers}")
+    totals = f"{overall.images} images, accuracy {_number(overall.accuracy)}, F1-macro {_number(overall.f1_macro)}"
+    lines.append(f"together ({evaluated.counted_name}): {totals}, ECE {_number(overall.ece)}")
     if "auc" in shown:
         lines.append(f"sensitivity: the recall of {evaluated.classes[1]!r}, the second of the two classes")
     if len(evaluated.counted) > 1:
@@ -128,11 +122,6 @@ def score_table(evaluated: Evaluated) -> str:
         images = counted(sum(scores.images for scores in worst), worst[0].accuracy)
         lines.append(f"worst domain {names} {worst[0].accuracy:.4f}{images}")
     return "\n".join(map(one_line, lines))
-
-
-def _columns(scores: Scores, inside: float, outside: float) -> str:
-    accuracies = f"{_number(scores.accuracy, 8)}  {_number(inside, 8)}  {_number(outside, 9)}"
-    return f"{scores.images:7d}  {accuracies}  {_number(scores.f1_macro, 8)}  {_number(scores.ece, 6)}"
 
 
 def _number(value: float, width: int = 0) -> str:

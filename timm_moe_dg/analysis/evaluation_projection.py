@@ -49,9 +49,14 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
     points = METHODS[method](evaluated.outputs.features.numpy()[selected])
     domain, target = (evaluated.outputs.group // 2).numpy()[selected], evaluated.outputs.target.numpy()[selected]
     is_test = np.isin(domain, evaluated.test_domains)
-    panels = [_by_domain(evaluated, domain)]
+    panels: list[tuple[str, np.ndarray, Sequence[str]]] = []  # title, color of each image, and names of the colors
     if len(evaluated.classes) <= CATEGORIES:
-        panels.insert(0, ("class", target, evaluated.classes))
+        panels.append(("class", target, evaluated.classes))
+    if len(evaluated.domains) <= CATEGORIES:
+        panels.append(("domain", domain, [domain.name for domain in evaluated.domains]))
+    else:
+        kinds, kind_of = np.unique(evaluated.domain_roles, return_inverse=True)
+        panels.append(("role of the domain", kind_of[domain], kinds.tolist()))
     with picture(path, 4.2 * len(panels), 5.4) as figure:
         for axes, (title, values, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for marker, size, rows in ((".", 20, ~is_test), ("x", 14, is_test)):
@@ -64,12 +69,3 @@ def plot_projection(evaluated: Evaluated, method: str, path: Path) -> None:
         number = f"{total} images" if len(selected) == total else f"{len(selected)} of {total} images"
         crosses = "; crosses: not trained on" if is_test.any() else ""
         figure.suptitle(f"{TITLES[method]} of features\n{fitted(evaluated.model, 60)}\n{number}{crosses}")
-
-
-def _by_domain(evaluated: Evaluated, domain: np.ndarray) -> tuple[str, np.ndarray, Sequence[str]]:
-    """The panel's title, each image's color index, and the colors' names."""
-    if len(evaluated.domains) <= CATEGORIES:
-        return "domain", domain, [domain.name for domain in evaluated.domains]
-    roles = evaluated.domain_roles
-    kinds = sorted(set(roles))
-    return "role of the domain", np.array([kinds.index(roles[index]) for index in domain]), kinds

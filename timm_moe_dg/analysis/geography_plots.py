@@ -43,7 +43,7 @@ def plot_domain_map(
     outline, and each of the regions `outlined`, (N, 2) too, has a solid one.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
-    edges = [_edges(values) for values in (domains.longitude, domains.latitude)]
+    edges = _edges(domains.longitude), _edges(domains.latitude)
     (west, east), (south, north) = ((float(side[0]), float(side[-1])) for side in edges)
     height = 1.1 + 0.86 * WIDTH * (north - south) / (east - west)
     with picture(path, WIDTH, height + 0.25 * math.ceil(len(experts) / _LEGEND_COLUMNS)) as figure:
@@ -52,7 +52,13 @@ def plot_domain_map(
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
         _draw_outlines(axes, domains, [lonlat.numpy() for lonlat in outlined], "solid")
-        _draw_groups(axes, domains, _without_unknown(places or {}), _without_unknown(held_out or {}))
+        for name, lonlat in _without_unknown(places or {}).items():
+            axes.plot(*lonlat.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
+            _write_name(axes, name, lonlat)
+        unseen = _without_unknown(held_out or {})
+        _draw_outlines(axes, domains, list(unseen.values()), "dashed")
+        for name, lonlat in unseen.items():
+            _write_name(axes, f"{name} (held out)", lonlat, _margin(domains))
         axes.set(xlim=(west, east), ylim=(south, north), aspect="equal")
         if (west, east) == WORLD[:2]:
             axes.set_xticks(range(-180, 181, 60))
@@ -80,7 +86,7 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
     experts = domains.experts.numpy()
     pale = np.zeros(experts.shape, bool) if domains.distance is None else domains.distance.numpy() > FAR
     pale &= experts >= 0
-    edges = [_edges(values) for values in (domains.longitude, domains.latitude)]
+    edges = _edges(domains.longitude), _edges(domains.latitude)
     colors = ListedColormap([SHARED_COLOR, *map(expert_color, range(domains.num_experts))])
     axes.pcolormesh(*edges, experts, cmap=colors, vmin=-1.5, vmax=domains.num_experts - 0.5)
     veil = np.stack([*np.ones((3, *pale.shape)), np.where(pale, VEIL, 0.0)], axis=-1)
@@ -96,19 +102,6 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
 def _edges(centers: Tensor) -> np.ndarray:
     half = (centers[1] - centers[0]) / 2 if len(centers) > 1 else centers.new_tensor(45.0)
     return np.append((centers - half).numpy(), float(centers[-1] + half))
-
-
-def _draw_groups(
-    axes: "Axes", domains: DomainMap, groups: Mapping[str, np.ndarray], held_out: Mapping[str, np.ndarray]
-) -> None:
-    """Draws images as points, outlines held-out groups, and names both."""
-    margin = _margin(domains)
-    for name, lonlat in groups.items():
-        axes.plot(*lonlat.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
-        _write_name(axes, name, lonlat)
-    _draw_outlines(axes, domains, list(held_out.values()), "dashed")
-    for name, lonlat in held_out.items():
-        _write_name(axes, f"{name} (held out)", lonlat, margin)
 
 
 def _margin(domains: DomainMap) -> float:

@@ -5,7 +5,7 @@ All of them are of one role, one network and one set of images. A call with othe
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +34,14 @@ from .style import optional_picture
 _logger = logging.getLogger(__name__)
 FILE = "analysis.json"
 PICTURES = ("map.png", "routing.png", "forced_experts.png")
-# Entries that tell which images and which network the others are of
-IDENTIFYING = ("role", "data", "skip_unreadable", "network_sha256")
 
 
-def is_geographic(view: RunView, data_dir: str | None, role: str) -> bool:
+def is_geographic(view: RunView, role: str) -> bool:
     """Whether a run is of a MoGE model on data whose images have places."""
-    return hasattr(view.model, "set_expert_mode") and bool(_domains_with_places(view, data_dir, role))
+    return hasattr(view.model, "set_expert_mode") and bool(_domains_with_places(view, role))
 
 
-def draw_domains(
-    view: RunView, figures: Path, data_dir: str | None, role: str, map_step: float | None
-) -> dict[str, object]:
+def draw_domains(view: RunView, figures: Path, role: str, map_step: float | None) -> dict[str, object]:
     """Draws map.png (if the metadata are coordinates) and routing.png, and adds their numbers to analysis.json.
 
     `map_step` is the largest width of a cell in degrees; None chooses one, see `cell_width`. "nmi" of the returned
@@ -53,17 +49,17 @@ def draw_domains(
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    domains = _analyzed_domains(view, data_dir, role)
+    domains = _analyzed_domains(view, role)
     earlier = _earlier(view, figures, role)
-    places = _by_group(domains, [domain.metadata[_test_split(domain).inside] for domain in domains])
+    places = _by_group((domain, domain.metadata[_test_split(domain).inside]) for domain in domains)
     metadata = torch.cat(list(places.values()))
     groups = torch.repeat_interleave(torch.tensor([len(rows) for rows in places.values()]))
     discovered = domains_at(view.model, metadata)
     if metadata.is_floating_point():  # coordinates; other metadata are integer indices
-        everything, tested = view.domains(data_dir), view.args.get("test_domains") or ()
-        trained = {domain.group for index, domain in enumerate(everything) if index not in tested}
-        unseen = [domain for domain in everything if domain.group not in trained and domain.metadata is not None]
-        held_out = _by_group(unseen, [domain.metadata for domain in unseen if domain.metadata is not None])
+        tested = view.args.get("test_domains") or ()
+        trained = {domain.group for index, domain in enumerate(view.domains) if index not in tested}
+        unseen = [domain for domain in view.domains if domain.group not in trained]
+        held_out = _by_group((domain, domain.metadata) for domain in unseen if domain.metadata is not None)
         with optional_picture(figures / "map.png") as path:
             plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
     usage = expert_usage(view.model, metadata)
@@ -82,9 +78,9 @@ def draw_domains(
     return numbers
 
 
-def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -> None:
+def draw_forced(view: RunView, figures: Path, role: str) -> None:
     """Draws forced_experts.png for images of the role "id" or "ood", and adds its numbers to analysis.json."""
-    domains = _analyzed_domains(view, data_dir, role)
+    domains = _analyzed_domains(view, role)
     earlier = _earlier(view, figures, role)
     images = EvaluationImages(domains, list(map(_test_split, domains)), view.transform, with_metadata=True)
     matrix = forced_expert_matrix(view.model, view.evaluation_batches(images))
@@ -96,32 +92,31 @@ def draw_forced(view: RunView, figures: Path, data_dir: str | None, role: str) -
 
 def _map(model: Network, map_step: float | None, places: Sequence[Tensor]) -> DomainMap:
     """Makes the map of the data's extent, which includes the training coordinates that the model holds."""
-    coverage = model.metadata_encoder.coverage
-    trained = [] if coverage is None else [coverage.points.cpu().double() / coverage.units]
-    radius = None if coverage is None else coverage.radius
-    extent = map_extent([place[:, :2] for place in places] + trained, radius)
+    coverage, radius = model.metadata_encoder.coverage, None
+    places = [place[:, :2] for place in places]
+    if coverage is not None:
+        places, radius = [*places, coverage.points.cpu().double() / coverage.units], coverage.radius
+    extent = map_extent(places, radius)
     step = cell_width(extent, radius, map_step)
     if map_step is not None and step < map_step:
         _logger.warning(f"map_step={map_step:g}: cells of the coverage radius are narrower; drawn with {step:.2g}")
     return domain_map(model, step, extent)
 
 
-def _analyzed_domains(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
+def _analyzed_domains(view: RunView, role: str) -> list[PlacesDomain]:
     geo_layers(view.model)  # raises for other models
-    domains = _domains_with_places(view, data_dir, role)
-    if not domains:
+    if not (domains := _domains_with_places(view, role)):
         raise ArgumentError.of("role", role, f"no image of {view.args['dataset']} has this role and a place")
     return domains
 
 
-def _domains_with_places(view: RunView, data_dir: str | None, role: str) -> list[PlacesDomain]:
-    return [domain for domain in view.domains(data_dir) if isinstance(domain, PlacesDomain) and domain.role == role]
+def _domains_with_places(view: RunView, role: str) -> list[PlacesDomain]:
+    return [domain for domain in view.domains if isinstance(domain, PlacesDomain) and domain.role == role]
 
 
-def _by_group(domains: Sequence[Domain], rows: Sequence[np.ndarray]) -> dict[str, Tensor]:
-    """Joins the rows of all domains of a group."""
+def _by_group(rows: Iterable[tuple[Domain, np.ndarray]]) -> dict[str, Tensor]:
     groups: dict[str, list[Tensor]] = {}
-    for domain, part in zip(domains, rows, strict=True):
+    for domain, part in rows:
         groups.setdefault(domain.group, []).append(torch.as_tensor(part))
     return {group: torch.cat(parts) for group, parts in groups.items()}
 
@@ -135,9 +130,9 @@ def _test_split(domain: PlacesDomain) -> Split:
 
 def _earlier(view: RunView, figures: Path, role: str) -> dict[str, object]:
     """Reads the numbers that the other command wrote for the same images and network. Others are removed."""
-    weights = sha256(view.folder / "best" / "model.safetensors")
-    values = (role, view.args.get("data"), view.skip_unreadable, weights)
-    identity: dict[str, object] = dict(zip(IDENTIFYING, values, strict=True))
+    # Which images and which network the numbers are of
+    identity: dict[str, object] = {"role": role, "data": view.args.get("data"), "skip_unreadable": view.skip_unreadable}
+    identity["network_sha256"] = sha256(view.folder / "best" / "model.safetensors")
     path = figures / FILE
     written = json.loads(path.read_text()) if path.is_file() else {}
     if any(written.get(name) != value for name, value in identity.items()):

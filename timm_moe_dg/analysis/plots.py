@@ -110,7 +110,6 @@ def chance(table: Table) -> float:
 
 
 def _seeds(tables: Sequence[Table], row: RowKey) -> str:
-    """Counts the trial seeds behind a row's cells."""
     numbers = {n for table in tables if row in table.rows for n in table.summary().loc[row].seeds if n} or {0}
     low, high = min(numbers), max(numbers)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"

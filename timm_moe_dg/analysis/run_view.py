@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ class RunView:
     device: str
     batch_size: int  # images per forward pass
     skip_unreadable: bool  # whether images that cannot be decoded are left out
-    shares_photographs: bool = False  # whether files with the same CLASS/IMAGE show the same photograph in all domains
-    read: dict[str | None, Sequence[Domain]] = field(default_factory=dict)  # domains by their folder
+    shares_photographs: bool  # whether files with the same CLASS/IMAGE show the same photograph in all domains
+    data_dir: str | None  # folder of the images, instead of the run's own
 
     @property
     def name(self) -> str:
@@ -64,19 +65,17 @@ class RunView:
         """Names of the bands of the network's input, or their number."""
         return bands_of(self.model)
 
-    def domains(self, data_dir: str | None = None) -> Sequence[Domain]:
-        """Reads the run's data, from its own folder if none is given. Other data are a `DataError`."""
-        folder = data_dir or self.args.get("data_dir")
-        if folder not in self.read:
-            read, names = get_benchmark(self.args["dataset"]).read, self.args.get("columns")
-            domains = read(folder, self.columns, self.bands, evaluating=True, columns=names)
-            digests = self.args.get("domain_digests")
-            if digests and (reason := difference(digests, fingerprint(domains), FILES)):
-                remedy = "give --data-dir, the folder of the run's data"
-                raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
-            domains = hold_out(domains, self.args["test_domains"])
-            self.read[folder] = drop_unreadable(domains)[0] if self.skip_unreadable else domains
-        return self.read[folder]
+    @cached_property
+    def domains(self) -> Sequence[Domain]:
+        """The run's data. Other data are a `DataError`."""
+        folder, read = self.data_dir or self.args.get("data_dir"), get_benchmark(self.args["dataset"]).read
+        domains = read(folder, self.columns, self.bands, evaluating=True, columns=self.args.get("columns"))
+        digests = self.args.get("domain_digests")
+        if digests and (reason := difference(digests, fingerprint(domains), FILES)):
+            remedy = "give --data-dir, the folder of the run's data"
+            raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
+        domains = hold_out(domains, self.args["test_domains"])
+        return drop_unreadable(domains)[0] if self.skip_unreadable else domains
 
     def batches(self, images: Iterable[tuple[Pixels, Tensor | None]]) -> Iterator[Batch]:
         """Yields inputs of the network for images with their metadata, in order."""
@@ -108,18 +107,19 @@ def open_run(
     batch_size: int = 64,
     skip_unreadable: bool | None = None,
     split_by_photograph: bool | None = None,
+    data_dir: str | None = None,
 ) -> RunView:
     """Opens a folder of finetune.py that holds a selected network.
 
     By default images are skipped as the run did, and photographs are shared by domains if the run was split by them, or
-    if the benchmark says so.
+    if the benchmark says so. `data_dir` is the folder of the images if they were moved.
     """
     check_run(folder)
-    refuse_ensemble(folder / "best")
-    if not (folder / "best" / "model.safetensors").is_file():
-        remedy = "holds no network in best/: wait for the run's first evaluation"
-        raise ArgumentError.of("run", str(folder), remedy)
-    source = f"local-dir:{folder / 'best'}"
+    best = folder / "best"
+    refuse_ensemble(best)
+    if not (best / "model.safetensors").is_file():
+        raise ArgumentError.of("run", str(folder), "holds no network in best/: wait for the run's first evaluation")
+    source = f"local-dir:{best}"
     args = run_arguments(source)
     model = load_trained(source, img_size=args.get("img_size")).to(device)
     config = data_config(model, args.get("img_size"))
@@ -129,7 +129,7 @@ def open_run(
     if split_by_photograph is None:
         benchmark = BENCHMARKS.get(args.get("dataset", ""))
         split_by_photograph = bool(args.get("split_by_photograph") or (benchmark and benchmark.shares_photographs))
-    return RunView(folder, args, model, size, transform, device, batch_size, skip, split_by_photograph)
+    return RunView(folder, args, model, size, transform, device, batch_size, skip, split_by_photograph, data_dir)
 
 
 def redraw_routers(model: nn.Module, seed: int = 0) -> None:

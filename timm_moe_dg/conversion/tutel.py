@@ -11,34 +11,20 @@ Tutel's layout of a mixture layer, under the block's `mlp`:
 Axes: D features, H hidden features, E experts, R projected features.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-
-def _keep(value: Tensor) -> Tensor:
-    return value
-
-
-def _transpose(value: Tensor) -> Tensor:
-    return value.transpose(-1, -2).contiguous()
-
-
-def _two_axes(value: Tensor) -> Tensor:
-    return value.reshape(value.shape[0], -1)
-
-
-_RENAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "experts.batched_fc1_w": ("experts.fc1.weight", _keep),
-    "experts.batched_fc2_w": ("experts.fc2.weight", _transpose),
-    "experts.batched_fc1_bias": ("experts.fc1.bias", _two_axes),
-    "experts.batched_fc2_bias": ("experts.fc2.bias", _two_axes),
-    "gates.0.wg.weight": ("router.gate.weight", _keep),
-    "gates.0.cosine_projector.weight": ("router.proj.weight", _keep),
-    "gates.0.cosine_projector.bias": ("router.proj.bias", _keep),
-    "gates.0.sim_matrix": ("router.codes", _transpose),
-    "gates.0.temperature": ("router.logit_scale", lambda value: value.reshape(1)),
+_RENAMES = {
+    "experts.batched_fc1_w": "experts.fc1.weight",
+    "experts.batched_fc2_w": "experts.fc2.weight",
+    "experts.batched_fc1_bias": "experts.fc1.bias",
+    "experts.batched_fc2_bias": "experts.fc2.bias",
+    "gates.0.wg.weight": "router.gate.weight",
+    "gates.0.cosine_projector.weight": "router.proj.weight",
+    "gates.0.cosine_projector.bias": "router.proj.bias",
+    "gates.0.sim_matrix": "router.codes",
+    "gates.0.temperature": "router.logit_scale",
 }
+_TRANSPOSED = ("experts.batched_fc2_w", "gates.0.sim_matrix")
 
 
 def is_tutel_state_dict(state_dict: dict[str, Tensor]) -> bool:
@@ -57,12 +43,14 @@ def convert_tutel_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]
         key = key.removeprefix("model.")
         if key.endswith(".mlp._num_global_experts"):  # the shapes give the number
             continue
-        source = next((old for old in _RENAMES if key.endswith(f".mlp.{old}")), None)
-        if source is None:
-            converted[key] = value
-        else:
-            new, reshape = _RENAMES[source]
-            converted[key.removesuffix(source) + new] = reshape(value)
+        source = next((old for old in _RENAMES if key.endswith(f".mlp.{old}")), "")
+        if source in _TRANSPOSED:
+            value = value.transpose(-1, -2).contiguous()
+        elif source.endswith("_bias"):
+            value = value.reshape(value.shape[0], -1)
+        elif source == "gates.0.temperature":
+            value = value.reshape(1)
+        converted[key.removesuffix(source) + _RENAMES.get(source, "")] = value
     return converted
 
 

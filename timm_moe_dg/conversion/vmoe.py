@@ -7,7 +7,7 @@ Axes: D features, H hidden features, E experts.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,6 @@ def _decode_extension(code: int, data: bytes) -> Any:
 
 
 def _flatten(tree: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Yields (name, leaf) in jax's order."""
     # jax sorts names level by level: 'a/b' precedes 'a-c'
     for name, branch in sorted(tree.items()):
         if isinstance(branch, Leaf):
@@ -91,7 +90,6 @@ def _flatten(tree: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Leaf
 
 
 def _assemble(name: str, leaf: Leaf, number: str, files: list[dict[str, Any]]) -> Tensor:
-    """Joins the slices of one array."""
     slices = {region: torch.cat(parts) for file in set(leaf.files) for parts, region in files[file].get(number, ())}
     sizes = {region: [stop - start for start, stop in region] for region in leaf.regions}
     if slices.keys() != set(leaf.regions) or any(
@@ -104,35 +102,21 @@ def _assemble(name: str, leaf: Leaf, number: str, files: list[dict[str, Any]]) -
     return array
 
 
-_NAMES = {
-    "embedding/kernel": "patch_embed.proj.weight",
-    "embedding/bias": "patch_embed.proj.bias",
-    "cls": "cls_token",
-    "Encoder/posembed_input/pos_embedding": "pos_embed",
-    "Encoder/encoder_norm/scale": "norm.weight",
-    "Encoder/encoder_norm/bias": "norm.bias",
-    "head/kernel": "head.weight",
-    "head/bias": "head.bias",
-}
+_MODULES = {"embedding": "patch_embed.proj", "Encoder/encoder_norm": "norm", "head": "head"}
 _IN_BLOCK = {
-    "LayerNorm_0/scale": "norm1.weight",
-    "LayerNorm_0/bias": "norm1.bias",
-    "LayerNorm_1/scale": "norm2.weight",
-    "LayerNorm_1/bias": "norm2.bias",
-    "SelfAttention/out/kernel": "attn.proj.weight",
-    "SelfAttention/out/bias": "attn.proj.bias",
-    "Mlp/Dense_0/kernel": "mlp.fc1.weight",
-    "Mlp/Dense_0/bias": "mlp.fc1.bias",
-    "Mlp/Dense_1/kernel": "mlp.fc2.weight",
-    "Mlp/Dense_1/bias": "mlp.fc2.bias",
-    "Moe/Mlp/Dense_0/kernel": "mlp.experts.fc1.weight",
-    "Moe/Mlp/Dense_0/bias": "mlp.experts.fc1.bias",
-    "Moe/Mlp/Dense_1/kernel": "mlp.experts.fc2.weight",
-    "Moe/Mlp/Dense_1/bias": "mlp.experts.fc2.bias",
-    "Moe/Router/dense/kernel": "mlp.router.gate.weight",
+    "LayerNorm_0": "norm1",
+    "LayerNorm_1": "norm2",
+    "SelfAttention/query": "attn.qkv",  # timm's layer is these three, in this order
+    "SelfAttention/key": "attn.qkv",
+    "SelfAttention/value": "attn.qkv",
+    "SelfAttention/out": "attn.proj",
+    "Mlp/Dense_0": "mlp.fc1",
+    "Mlp/Dense_1": "mlp.fc2",
+    "Moe/Mlp/Dense_0": "mlp.experts.fc1",
+    "Moe/Mlp/Dense_1": "mlp.experts.fc2",
+    "Moe/Router/dense": "mlp.router.gate",
 }
 _BLOCK = re.compile(r"Encoder/encoderblock_(\d+)/(.+)")
-_PROJECTION = re.compile(r"SelfAttention/(query|key|value)/(kernel|bias)")
 _BEFORE_HEAD = "pre_logits/"  # a layer with tanh, only in networks before fine-tuning
 _HEADS = ("pre_logits", "head")
 
@@ -186,43 +170,32 @@ def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
     """
     headless = any(name.startswith(_BEFORE_HEAD) for name in arrays)
     used = {name: value for name, value in arrays.items() if not headless or name.partition("/")[0] not in _HEADS}
-    projections = {name for name in used if (match := _BLOCK.fullmatch(name)) and _PROJECTION.fullmatch(match[2])}
-    new_names = {name: _rename(name) for name in used.keys() - projections}
+    new_names = _new_names({match[1] for match in map(_BLOCK.fullmatch, used) if match})
     # The router of an ensemble has an additional axis, its members
-    of_ensemble = [name for name in used if name.endswith("Router/dense/kernel") and used[name].ndim != 2]
-    unknown = sorted({*of_ensemble, *(name for name, new in new_names.items() if new is None)})
-    if unknown:
+    of_ensemble = {name for name in used if "/Router/" in name and used[name].ndim != 2}
+    if unknown := sorted(of_ensemble | (used.keys() - new_names.keys())):
         raise CheckpointError(f"has arrays that no V-MoE of this kind has ({len(unknown)}): {'; '.join(unknown[:4])}")
-    weights = {new: _to_torch(name, used[name]) for name, new in new_names.items() if new is not None}
-    return {name: value.float().contiguous() for name, value in (weights | _pack_qkv(used, projections)).items()}
+    parts: dict[str, list[Tensor]] = {}
+    for name, new in new_names.items():
+        if name in used:
+            parts.setdefault(new, []).append(_to_torch(name, used[name]))
+    return {new: torch.cat(values).float().contiguous() for new, values in parts.items()}
 
 
-def _rename(name: str) -> str | None:
-    match = _BLOCK.fullmatch(name)
-    if match is None:
-        return _NAMES.get(name)
-    new = _IN_BLOCK.get(match[2])
-    return new and f"blocks.{match[1]}.{new}"
+def _new_names(blocks: Collection[str]) -> dict[str, str]:
+    modules = {f"Encoder/encoderblock_{n}/{old}": f"blocks.{n}.{new}" for n in blocks for old, new in _IN_BLOCK.items()}
+    names = {"cls": "cls_token", "Encoder/posembed_input/pos_embedding": "pos_embed"}
+    for old, new in (_MODULES | modules).items():
+        names |= {f"{old}/{'scale' if 'norm' in new else 'kernel'}": f"{new}.weight", f"{old}/bias": f"{new}.bias"}
+    return names
 
 
 def _to_torch(name: str, value: Tensor) -> Tensor:
     if not name.endswith("kernel"):
-        return value
+        return value.flatten() if "SelfAttention" in name else value
     if name == "embedding/kernel":  # (height, width, channels, D)
         return value.permute(3, 2, 0, 1)
-    if name.endswith("out/kernel"):  # (heads, D / heads, D)
-        value = value.flatten(0, 1)
+    if "SelfAttention" in name:  # (heads, D / heads, D), or (D, heads, D / heads) of query, key and value
+        value = value.flatten(0, 1) if "/out/" in name else value.flatten(1)
     # flax stores (..., inputs, outputs)
     return value.transpose(-1, -2)
-
-
-def _pack_qkv(arrays: Arrays, names: set[str]) -> dict[str, Tensor]:
-    """Packs each block's query, key and value, (D, heads, D / heads), as timm's qkv."""
-    packed: dict[str, Tensor] = {}
-    for block in {name.partition("/SelfAttention")[0] for name in names}:
-        new = f"blocks.{block.rpartition('_')[2]}.attn.qkv"
-        parts = [f"{block}/SelfAttention/{part}" for part in ("query", "key", "value")]
-        kernels = [arrays[f"{part}/kernel"].flatten(1).t() for part in parts]
-        biases = [arrays[f"{part}/bias"].flatten() for part in parts]
-        packed |= {f"{new}.weight": torch.cat(kernels), f"{new}.bias": torch.cat(biases)}
-    return packed

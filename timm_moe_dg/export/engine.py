@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..cli.arguments import option
 from ..errors import ArgumentError, ExportError
+from ..networks.build import Network
 from ..networks.digest import network_digest
 from ..networks.ensemble import Ensemble
 from ..networks.trained import WithFeatures
@@ -24,7 +25,6 @@ from .programs import (
     sample_metadata,
 )
 
-Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Engine: TypeAlias = Callable[..., tuple[Tensor, ...]]
 IMAGES, METADATA = INPUTS
 LOGITS, FEATURES = OUTPUTS
@@ -96,7 +96,6 @@ class ProgramEngine:
             raise ArgumentError.of("engine", path, remedy)
 
     def _check_digest(self, given: Mapping[str, object]) -> None:
-        """Compares the exported network with this one: weights, coverage radius and expert mode."""
         # A few images cannot tell networks apart that differ little, or only at other places
         exported = self._session.get_modelmeta().custom_metadata_map.get(DIGEST)
         if exported != network_digest(self._network):

@@ -172,8 +172,7 @@ def largest_difference(model: Program, program: Program, inputs: Inputs) -> floa
 
 def metadata_encoder(model: nn.Module) -> nn.Module | None:
     """The encoder of the metadata that a model reads; None for a model that reads none."""
-    module = getattr(model, "metadata_encoder", None)
-    return None if module is None else module.encoder
+    return getattr(getattr(model, "metadata_encoder", None), "encoder", None)
 
 
 def sample_metadata(model: nn.Module, number: int) -> Tensor | None:

@@ -27,13 +27,8 @@ Step = Callable[[], object]
 Key = TypeVar("Key")
 
 
-def _grouped_flops(rows: Sequence[int], stack: Sequence[int], *rest: object, **options: object) -> int:
-    """(A, D) rows times (E, D, H): each row is multiplied by one of the matrices."""
-    return 2 * prod(rows) * stack[-1]
-
-
-# Operators that torch's counter does not have
-_FLOPS: dict[Any, Callable[..., int]] = {GROUPED_PRODUCT: _grouped_flops}
+# An operator that torch's counter does not have: of (A, D) and (E, D, H), each row is multiplied by one matrix
+_FLOPS: dict[Any, Callable[..., int]] = {GROUPED_PRODUCT: lambda rows, stack, *_, **options: 2 * prod(rows) * stack[-1]}
 
 
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
@@ -88,7 +83,6 @@ def _measure(build: Callable[[], Step], device: str, threads: int, repeats: int)
 
 
 def _resident_peak() -> float:
-    """MiB of this process's largest resident size."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 

@@ -37,10 +37,13 @@ def model_and_baselines(name: str, options: Options, against: str | None = None)
     The options are keyword arguments of `timm.create_model` for the mixture model.
     """
     plan = timm.create_model(name, device="meta", **options)
+    layer = next(iter(mixture_layers(plan).values()))
+    # The feed-forwards that a token passes
+    width = layer.router.top_k * getattr(layer, "expert_width", 1) + (layer.shared is not None)
     makers: Makers = {
         name: partial(timm.create_model, name, **options),
         TWIN: partial(_dense_model, plan, options),
-        EQUIVALENT: partial(_dense_model, plan, options, _active_width(plan)),
+        EQUIVALENT: partial(_dense_model, plan, options, width),
     }
     if against:
         makers[against] = partial(timm.create_model, against, num_classes=plan.num_classes)
@@ -89,12 +92,6 @@ def _layer_inputs(layer: Network, plan: Network, batch_size: int, device: str) -
         return (x,)
     present = torch.ones(batch_size, dtype=torch.bool, device=device)
     return x, torch.randn(batch_size, layer.router.codes.shape[1], device=device), present
-
-
-def _active_width(plan: Network) -> float:
-    """Feed-forwards that a token passes in a mixture layer."""
-    layer = next(iter(mixture_layers(plan).values()))
-    return layer.router.top_k * getattr(layer, "expert_width", 1) + (layer.shared is not None)
 
 
 def _dense_model(plan: Network, options: Options, factor: float = 1) -> nn.Module:

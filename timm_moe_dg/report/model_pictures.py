@@ -30,18 +30,18 @@ def experts_note(model: nn.Module) -> str | None:
     return f"{type(model).__name__} is a dense model without experts."
 
 
-def model_pictures(view: RunView, data_dir: str | None) -> list[Section]:
+def model_pictures(view: RunView) -> list[Section]:
     """Draws expert maps for mixtures, discovered domains for geographic mixtures, and attention for all networks."""
-    selection = [] if experts_note(view.model) else [_selection(view, data_dir)]
+    selection = [] if experts_note(view.model) else [_selection(view)]
     # One map is enough for a page, of "id" images if the data has some.
-    roles = [role for role in SCORED_ROLES if attempt(partial(is_geographic, view, data_dir, role)) is True]
-    return [*selection, *(_discovered(view, data_dir, role) for role in roles[:1]), _attention(view, data_dir)]
+    roles = [role for role in SCORED_ROLES if attempt(partial(is_geographic, view, role)) is True]
+    return [*selection, *(_discovered(view, role) for role in roles[:1]), _attention(view)]
 
 
-def _selection(view: RunView, data_dir: str | None) -> Section:
+def _selection(view: RunView) -> Section:
     def draw(path: Path) -> None:
         # The function writes its files into a folder, under names of its own: `inlined` picks up experts.png.
-        draw_experts(view, path.parent, data_dir=data_dir, images=None, target=None, columns=COLUMNS, block=None)
+        draw_experts(view, path.parent, images=None, target=None, columns=COLUMNS, block=None)
 
     caption = (
         "The first expert of each patch, or of each image, in the last block with experts. "
@@ -50,24 +50,24 @@ def _selection(view: RunView, data_dir: str | None) -> Section:
     return Section("Expert selection", caption, inlined(draw, "Images colored by expert", "experts.png"))
 
 
-def _attention(view: RunView, data_dir: str | None) -> Section:
+def _attention(view: RunView) -> Section:
     similarity: dict[str, float] = {}
 
     def draw(path: Path) -> None:
-        choice: dict[str, Any] = {"images": None, "target": None, "columns": 2, "mass": None}
+        choice: dict[str, Any] = {"twin": None, "images": None, "target": None, "columns": 2, "mass": None}
         # The page shows no dense baseline beside the network
-        similarity.update(draw_attention(view, None, path.parent, data_dir=data_dir, **choice))
+        similarity.update(draw_attention(view, path.parent, **choice))
 
     picture = inlined(draw, "Attention of the class token by head", "attention.png")
     numbers = "".join(f" Mean cosine similarity between the maps of two heads: {c:.3f}." for c in similarity.values())
     return Section("Attention", f"Attention of the class token in the last block, by head.{numbers}", picture)
 
 
-def _discovered(view: RunView, data_dir: str | None, role: str) -> Section:
+def _discovered(view: RunView, role: str) -> Section:
     numbers: dict[str, object] = {}
 
     def draw(path: Path) -> None:
-        numbers.update(nmi=draw_domains(view, path.parent, data_dir, role, None)["nmi"])
+        numbers.update(nmi=draw_domains(view, path.parent, role, None)["nmi"])
 
     picture = inlined(draw, "Map of the discovered domains", "map.png")
     agreement = f" Normalized mutual information with the data's groups: {numbers['nmi']:.3f}." if numbers else ""

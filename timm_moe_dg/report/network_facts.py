@@ -125,8 +125,8 @@ class _FirstExperts(nn.Module):
 
 def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     """Evaluates the selected network of a run on images that it was not trained on."""
-    domains, test_domains = view.domains(settings.data_dir), list(view.args["test_domains"])
-    args = {**view.args, **({"data_dir": settings.data_dir} if settings.data_dir else {})}
+    domains, test_domains = view.domains, list(view.args["test_domains"])
+    args = {**view.args, **({"data_dir": view.data_dir} if view.data_dir else {})}
     splits = _untrained_splits(args, domains, test_domains)
     total = sum(len(split.inside) + len(split.outside) for split in splits)
     if not total:

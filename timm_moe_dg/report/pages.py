@@ -50,7 +50,8 @@ def run_page(facts: RunFacts, settings: ReportSettings) -> str:
 
 def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, object]:
     """Variables of the template that need the network. A section that cannot be made is `Missing`."""
-    view = attempt(lambda: open_run(facts.run.folder, settings.device, settings.batch_size))
+    folder, data_dir = facts.run.folder, settings.data_dir
+    view = attempt(lambda: open_run(folder, settings.device, settings.batch_size, data_dir=data_dir))
     if isinstance(view, Missing):
         return {"network": view, "experts": view, "sections": {}, "pictures": []}
     # A network without its data still has a page: only the sections that need images are missing.
@@ -60,7 +61,7 @@ def network_sections(facts: RunFacts, settings: ReportSettings) -> dict[str, obj
         "network": network,
         "experts": experts_note(view.model),
         "sections": sections,
-        "pictures": model_pictures(view, settings.data_dir),
+        "pictures": model_pictures(view),
     }
 
 

@@ -102,7 +102,7 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_ignore_notices,
+                preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in NOTICES],
             )
             return cls(job, log, lock.pop_all(), process)
 
@@ -147,11 +147,6 @@ class Attempt:
     def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(self.process.pid, number)
-
-
-def _ignore_notices() -> None:
-    for number in NOTICES:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def run_jobs(

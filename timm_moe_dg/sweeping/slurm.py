@@ -2,18 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from ..errors import ArgumentError, MissingDependencyError
 from .jobs import Attempt, Job
-
-
-class Handle(Protocol):
-    """The part of submitit's job objects that is used here."""
-
-    @property
-    def job_id(self) -> str:
-        """The number that Slurm gave the job."""
 
 
 class Submission:
@@ -45,7 +37,7 @@ class Submission:
 
 def submit_jobs(
     jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
-) -> list[tuple[Job, Handle]]:
+) -> list[tuple[Job, Any]]:
     """Submits jobs to Slurm as one array, and returns each with submitit's handle.
 
     Every machine needs the same folders and this package. `cluster="local"` means processes on this machine.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from timm_moe_dg.analysis.routing.annotations import AnnotatedDomain, middles, read_cub
+from timm_moe_dg.analysis.routing.chosen_images import picture_key
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.errors import ArgumentError, DataError
 
@@ -29,20 +30,16 @@ def cub(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("below", ["", "CUB_200_2011"])
-def test_everything_is_read(cub, below):
+def test_everything_is_read_and_photographs_are_known_in_other_styles(cub, below):
     annotations = read_cub(cub / below)
+    paths = ["/data/Candy/002.Owl/Owl_7.png", "Natural/001.Crow/Crow_1.jpg", "001.Crow/Owl_7.jpg"]
+    assert [annotations.images.get(picture_key(path)) for path in paths] == [1, 0, None]
     assert annotations.parts == ("back", "left eye", "right eye")
     assert annotations.points[0].tolist() == [[5.5, 6.5], [0, 0], [7, 8]]
     assert annotations.visible.tolist() == [[True, False, True], [True, True, False]]
     assert annotations.boxes.tolist() == [[10, 20, 30, 40], [1, 2, 3, 4]]
     assert annotations.attribute_names == ("has_bill_shape::curved (up or down)", "has_size::small")
     assert annotations.attributes.tolist() == [[True, False], [False, True]]  # fields too many do no harm
-
-
-def test_photographs_are_found_in_other_styles(cub):
-    annotations = read_cub(cub)
-    paths = ["/data/Candy/002.Owl/Owl_7.png", "Natural/001.Crow/Crow_1.jpg", "001.Crow/Owl_7.jpg"]
-    assert annotations.rows_of(paths) == [1, 0, -1]
 
 
 def test_a_copy_without_attributes_has_none(cub):
@@ -54,20 +51,13 @@ def test_a_copy_without_attributes_has_none(cub):
 
 def test_a_part_is_in_the_middle_of_its_patches_and_nowhere_without_any():
     members = torch.tensor([[[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]]]).bool()
-    birds = AnnotatedDomain(
-        FolderDomain("a", ("crow",), [0, 0], ["1", "2"]), [0, 1], members, ("beak", "tail"), None, ()
-    )
+    photographs = FolderDomain("a", ("crow",), [0, 0], ["1", "2"])
+    birds = AnnotatedDomain(photographs, [0, 1], members, ("beak", "tail"), None, ())
     first, second = middles(birds, ["tail", "beak"], (2, 3))
     assert first == {"tail": pytest.approx((5 / 6, 3 / 4)), "beak": pytest.approx((2 / 6, 1 / 4))}
     assert second == {"tail": pytest.approx((1 / 6, 2 / 4))}
     with pytest.raises(ArgumentError, match=r"parts='beek': no such part; did you mean beak\?"):
         middles(birds, ["beek"], (2, 3))
-
-
-def test_a_folder_without_parts_is_one_line(cub):
-    (cub / "CUB_200_2011" / "parts" / "part_locs.txt").unlink()
-    with pytest.raises(DataError, match=r"cub=.*: lacks parts/part_locs.txt; give the folder CUB_200_2011"):
-        read_cub(cub)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +66,13 @@ def test_a_folder_without_parts_is_one_line(cub):
         ("parts/part_locs.txt", "1 1 five 6.5 1\n", "part_locs.txt', line 1: .*five"),
         ("parts/part_locs.txt", "1 1\n", "part_locs.txt', line 1: '1 1' has fewer than 5 fields"),
         ("bounding_boxes.txt", "9 1 1 1 1\n", "bounding_boxes.txt', line 1: no image or part has the number '9'"),
+        ("parts/part_locs.txt", None, r"cub=.*: lacks parts/part_locs.txt; give the folder CUB_200_2011"),
     ],
 )
-def test_a_wrong_line_is_named(cub, name, line, message):
-    (cub / "CUB_200_2011" / name).write_text(line)
+def test_a_wrong_line_or_a_missing_file_is_named(cub, name, line, message):
+    path = cub / "CUB_200_2011" / name
+    path.unlink()
+    if line is not None:
+        path.write_text(line)
     with pytest.raises(DataError, match=message):
         read_cub(cub)

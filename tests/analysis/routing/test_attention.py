@@ -10,18 +10,6 @@ from timm_moe_dg.analysis.routing.attention import class_attention, head_similar
 from timm_moe_dg.errors import ArgumentError
 
 
-def extracted(model, images):
-    """The class token's row of the last block, extracted by timm."""
-    last = list(AttentionExtract(model, method="fx")(images).values())[-1]
-    return last[:, :, 0, model.num_prefix_tokens :].unflatten(-1, model.patch_embed.grid_size)
-
-
-def unfused(model):
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    return model
-
-
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "gmoe_tiny_patch16"])
 def test_maps_are_as_timm_extracts_them(name):
     sizes = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 4, "num_classes": 5}
@@ -29,7 +17,11 @@ def test_maps_are_as_timm_extracts_them(name):
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     maps = class_attention(model, images)
     assert maps.shape == (2, 4, 4, 4)
-    torch.testing.assert_close(maps, extracted(unfused(model), images), atol=1e-6, rtol=0)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    last = list(AttentionExtract(model, method="fx")(images).values())[-1]
+    expected = last[:, :, 0, model.num_prefix_tokens :].unflatten(-1, model.patch_embed.grid_size)
+    torch.testing.assert_close(maps, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
@@ -45,15 +37,12 @@ def test_every_family_has_maps_and_is_left_as_it_was(case):
     assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
 
 
-def test_attention_is_restored_where_the_model_fails():
+def test_attention_is_restored_where_the_model_fails_and_a_model_without_a_class_token_is_named():
     model = BY_NAME["gmoe_tiny_patch16"].small()
     with pytest.raises(AssertionError):
         class_attention(model, torch.zeros(1, 3, 17, 32))
     assert model.blocks[-1].attn.fused_attn
     assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
-
-
-def test_a_model_without_a_class_token_is_named():
     model = BY_NAME["gmoe_tiny_patch16"].small(class_token=False, global_pool="avg")
     with pytest.raises(ArgumentError, match="no class token"):
         class_attention(model, torch.zeros(1, 3, 32, 32))
@@ -66,11 +55,8 @@ def test_heads_alike_have_similarity_one_and_disjoint_ones_zero():
     assert head_similarity(alike).item() == pytest.approx(1.0)
     assert head_similarity(disjoint).item() == pytest.approx(0.0)
     assert head_similarity(head).isnan()
-
-
-def test_two_heads_by_hand():
-    maps = torch.tensor([[[[3.0, 4.0]], [[4.0, 3.0]]]])
-    assert head_similarity(maps).item() == pytest.approx(24 / 25)
+    by_hand = torch.tensor([[[[3.0, 4.0]], [[4.0, 3.0]]]])
+    assert head_similarity(by_hand).item() == pytest.approx(24 / 25)
 
 
 def test_the_mask_keeps_the_fewest_cells_that_hold_the_share():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from timm_moe_dg.analysis.routing.chosen_images import choose_pictures, class_index, picture_key, picture_names
+from timm_moe_dg.analysis.routing.chosen_images import choose_pictures, class_index, picture_names
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.data.readers.digits import DigitsDomain
 from timm_moe_dg.errors import DataError
@@ -11,14 +11,6 @@ from timm_moe_dg.errors import DataError
 
 def domain(*paths):
     return FolderDomain(paths[0][0], ("cat", "dog"), [0 if "/cat/" in path else 1 for path in paths], paths)
-
-
-def test_a_picture_is_class_and_stem():
-    assert (
-        picture_key("/data/Candy/001.Crow/Crow_1.jpg")
-        == picture_key("Natural/001.Crow/Crow_1.png")
-        == "001.Crow/Crow_1"
-    )
 
 
 def test_the_same_stem_stands_in_one_column():
@@ -31,12 +23,9 @@ def test_the_same_stem_stands_in_one_column():
     assert picture_names(domains[0], by_path=False) is None
 
 
-def test_without_common_pictures_each_domain_has_its_own():
+def test_domains_without_common_pictures_or_names_have_their_own():
     domains = [domain("a/cat/1.png", "a/cat/2.png"), domain("b/cat/3.png", "b/dog/4.png")]
     assert choose_pictures(domains, 0, 2, by_path=True) == [[0, 1], [0, None]]
-
-
-def test_nameless_domains_have_their_own_pictures():
     nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
     assert picture_names(nameless, by_path=True) is None
     assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]

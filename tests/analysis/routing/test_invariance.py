@@ -39,12 +39,6 @@ def test_a_patch_is_where_its_center_went():
     assert (rotated_patches((7, 7), 45.0) == -1).sum() > 0
 
 
-def test_kappa_of_one_expert_alone_is_undefined():
-    first = grids(0)
-    assert cohens_kappa(first, first) == 1.0
-    assert np.isnan(cohens_kappa(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)))
-
-
 def test_equal_routing_agrees_everywhere_and_unrelated_routing_as_often_as_permuted():
     first, other = grids(0).flatten(1), grids(1).flatten(1)
     same = pair_invariance(("a", "b"), first, first, 99)
@@ -53,6 +47,7 @@ def test_equal_routing_agrees_everywhere_and_unrelated_routing_as_often_as_permu
     unrelated = pair_invariance(("a", "b"), first, other, 99)
     assert unrelated.agreement.value == pytest.approx(0.25, abs=0.06)
     assert unrelated.agreement.p > 0.05
+    assert np.isnan(cohens_kappa(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)))
 
 
 def test_a_pattern_of_places_shows_in_other_pictures():
@@ -60,6 +55,8 @@ def test_a_pattern_of_places_shows_in_other_pictures():
     places = grids(0, number=1).flatten(1).expand(10, -1)
     pair = pair_invariance(("a", "b"), places, places, 19)
     assert pair.agreement.value == pair.other_pictures == 1.0
+    single = torch.tensor([[0, 1], [2, 3]])  # each picture has experts of its own
+    assert pair_invariance(("a", "b"), single, single, 19).other_pictures == 0.0
     assert np.isnan(pair_invariance(("a", "b"), places[:1], places[:1], 9).other_pictures)
 
 
@@ -82,12 +79,8 @@ def test_pictures_are_paired_by_name():
 
 
 def test_the_mean_of_pairs_is_tested_against_the_mean_of_nulls():
-    pairs = routing_invariance(
-        {name: grids(seed) for seed, name in enumerate("abc")},
-        dict.fromkeys("abc", tuple(map(str, range(20)))),
-        {},
-        19,
-    )
+    experts = {name: grids(seed) for seed, name in enumerate("abc")}
+    pairs = routing_invariance(experts, dict.fromkeys("abc", tuple(map(str, range(20)))), {}, 19)
     assert len(pairs) == 3
     test = overall(pairs)
     assert test.value == pytest.approx(np.mean([pair.agreement.value for pair in pairs]))

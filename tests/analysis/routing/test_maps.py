@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from tests.models.cases import BY_NAME, FAMILIES, mixture_layers, randomize
-from timm_moe_dg.analysis.routing.maps import (
-    chosen_block,
-    mixture_blocks,
-    routing_maps,
-    routing_maps_of,
-)
+from timm_moe_dg.analysis.routing.maps import chosen_block, mixture_blocks, routing_maps, routing_maps_of
 from timm_moe_dg.errors import ArgumentError
 
 
@@ -63,12 +58,15 @@ def test_moge_gives_an_image_one_expert_and_none_without_a_place():
     assert all((block.first == 2).all() for block in routing_maps(model, images, metadata).values())
 
 
-def test_batches_are_put_together():
+def test_batches_are_put_together_and_recording_ends_where_the_model_fails():
     case = BY_NAME["gmoe_tiny_patch16"]
     model, images = randomize(case.small(), std=0.3), case.images(5)
     together, parts = routing_maps(model, images), routing_maps_of(model, [(images[:2],), (images[2:],)])
     for block, routing in together.items():
         assert torch.equal(routing.first, parts[block].first)
+    with pytest.raises(AssertionError):
+        routing_maps(model, torch.zeros(1, 3, 17, 32))
+    assert not any(layer.record_routing for layer in mixture_layers(model).values())
 
 
 def test_a_dense_model_and_a_dense_block_are_named():
@@ -79,10 +77,3 @@ def test_a_dense_model_and_a_dense_block_are_named():
     assert chosen_block(blocks, None) == max(blocks)
     with pytest.raises(ArgumentError, match="block=1: holds no experts; choose from 0, 2"):
         chosen_block(blocks, 1)
-
-
-def test_recording_ends_where_the_model_fails():
-    model = BY_NAME["gmoe_tiny_patch16"].small()
-    with pytest.raises(AssertionError):
-        routing_maps(model, torch.zeros(1, 3, 17, 32))
-    assert not any(layer.record_routing for layer in mixture_layers(model).values())

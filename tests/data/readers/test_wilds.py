@@ -1,13 +1,14 @@
 """WILDS releases, on miniatures with the public columns and folder names."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.data.readers.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import PlacesDomain, get_benchmark, split_domains
@@ -39,7 +40,10 @@ FMOW_ROWS = [
     ("train", 2011, "JPN", 34.6, 135.5),
     ("val", 2010, "JPN", 33.5, 130.4),
     ("test", 2017, "JPN", 43.0, 141.3),
+    ("train", 2014, "USA", 38.9, -77.0),
+    ("train", 2014, "FJI", -18.1, 178.4),
 ]
+COUNTRIES = {"JPN": "Asia", "DEU": "Europe", "KEN": "Africa", "USA": "Americas", "FJI": "Oceania", "ATA": ""}
 
 
 @pytest.fixture
@@ -50,16 +54,8 @@ def fmow(tmp_path: Path) -> Path:
         [
             {
                 "split": split,
-                "img_filename": f"airport_{row}_0_rgb.jpg",
-                "img_path": f"{split}/airport/airport_{row}/airport_{row}_0_rgb.jpg",
-                "spatial_reference": "4326",
-                "epsg": "4326",
                 "category": ["zoo", "airport", "lake_or_pond"][row % 3],
-                "visible": "True",
-                "img_width": 900,
-                "img_height": 800,
                 "country_code": country,
-                "cloud_cover": 3,
                 "timestamp": f"{year}-05-04T09:11:33Z",
                 "lat": lat,
                 "lon": lon,
@@ -68,17 +64,14 @@ def fmow(tmp_path: Path) -> Path:
             for row, (split, year, country, lat, lon) in enumerate(FMOW_ROWS)
         ],
     )
-    countries = [("Germany", "DEU", "Europe"), ("Kenya", "KEN", "Africa"), ("Japan", "JPN", "Asia")]
-    write_csv(
-        root / "country_code_mapping.csv",
-        [{"name": name, "alpha-2": "XX", "alpha-3": code, "region": region} for name, code, region in countries],
-    )
+    countries = [{"alpha-2": "XX", "alpha-3": code, "region": region} for code, region in COUNTRIES.items()]
+    write_csv(root / "country_code_mapping.csv", countries)
     for row in range(len(FMOW_ROWS)):
         write_image(root / "images" / f"rgb_img_{row}.png", gray=10 * row)
     return tmp_path
 
 
-def rows_of(domain: PlacesDomain, part: np.ndarray) -> list[int]:
+def rows_of(domain: PlacesDomain, part: Iterable[int]) -> list[int]:
     """Row numbers of the csv, read back from the pixels, after checking label and coordinates against the csv."""
     rows = [gray_of(domain, index) // 10 for index in part]
     for row, index in zip(rows, part, strict=True):
@@ -87,42 +80,38 @@ def rows_of(domain: PlacesDomain, part: np.ndarray) -> list[int]:
     return rows
 
 
-def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(fmow: Path) -> None:
-    domains = by_name(read_fmow(fmow))
-    assert list(domains) == ["train", "id Asia", "ood Africa", "ood Asia", "ood Other"]
-    assert domains["train"].classes == ("airport", "lake_or_pond", "zoo")
-    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4, 12]
-    assert rows_of(domains["train"], domains["train"].split.outside) == [5, 13]
-    assert rows_of(domains["id Asia"], domains["id Asia"].split.inside) == [8]
-    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.inside) == [9]
-    assert rows_of(domains["ood Africa"], domains["ood Africa"].split.outside) == [6]
-    assert rows_of(domains["ood Other"], domains["ood Other"].split.inside) == [10]
-    assert len(read_fmow(fmow / "fmow_v1.1")) == len(domains)
-
-
-def test_fmow_by_region_trains_on_no_image_without_one(fmow: Path) -> None:
-    domains = by_name(read_fmow(fmow, pooled=False))
-    assert [name for name in domains if name.startswith("train")] == ["train Africa", "train Asia", "train Europe"]
-    assert rows_of(domains["train Africa"], domains["train Africa"].split.inside) == [2]
-    assert "ood Other" not in domains
-
-
-def test_fmow_lao_holds_all_of_asia_out(fmow: Path) -> None:
-    domains = by_name(read_fmow_lao(fmow))
-    assert list(domains) == ["train", "ood Asia"]
-    assert rows_of(domains["train"], domains["train"].split.inside) == [0, 2, 4]
-    assert rows_of(domains["train"], domains["train"].split.outside) == [5]
-    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.inside) == [8, 14]
-    assert len(domains["ood Asia"].split.outside) == 0  # selection on images of Asia would be an oracle
-
-
-def test_fmow_lao_by_region_trains_on_each_other_region_and_on_no_image_without_one(fmow: Path) -> None:
-    domains = by_name(list(get_benchmark("FMoW_LAO_regions").read(fmow)))
-    assert list(domains) == ["train Africa", "train Europe", "ood Asia"]
-    assert rows_of(domains["train Africa"], domains["train Africa"].split.inside) == [2]
-    assert rows_of(domains["train Europe"], domains["train Europe"].split.inside) == [0]
-    assert rows_of(domains["train Europe"], domains["train Europe"].split.outside) == [5]
-    assert rows_of(domains["ood Asia"], domains["ood Asia"].split.inside) == [8, 14]
+@pytest.mark.parametrize(
+    ("reader", "expected"),
+    [
+        (
+            read_fmow,
+            {"train": ([0, 2, 4, 12], [5, 13]), "id Asia": ([8], []), "ood Africa": ([9], [6]), "ood Asia": ([14], [])}
+            | {"ood Other": ([10], [])},
+        ),
+        # No training on images without a region
+        (
+            partial(read_fmow, pooled=False),
+            {"train Africa": ([2], []), "train Asia": ([12], [13]), "train Europe": ([0], [5]), "id Asia": ([8], [])}
+            | {"ood Africa": ([9], [6]), "ood Asia": ([14], [])},
+        ),
+        # All of Asia is held out: selection on its images would be an oracle
+        (read_fmow_lao, {"train": ([0, 2, 4], [5]), "ood Asia": ([8, 14], [])}),
+        (
+            get_benchmark("FMoW_LAO_regions").read,
+            {"train Africa": ([2], []), "train Europe": ([0], [5]), "ood Asia": ([8, 14], [])},
+        ),
+    ],
+)
+def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
+    fmow: Path, reader: Any, expected: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    domains = by_name(list(reader(fmow)))
+    assert list(domains) == list(expected)
+    for name, splits in expected.items():
+        split = domains[name].split
+        assert (rows_of(domains[name], split.inside), rows_of(domains[name], split.outside)) == splits
+    assert set(next(iter(domains.values())).classes) == {"airport", "lake_or_pond", "zoo"}
+    assert [domain.name for domain in reader(fmow / "fmow_v1.1")] == list(expected)
 
 
 @pytest.mark.parametrize("reader", [read_fmow, read_fmow_lao, read_fmow_by_region])
@@ -150,19 +139,7 @@ def iwildcam(tmp_path: Path) -> Path:
     write_csv(
         root / "metadata.csv",
         [
-            {
-                "": row,
-                "split": split,
-                "location_remapped": location,
-                "location": 100 + location,
-                "sequence_remapped": row,
-                "seq_id": f"seq{row}",
-                "y": y,
-                "category_id": 300 + y,
-                "datetime": "2013-06-05 05:44:19.000",
-                "filename": f"image{row}.jpg",
-                "image_id": f"image{row}",
-            }
+            {"": row, "split": split, "location_remapped": location, "y": y, "filename": f"image{row}.jpg"}
             for row, (split, y, location) in enumerate(CAMERA_ROWS)
         ],
     )
@@ -202,12 +179,8 @@ def test_camera_traps_as_domains(iwildcam: Path, caplog: pytest.LogCaptureFixtur
     (message,) = [record.getMessage() for record in caplog.records]
     assert "metadata.csv': 2 locations have a single training image (lines 2, 3), which is drawn again" in message
     assert "mark these rows with another split to leave them out" in message
-
-
-def test_a_trap_without_validation_images_is_trained_on_nevertheless(iwildcam: Path) -> None:
-    domains = get_benchmark("iWildCam_locations").read(iwildcam)
-    splits = split_domains(domains, [0, 1], trial_seed=0)
-    assert [len(split.outside) for split in splits] == [0, 1, 0, 1]
+    splits = split_domains(list(domains.values()), [0, 1], trial_seed=0)
+    assert [len(split.outside) for split in splits] == [0, 1, 0, 1]  # trained on without validation images
 
 
 def test_a_step_draws_as_many_traps_and_images_as_in_wilds() -> None:
@@ -215,12 +188,6 @@ def test_a_step_draws_as_many_traps_and_images_as_in_wilds() -> None:
     row = get_benchmark("iWildCam_locations")
     assert (row.domains_per_step, row.hparams["batch_size"], row.hparams["lr"]) == (2, 8, 3e-5)
     assert row.steps * 16 == pytest.approx(12 * 129_809, rel=0.01)
-
-
-def test_a_table_without_class_names_is_refused(iwildcam: Path) -> None:
-    write_csv(iwildcam / "iwildcam_v2.0" / "categories.csv", [{"y": 0, "category_id": 0, "name": "empty"}])
-    with pytest.raises(DataError, match=r"names no class \[1, 2\]"):
-        read_iwildcam(iwildcam)
 
 
 def test_a_missing_folder_and_a_missing_image_are_named(fmow: Path) -> None:
@@ -232,50 +199,39 @@ def test_a_missing_folder_and_a_missing_image_are_named(fmow: Path) -> None:
         train.image(0)
 
 
-def test_no_file_name_leads_out_of_the_release(iwildcam: Path) -> None:
-    table = iwildcam / "iwildcam_v2.0" / "metadata.csv"
-    table.write_text(table.read_text().replace("image2.jpg", "../image2.jpg"))
-    with pytest.raises(DataError, match=r"column 'filename' is \['\.\./image2\.jpg'\] in lines 4"):
+@pytest.mark.parametrize(
+    ("table", "old", "new", "message"),
+    [
+        ("metadata.csv", "image2.jpg", "../image2.jpg", r"column 'filename' is \['\.\./image2\.jpg'\] in lines 4"),
+        ("categories.csv", "1,0,puma concolor\n2,0,cuniculus paca", "", r"names no class \[1, 2\]"),
+    ],
+)
+def test_a_wrong_table_is_refused(iwildcam: Path, table: str, old: str, new: str, message: str) -> None:
+    path = iwildcam / "iwildcam_v2.0" / table
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError, match=message):
         read_iwildcam(iwildcam)
 
 
-COUNTRIES = {"JPN": "Asia", "FRA": "Europe", "KEN": "Africa", "USA": "Americas", "FJI": "Oceania", "ATA": ""}
-
-
 @pytest.fixture
-def camelyon(tmp_path):
-    """Twenty patches; patch k is of hospital k % 5 and has k in its red channel."""
-    root = tmp_path / "camelyon17_v1.0"
-    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+def camelyon(tmp_path: Path) -> Path:
+    """Twenty patches; patch k is of hospital k % 5 and has the gray level k."""
+    root, rows = tmp_path / "camelyon17_v1.0", []
     for k in range(20):
-        folder = root / "patches" / f"patient_{k % 7:03}_node_{k % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"patch_patient_{k % 7:03}_node_{k % 3}_x_{10 * k}_y_{k}.png"
-        Image.new("RGB", (6, 6), (k, 0, 0)).save(file)
-        lines.append(f"{k},{k % 7:03},{k % 3},{10 * k},{k},{k // 10},0,{k % 5},0")
-    (root / "metadata.csv").write_text("\n".join(lines))
+        row = {
+            "patient": f"{k % 7:03}",
+            "node": k % 3,
+            "x_coord": 10 * k,
+            "y_coord": k,
+            "tumor": k // 10,
+            "center": k % 5,
+        }
+        slide = "patient_{patient}_node_{node}".format(**row)
+        write_image(root / "patches" / slide / f"patch_{slide}_x_{10 * k}_y_{k}.png", gray=k)
+        rows.append(row)
+    write_csv(root / "metadata.csv", rows)
     return tmp_path
-
-
-@pytest.fixture
-def fmow_of_six(tmp_path):
-    """Thirty images in the order of the table; every tenth is sequestered, every sixth of no region."""
-    root = tmp_path / "fmow_v1.1"
-    (root / "images").mkdir(parents=True)
-    mapping = ["alpha-3,region", *(f"{code},{region}" for code, region in COUNTRIES.items())]
-    (root / "country_code_mapping.csv").write_text("\n".join(mapping))
-    lines = ["category,split,timestamp,country_code,lat,lon"]
-    for k in range(30):
-        split = "seq" if k % 10 == 9 else ("train", "val", "test")[k % 3]
-        code = list(COUNTRIES)[k % 6]
-        lines.append(f"{('airport', 'zoo')[k % 2]},{split},{2003 + k % 14}-01-01T00:00:00Z,{code},{k},{-k}")
-        Image.new("RGB", (6, 6), (k, 0, 0)).save(root / "images" / f"rgb_img_{k}.png")
-    (root / "rgb_metadata.csv").write_text("\n".join(lines))
-    return tmp_path
-
-
-def numbers(domain):
-    return [domain.image(index).getpixel((0, 0))[0] for index in range(len(domain))]
 
 
 @pytest.mark.parametrize("below", ["", "camelyon17_v1.0"])
@@ -283,35 +239,30 @@ def test_hospitals_are_domains_in_the_order_of_the_table(camelyon, below):
     domains = read_camelyon(camelyon / below)
     assert tuple(domain.name for domain in domains) == HOSPITALS
     for center, domain in enumerate(domains):
-        assert numbers(domain) == [k for k in range(20) if k % 5 == center]
+        assert [gray_of(domain, index) for index in range(4)] == [k for k in range(20) if k % 5 == center]
         assert list(domain.targets) == [k // 10 for k in range(20) if k % 5 == center]
         assert domain.classes == ("normal", "tumor")
 
 
-def test_a_lacking_hospital_is_named(camelyon):
+def test_a_lacking_hospital_and_a_field_out_of_range_are_named(camelyon):
     table = camelyon / "camelyon17_v1.0" / "metadata.csv"
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join(line for line in lines if not line.endswith(",3,0")))
+    text = table.read_text()
+    table.write_text("\n".join(line for line in text.splitlines() if not line.endswith(",3")))
     with pytest.raises(DataError, match="lacks hospital_3; expected"):
         get_benchmark("WILDSCamelyon").read(camelyon)
-
-
-def test_a_field_out_of_range_is_named_by_line(camelyon):
-    table = camelyon / "camelyon17_v1.0" / "metadata.csv"
-    table.write_text(table.read_text().replace("\n4,004,1,40,4,0,0,4,0", "\n4,004,1,40,4,0,0,5,0"))
+    table.write_text(text.replace("\n004,1,40,4,0,4", "\n004,1,40,4,0,5"))
     with pytest.raises(DataError, match=r"column 'center' is \['5'\] in lines 6"):
         read_camelyon(camelyon)
 
 
 @pytest.mark.parametrize(("name", "names"), [("WILDSFMoW", (*REGIONS, "Other")), ("WILDSFMoW_five_regions", REGIONS)])
-def test_regions_are_domains_without_the_sequestered(fmow_of_six, name, names):
-    domains = replace(get_benchmark(name), num_classes=2).read(fmow_of_six)
+def test_regions_are_domains_without_the_sequestered(fmow, name, names):
+    domains = replace(get_benchmark(name), num_classes=3).read(fmow)
     assert tuple(domain.name for domain in domains) == names == get_benchmark(name).domains
-    for position, domain in enumerate(domains):
-        expected = [k for k in range(30) if k % 6 == position and k % 10 != 9]
-        assert numbers(domain) == expected
-        assert list(domain.targets) == [k % 2 for k in expected]
-        np.testing.assert_array_equal(domain.metadata, [(-k, k) for k in expected])
+    region_of = [COUNTRIES.get(country, "Other") if split != "seq" else None for split, _, country, *_ in FMOW_ROWS]
+    for domain in domains:
+        expected = [row for row, region in enumerate(region_of) if region == domain.name]
+        assert rows_of(domain, range(len(domain))) == expected
 
 
 @pytest.mark.parametrize("name", ["WILDSCamelyon", "WILDSFMoW", "WILDSFMoW_five_regions"])

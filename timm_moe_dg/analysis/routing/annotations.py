@@ -7,10 +7,9 @@ downloaded. The copies of a photograph in other styles (CUB-DG) have the same CL
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +38,7 @@ class AnnotatedDomain(NamedTuple):
     attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
 
-@dataclass(frozen=True)
-class CubAnnotations:
+class CubAnnotations(NamedTuple):
     """The annotations of N photographs, in the order of images.txt."""
 
     images: dict[str, int]  # CLASS/IMAGE without the extension -> row
@@ -51,15 +49,12 @@ class CubAnnotations:
     attributes: Tensor | None  # bool (N, A); None if the copy of the data set has no attributes
     attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
-    def rows_of(self, paths: Sequence[str]) -> list[int]:
-        """Rows of image files; -1 for files that are not of this data set."""
-        return [self.images.get(picture_key(path), -1) for path in paths]
-
 
 def annotate(
-    view: RunView, domains: Sequence[Domain], images: Sequence[Sequence[int]], grid: tuple[int, int], cub: Path | None
+    view: RunView, images: Sequence[Sequence[int]], grid: tuple[int, int], cub: Path | None
 ) -> list[AnnotatedDomain]:
     """Annotates images of every domain, by position, on H x W patches, from `cub` or else from part maps."""
+    domains = view.domains
     if cub is not None:
         annotations = read_cub(cub)
         annotated = [
@@ -79,23 +74,15 @@ def annotate(
 
 
 def places_of_parts(
-    view: RunView,
-    domains: Sequence[Domain],
-    rows: ImageRows,
-    names: Sequence[str],
-    grid: tuple[int, int],
-    cub: Path | None,
+    view: RunView, rows: ImageRows, names: Sequence[str], grid: tuple[int, int], cub: Path | None
 ) -> list[Places]:
     """Places of named parts in the images of the rows, which are domains. An image without annotations has none."""
     images = [[image.position for image in row if image is not None and image.position is not None] for _, row in rows]
-    annotated = annotate(view, domains, images, grid, cub)
-    places = {
-        (part.domain.name, position): places
-        for part in annotated
-        for position, places in zip(part.positions, middles(part, names, grid), strict=True)
-    }
-    keys = [(domain.name, position) for domain, row in zip(domains, images, strict=True) for position in row]
-    return [places.get(key, {}) for key in keys]
+    places: dict[str, dict[int, Places]] = {}
+    for part in annotate(view, images, grid, cub):
+        places[part.domain.name] = dict(zip(part.positions, middles(part, names, grid), strict=True))
+    pairs = zip(rows, images, strict=True)
+    return [places.get(name, {}).get(position, {}) for (name, _), row in pairs for position in row]
 
 
 def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, int]) -> list[Places]:
@@ -122,9 +109,9 @@ def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int
 def _from_cub(
     view: RunView, domain: FolderDomain, candidates: Sequence[int], grid: tuple[int, int], annotations: CubAnnotations
 ) -> AnnotatedDomain:
-    matches = zip(candidates, annotations.rows_of([domain.file(index) for index in candidates]), strict=True)
-    pairs = [(index, row) for index, row in matches if row >= 0]
-    positions, rows = [index for index, _ in pairs], [row for _, row in pairs]
+    keys = {index: picture_key(domain.file(index)) for index in candidates}
+    positions = [index for index in candidates if keys[index] in annotations.images]
+    rows = [annotations.images[keys[index]] for index in positions]
     # The network's transform resizes both axes independently, so each has a scale of its own
     sizes = torch.tensor([domain.image(index).size for index in positions]).view(-1, 2)
     scale = torch.tensor([view.size[1], view.size[0]]) / sizes
@@ -143,44 +130,44 @@ def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
     if missing := [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]:
         remedy = "give the folder CUB_200_2011 of the original release, with its parts"
         raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
-    ids, paths = zip(*((row[0], row[1]) for row in _rows(root / IMAGES, 2)), strict=True)
-    index_of = {name: index for index, name in enumerate(ids)}
-    parts = {row[0]: " ".join(row[1:]) for row in _rows(root / PARTS, 2)}
-    part_of = {name: index for index, name in enumerate(parts)}
-    points, visible = torch.zeros(len(ids), len(parts), 2), torch.zeros(len(ids), len(parts), dtype=torch.bool)
-    for line, row in enumerate(_rows(root / POINTS, 5), 1):
-        cell = _index(index_of, row[0], root / POINTS, line), _index(part_of, row[1], root / POINTS, line)
-        x, y, is_visible = _numbers(row[2:5], root / POINTS, line)
-        points[cell], visible[cell] = torch.stack([x, y]), bool(is_visible)
-    boxes = torch.zeros(len(ids), 4)
-    for line, row in enumerate(_rows(root / BOXES, 5), 1):
-        boxes[_index(index_of, row[0], root / BOXES, line)] = _numbers(row[1:5], root / BOXES, line)
-    attributes, names = _read_attributes(root, index_of)
-    images = {picture_key(path): index for index, path in enumerate(paths)}
-    return CubAnnotations(images, tuple(parts.values()), points, visible, boxes, attributes, names)
+    images, parts = _names(root / IMAGES), _names(root / PARTS)
+    index_of, part_of = ({number: index for index, number in enumerate(names)} for names in (images, parts))
+    points, visible = torch.zeros(len(images), len(parts), 2), torch.zeros(len(images), len(parts), dtype=torch.bool)
+    for image, part, x, y, is_visible in _numbers(root / POINTS, 5, index_of, part_of):
+        points[image, part], visible[image, part] = torch.tensor([x, y]), bool(is_visible)
+    boxes = torch.zeros(len(images), 4)
+    for image, *box in _numbers(root / BOXES, 5, index_of):
+        boxes[image] = torch.tensor(box)
+    attributes, attribute_names = _read_attributes(root, index_of)
+    rows = {picture_key(path): index for index, path in enumerate(images.values())}
+    return CubAnnotations(rows, tuple(parts.values()), points, visible, boxes, attributes, attribute_names)
 
 
-def _rows(path: Path, fields: int) -> Iterator[list[str]]:
+def _lines(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
+    """The place of each line that is not empty, for messages, and its fields."""
     with path.open() as file:
         for number, line in enumerate(file, 1):
-            row = line.split()
+            row, place = line.split(), f"{str(path)!r}, line {number}"
             if row and len(row) < fields:
-                raise DataError(f"{str(path)!r}, line {number}: {line.strip()!r} has fewer than {fields} fields")
+                raise DataError(f"{place}: {line.strip()!r} has fewer than {fields} fields")
             if row:
-                yield row
+                yield place, row
 
 
-def _numbers(row: Sequence[str], path: Path, line: int) -> Tensor:
-    try:
-        return torch.tensor([float(field) for field in row])
-    except ValueError as error:
-        raise DataError(f"{str(path)!r}, line {line}: {error}; give numbers") from error
+def _names(path: Path) -> dict[str, str]:
+    return {row[0]: " ".join(row[1:]) for _, row in _lines(path, 2)}
 
 
-def _index(index_of: dict[str, int], name: str, path: Path, line: int) -> int:
-    if name not in index_of:
-        raise DataError(f"{str(path)!r}, line {line}: no image or part has the number {name!r}; complete the copy")
-    return index_of[name]
+def _numbers(path: Path, fields: int, *index_of: Mapping[str, int]) -> Iterator[list[Any]]:
+    """The first fields of each line: one position from each table in `index_of`, then numbers."""
+    for place, row in _lines(path, fields):
+        try:
+            positions = [table[name] for table, name in zip(index_of, row, strict=False)]
+            yield [*positions, *map(float, row[len(positions) : fields])]
+        except KeyError as error:
+            raise DataError(f"{place}: no image or part has the number {error}; complete the copy") from error
+        except ValueError as error:
+            raise DataError(f"{place}: {error}; give numbers") from error
 
 
 def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -188,10 +175,9 @@ def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None,
     table = next((root / name for name in ATTRIBUTE_NAMES if (root / name).is_file()), None)
     if table is None or not path.is_file():
         return None, ()
-    names = {row[0]: " ".join(row[1:]) for row in _rows(table, 2)}
-    index_of = {name: index for index, name in enumerate(names)}
+    names = _names(table)
     labels = torch.zeros(len(images), len(names), dtype=torch.bool)
     # IMAGE ATTRIBUTE PRESENT, then certainty and time, where some lines of the release have a field too many
-    for line, row in enumerate(_rows(path, 3), 1):
-        labels[_index(images, row[0], path, line), _index(index_of, row[1], path, line)] = row[2] == "1"
+    for image, attribute, present in _numbers(path, 3, images, {number: index for index, number in enumerate(names)}):
+        labels[image, attribute] = present == 1
     return labels, tuple(names.values())

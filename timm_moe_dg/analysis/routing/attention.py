@@ -3,8 +3,6 @@
 Axes: B images, M heads, N tokens, H x W patches.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,28 +14,22 @@ from ...networks.build import Network
 from ..run_view import evaluation_mode
 
 
-@contextmanager
-def plain_attention(attention: Any) -> Iterator[list[Tensor]]:
-    """Collects the weights of a timm attention layer, (B, M, N, N) for each forward pass."""
-    # The input of the layer's dropout is the softmax of the scores, which the fused kernel does not compute
-    weights: list[Tensor] = []
-    fused = attention.fused_attn
-    handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
-    try:
-        attention.fused_attn = False
-        yield weights
-    finally:
-        attention.fused_attn = fused
-        handle.remove()
-
-
 def class_attention(model: Network, images: Tensor, metadata: Tensor | None = None) -> Tensor:
     """The last block's attention from the class token to the patches, for images (B, 3, height, width).
 
     The result is (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
     """
-    with evaluation_mode(model), plain_attention(_last_attention(model)) as weights:
-        model(images) if metadata is None else model(images, metadata)
+    # The input of the layer's dropout is the softmax of the scores, which the fused kernel does not compute
+    attention, weights = _last_attention(model), list[Tensor]()
+    fused = attention.fused_attn
+    handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
+    try:
+        attention.fused_attn = False
+        with evaluation_mode(model):
+            model(images) if metadata is None else model(images, metadata)
+    finally:
+        attention.fused_attn = fused
+        handle.remove()
     grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
     return weights[-1][:, :, 0, model.num_prefix_tokens :].unflatten(-1, grid).float().cpu()
 

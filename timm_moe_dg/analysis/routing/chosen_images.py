@@ -35,13 +35,11 @@ class ChosenImage(NamedTuple):
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
 
 
-def choose_images(
-    view: RunView, data_dir: str | None, images: Sequence[str] | None, target: str | None, columns: int
-) -> ImageRows:
+def choose_images(view: RunView, images: Sequence[str] | None, target: str | None, columns: int) -> ImageRows:
     """Chooses a class's pictures, by default the first's, from the run or from `images`: a row for each domain."""
     if images is not None:
         return _files(view, images, columns)
-    domains = view.domains(data_dir)
+    domains = view.domains
     chosen = choose_pictures(domains, class_index(domains, target), columns, view.shares_photographs)
     return [
         (domain.name, [None if position is None else _read(view, domain, position) for position in row])
@@ -131,14 +129,10 @@ def batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
 def photographs(rows: ImageRows, values: Tensor, parts: Iterable[Places] = repeat({})) -> Rows:
     """Pairs images with values (B, ...), and with the places of parts, in the order of `batches`."""
     remaining = zip(values, parts, strict=False)
-    return [
-        (name, [image and Photograph(image.name, small_pixels(image.image), *next(remaining)) for image in row])
-        for name, row in rows
-    ]
 
+    def photograph(image: ChosenImage) -> Photograph:
+        small = as_picture(image.image) if isinstance(image.image, Tensor) else image.image.copy()
+        small.thumbnail((MAX_SIDE, MAX_SIDE))
+        return Photograph(image.name, np.asarray(small), *next(remaining))
 
-def small_pixels(image: Pixels) -> np.ndarray:
-    """uint8 (height, width, 3), reduced to `MAX_SIDE` if larger."""
-    small = as_picture(image) if isinstance(image, Tensor) else image.copy()
-    small.thumbnail((MAX_SIDE, MAX_SIDE))
-    return np.asarray(small)
+    return [(name, [image and photograph(image) for image in row]) for name, row in rows]

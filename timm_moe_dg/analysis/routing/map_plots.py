@@ -20,10 +20,9 @@ from ..style import (
     fitted,
     image_grid,
     line_handle,
-    styled,
+    small_picture,
     swatch,
     text_size,
-    write_figure,
     write_numbers,
 )
 from .association import PermutationTest
@@ -63,6 +62,8 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
 
     Marked parts replace the numbers. Lines join a part's places in a row.
     """
+    from matplotlib.colors import to_rgba
+
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
     unused = num_experts - len([index for index in experts if index >= 0])
     one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
@@ -79,7 +80,9 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
         for axes, photo in _filled(panels, rows):
             _draw(axes, photo, photo.pixels)
-            _draw(axes, photo, np.array([[_rgba(int(index)) for index in line] for line in photo.values.tolist()]))
+            # Transparent where there is no routed expert
+            colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in photo.values.flatten()]
+            _draw(axes, photo, np.reshape(colors, (*photo.values.shape, 4)))
             if not marks:
                 _numbers(axes, photo)
         for line, (_, photos) in zip(panels, rows, strict=True):
@@ -122,11 +125,9 @@ def _present(rows: Rows) -> list[Photograph]:
 
 def _column_names(rows: Rows) -> list[str]:
     """Titles of the columns: the photographs' name if all of a column share one, else a number."""
-    titles = []
-    for number, column in enumerate(zip(*(photos for _, photos in rows), strict=True), 1):
-        names = {photo.name for photo in column if photo is not None}
-        titles.append(names.pop() if len(names) == 1 else f"image {number}")
-    return titles
+    columns = zip(*(photos for _, photos in rows), strict=True)
+    names = [{photo.name for photo in column if photo is not None} for column in columns]
+    return [of_column.pop() if len(of_column) == 1 else f"image {number}" for number, of_column in enumerate(names, 1)]
 
 
 def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
@@ -153,8 +154,7 @@ def _numbers(axes: "Axes", photo: Photograph) -> None:
 
     outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
     (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
-    longest = max(height, width)
-    cell = GRID_SIDE * min(height / down, width / across) / longest
+    cell = GRID_SIDE * min(height / down, width / across) / max(height, width)
     if cell < MIN_CELL:
         return
     for (row, column), index in np.ndenumerate(photo.values.numpy()):
@@ -164,7 +164,6 @@ def _numbers(axes: "Axes", photo: Photograph) -> None:
 
 
 def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]], marks: Mapping[str, Style]) -> None:
-    """Marks the parts in the panels of a row, and joins each part's places."""
     from matplotlib.patches import ConnectionPatch
 
     for name, mark in marks.items():
@@ -179,13 +178,6 @@ def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]
             figure.add_artist(ConnectionPatch(**ends, coordsA="data", coordsB="data", color="#555555", linewidth=0.8))
 
 
-def _rgba(index: int) -> tuple[float, ...]:
-    """An expert's color, translucent; fully transparent if there is no routed expert."""
-    from matplotlib.colors import to_rgba
-
-    return to_rgba(expert_color(index), OPACITY if index >= 0 else 0.0)
-
-
 def plot_association(association: Association, title: str, path: Path) -> None:
     """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched."""
     rows, experts = association.shares.shape
@@ -198,13 +190,12 @@ def plot_association(association: Association, title: str, path: Path) -> None:
     with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
         log_lift = np.log2(association.lift.numpy()).clip(-bound, bound)
     largest, strongest = (float(np.nan_to_num(np.abs(values)).max(initial=0.1)) for values in (shares, log_lift))
-    with styled(width, 2.2 + height) as figure:
+    with small_picture(path, width, 2.2 + height) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         _table(left, shares, "share of the row", figure, cmap="cividis", vmin=0, vmax=largest)
         _table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-strongest, vmax=strongest)
         left.set_yticks(range(rows), names)
         figure.suptitle(f"{fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))}\n{numbers}")
-        write_figure(figure, path)
 
 
 def plot_nulls(
@@ -214,7 +205,7 @@ def plot_nulls(
     names, untrained = [fitted(name, 34) for name in tests], baseline or {}
     point: Style = {"marker": "o", "linestyle": "", "color": category_color(1)}
     ring: Style = {**point, "color": category_color(0), "fillstyle": "none", "markeredgewidth": 1.8}
-    with styled(6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
+    with small_picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
         axes = figure.subplots()
         for row, (name, test) in enumerate(tests.items()):
             low, high = float(test.null.min()), float(test.null.max())
@@ -227,7 +218,6 @@ def plot_nulls(
         entries = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
         handles = [*entries, line_handle("untrained router", **ring)] if untrained else entries
         figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})
-        write_figure(figure, path)
 
 
 def _table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **scale: Any) -> None:

@@ -22,7 +22,6 @@ def draw_experts(
     view: RunView,
     figures: Path,
     *,
-    data_dir: str | None,
     images: Sequence[str] | None,
     target: str | None,
     columns: int,
@@ -37,41 +36,30 @@ def draw_experts(
     if parts and images is not None:
         raise ArgumentError.of("parts", list(parts), "files have no annotations; leave out --images")
     block = chosen_block(mixture_blocks(view.model), block)
-    rows = choose_images(view, data_dir, images, target, columns)
+    rows = choose_images(view, images, target, columns)
     maps = routing_maps_of(view.model, batches(view, rows))
-    num_experts = maps[block].num_experts
-    first = maps[block].first
-    grid = (first.shape[1], first.shape[2])
-    places = places_of_parts(view, view.domains(data_dir), rows, parts, grid, cub) if parts else repeat({})
+    first, entropy, num_experts = maps[block]
+    places = places_of_parts(view, rows, parts, (first.shape[1], first.shape[2]), cub) if parts else repeat({})
     plot_expert_maps(photographs(rows, first, places), num_experts, figures / "experts.png")
-    plot_entropy_maps(photographs(rows, maps[block].entropy), num_experts, figures / "entropy.png")
+    plot_entropy_maps(photographs(rows, entropy), num_experts, figures / "entropy.png")
     numbers = {"model": view.name, "drawn_block": block, "num_experts": num_experts, "images": _numbers(rows, maps)}
     (figures / "experts.json").write_text(json_text(numbers))
 
 
-def _numbers(rows: ImageRows, maps: dict[int, RoutingMap]) -> list[dict[str, object]]:
-    """For each image, the first experts and entropies of every mixture block."""
+def _numbers(rows: ImageRows, maps: dict[int, RoutingMap]) -> list[dict[str, Any]]:
     names = [(name, image.name) for name, row in rows for image in row if image is not None]
-    blocks = {str(block): (routing.first.tolist(), _rounded(routing.entropy)) for block, routing in maps.items()}
-    return [
-        {
-            "domain": domain,
-            "image": name,
-            "blocks": {
-                block: {"first_expert": first[index], "entropy": entropy[index]}
-                for block, (first, entropy) in blocks.items()
-            },
-        }
-        for index, (domain, name) in enumerate(names)
-    ]
+    images: list[dict[str, Any]] = [{"domain": domain, "image": name, "blocks": {}} for domain, name in names]
+    for block, routing in maps.items():
+        for image, first, entropy in zip(images, routing.first.tolist(), _rounded(routing.entropy), strict=True):
+            image["blocks"][str(block)] = {"first_expert": first, "entropy": entropy}
+    return images
 
 
 def draw_attention(
     view: RunView,
-    twin: RunView | None,
     figures: Path,
     *,
-    data_dir: str | None,
+    twin: RunView | None,
     images: Sequence[str] | None,
     target: str | None,
     columns: int,
@@ -81,7 +69,7 @@ def draw_attention(
 
     `mass` shows the fewest patches that hold this share of a map. Returns each network's mean cosine between heads.
     """
-    rows = choose_images(view, data_dir, images, target, columns)
+    rows = choose_images(view, images, target, columns)
     # A row of pictures for each image and network: those of one domain fill a page
     rows = rows if images is not None else rows[:1]
     networks = {view.name: view}
@@ -92,10 +80,7 @@ def draw_attention(
         for label, network in networks.items()
     }
     similarity = {label: float(head_similarity(values).mean()) for label, values in maps.items()}
-    displayed = {
-        label: values if mass is None else values.masked_fill(~mass_mask(values, mass), 0.0)
-        for label, values in maps.items()
-    }
+    displayed = maps if mass is None else {label: v.where(mass_mask(v, mass), 0.0) for label, v in maps.items()}
     photos = [photo for _, row in photographs(rows, next(iter(maps.values()))) for photo in row if photo is not None]
     lines = [
         (f"{photo.name} {label}", [Photograph(photo.name, photo.pixels, values[index])])

@@ -122,10 +122,8 @@ def associate_attributes(
 
 def grouped(names: Sequence[str]) -> dict[str, list[int]]:
     """Indices of attributes by the part of their name before "::"."""
-    groups: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
-        groups.setdefault(name.partition("::")[0], []).append(index)
-    return groups
+    groups = [name.partition("::")[0] for name in names]
+    return {group: [index for index, other in enumerate(groups) if other == group] for group in groups}
 
 
 def sides(names: Sequence[str]) -> dict[str, tuple[int, int]]:

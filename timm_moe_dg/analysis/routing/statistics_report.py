@@ -23,6 +23,7 @@ from .parts import Association, associate_attributes, associate_parts
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
 ALL_PAIRS = "all pairs"
+COUNTED = ("counts", "shares", "lift")  # tables of an association
 UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 
 
@@ -30,7 +31,6 @@ def draw_attributes(
     view: RunView,
     figures: Path,
     *,
-    data_dir: str | None,
     cub: Path | None,
     block: int | None,
     max_images: int | None,
@@ -39,8 +39,7 @@ def draw_attributes(
     """Draws parts.png and attributes.png, and writes the associations that it returns to attributes.json."""
     block = _patch_block(view, block)
     grid = view.model.patch_embed.dynamic_feat_size(view.size)
-    domains = view.domains(data_dir)
-    annotated = annotate(view, domains, [range(len(domain))[:max_images] for domain in domains], grid, cub)
+    annotated = annotate(view, [range(len(domain))[:max_images] for domain in view.domains], grid, cub)
     maps = [_route(view, part.domain, part.positions, block) for part in annotated]
     first = torch.cat([domain_map.first.flatten(1) for domain_map in maps])
     routing = (first, maps[0].num_experts, permutations)
@@ -55,7 +54,10 @@ def draw_attributes(
         # NaN: no image has an attribute of the group
         strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
         title = f"attributes of images against experts; numbers of {strongest}"
-        plot_association(_stacked(groups, strongest), title, figures / "attributes.png")
+        rows = tuple(f"{name}: {value}" for name, table in groups.items() for value in table.rows)
+        counts, shares, lifts = (torch.cat([getattr(table, key) for table in groups.values()]) for key in COUNTED)
+        joined = groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
+        plot_association(joined, title, figures / "attributes.png")
     else:  # of an earlier call with other annotations
         (figures / "attributes.png").unlink(missing_ok=True)
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
@@ -68,7 +70,6 @@ def draw_invariance(
     view: RunView,
     figures: Path,
     *,
-    data_dir: str | None,
     block: int | None,
     max_images: int | None,
     permutations: int,
@@ -80,21 +81,18 @@ def draw_invariance(
     `angles` are pairs of a domain and its pictures' counter-clockwise rotation in degrees, which override the data's.
     """
     block = _patch_block(view, block)
-    domains = view.domains(data_dir)
+    domains = view.domains
     rotations = {domain.name: domain.angle for domain in domains}
     for name, angle in angles:
         if name not in rotations or isinstance(angle, bool) or not isinstance(angle, int | float):
             remedy = f"give DOMAIN=DEGREES for domains out of: {', '.join(rotations)}"
             raise ArgumentError.of("angles", f"{name}={angle}", remedy)
     rotations |= dict(angles)
-    names = {domain.name: picture_names(domain, view.shares_photographs) for domain in domains}
-    pictures = {domain: domain_names[:max_images] for domain, domain_names in names.items() if domain_names}
+    names = [picture_names(domain, view.shares_photographs) for domain in domains]
+    with_names = [(domain, rows[:max_images]) for domain, rows in zip(domains, names, strict=True) if rows]
+    pictures = {domain.name: rows for domain, rows in with_names}
     check_paired(pictures)  # before images are routed, which takes minutes
-    experts = {
-        domain.name: _route(view, domain, range(len(pictures[domain.name])), block).first
-        for domain in domains
-        if domain.name in pictures
-    }
+    experts = {domain.name: _route(view, domain, range(len(rows)), block).first for domain, rows in with_names}
     pairs = routing_invariance(experts, pictures, rotations, permutations)
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
@@ -134,22 +132,10 @@ def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) 
     return routing_maps_of(view.model, view.batches(images))[block]
 
 
-def _stacked(groups: Mapping[str, Association], strongest: str) -> Association:
-    """Concatenates the tables of all groups of attributes for drawing; the statistics are those of one group."""
-    rows = tuple(f"{name}: {value}" for name, association in groups.items() for value in association.rows)
-    fields = ("counts", "shares", "lift")
-    counts, shares, lifts = (torch.cat([getattr(table, field) for table in groups.values()]) for field in fields)
-    return groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
-
-
 def _table(association: Association) -> dict[str, object]:
-    tables = {name: getattr(association, name).tolist() for name in ("counts", "shares", "lift")}
-    scores = {
-        "nmi": _test(association.nmi),
-        "cramers_v": association.cramers_v,
-        "left_right_distance": association.sides,
-    }
-    return {"rows": list(association.rows), **tables, **scores}
+    tables = {name: getattr(association, name).tolist() for name in COUNTED}
+    scores = {"cramers_v": association.cramers_v, "left_right_distance": association.sides}
+    return {"rows": list(association.rows), **tables, "nmi": _test(association.nmi), **scores}
 
 
 def _test(test: PermutationTest) -> dict[str, object]:

@@ -91,7 +91,8 @@ def colored_digits() -> list[DigitsDomain]:
     domains = []
     for position, (name, noise) in enumerate(COLOR_NOISE.items()):
         members = order[position :: len(COLOR_NOISE)]
-        colored = [_ink(images[index], labels[index] ^ (chance[index] < noise)) for index in members]
+        enlarged = np.stack([enlarge(image) for image in images[members]])
+        colored = in_color(enlarged, labels[members] ^ (chance[members] < noise))
         domains.append(DigitsDomain(name, COLORED_CLASSES, labels[members].astype(int).tolist(), colored))
     return domains
 
@@ -112,7 +113,10 @@ def geo_digits() -> list[PlacesDomain]:
     sizes = [len(members) for members in members_of]
     lonlat = np.concatenate([_points(random, *pair) for pair in zip(groups, sizes, strict=True)])
     order = np.concatenate(members_of)
-    labels = _labels(random, digits[order], lonlat)
+    # A uniform number per digit picks its rule: the first one whose cumulated probability exceeds the number.
+    thresholds = rule_probabilities(lonlat).cumsum(axis=1)
+    rule = (random.random((len(order), 1)) > thresholds[:, :-1]).sum(axis=1)
+    labels = np.stack(list(RULES.values()))[rule, digits[order]]
     large = [enlarge(image) for image in images]
     pixels = [large[index] for index in order]
     return domains_of(Places(CLASSES, pixels, labels, lonlat, np.repeat(parts, sizes), np.repeat(groups, sizes)))
@@ -143,18 +147,11 @@ def rule_probabilities(lonlat: np.ndarray) -> np.ndarray:
     return shares @ member
 
 
-def _ink(image: np.ndarray, green: bool) -> np.ndarray:
-    """Ink (8, 8) -> RGB, uint8 (32, 32, 3), with the gray levels in one channel: red is 0, green 1, as ColoredMNIST."""
-    colored = np.zeros((*(enlarged := enlarge(image)).shape, 3), dtype=np.uint8)
-    colored[..., int(green)] = enlarged
-    return colored
-
-
-def _labels(random: np.random.Generator, digits: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
-    # A uniform number per digit picks its rule: the first one whose cumulated probability exceeds the number.
-    thresholds = rule_probabilities(lonlat).cumsum(axis=1)
-    rule = (random.random((len(digits), 1)) > thresholds[:, :-1]).sum(axis=1)
-    return np.stack(list(RULES.values()))[rule, digits]
+def in_color(gray: np.ndarray, is_green: np.ndarray) -> list[np.ndarray]:
+    """Gray images (N, H, W) -> RGB, uint8 (H, W, 3), with the gray levels in the red or green channel."""
+    colored = np.zeros((*gray.shape, 3), dtype=np.uint8)
+    colored[np.arange(len(gray)), :, :, is_green.astype(int)] = gray
+    return list(colored)
 
 
 def _points(random: np.random.Generator, continent: str, number: int) -> np.ndarray:

@@ -69,16 +69,25 @@ class HubDomain(FileDomain[int]):
 def read_hub(path: str) -> list[HubDomain]:
     """Loads a data set by OWNER/NAME or a local folder, from the cache if it is there, and divides it by domain."""
     table, sizes = _load(path)
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise DataError(f"dataset='{HUB}{path}': lacks the columns {', '.join(missing)}; has {table.column_names}")
     names, domains = _names_and_indices(path, table, sizes, "domain")
     classes, targets = _names_and_indices(path, table, sizes, "label")
     source, in_domains = f"dataset='{HUB}{path}'", [names[index] for index in domains]
     check_spellings(source, places_of([classes[index] for index in targets], in_domains))
     check_spellings(source, dict.fromkeys(in_domains, ("this data set",)), "domains")
-    images, roots = _undecoded(path, table), _roots(path)
-    visible = _visible(table)
+    import datasets
+    import pyarrow.compute as pc
+    from huggingface_hub import constants
+
+    if not isinstance(table.features["image"], datasets.Image):
+        raise DataError(f"{source}: column 'image' is {table.features['image']}; expected images")
+    images = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    # Folders of the data set's own files: the caches, and the data set itself if it is a local folder
+    own = [datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE]
+    roots = tuple(map(os.path.abspath, [*own, path] if os.path.isdir(path) else own))
+    paths = pc.struct_field(table.data.column("image"), "path").to_pylist()
+    visible = np.array([not is_hidden(file or "") for file in paths], dtype=bool)
     members = {name: np.flatnonzero(visible & (domains == index)) for index, name in enumerate(names)}
     return [
         HubDomain(name, classes, targets[rows], rows, table=images, roots=roots)
@@ -124,27 +133,3 @@ def _names_and_indices(
         return tuple(names), np.array(values)
     distinct = sorted(set(values))
     return tuple(map(str, distinct)), np.searchsorted(distinct, values)
-
-
-def _visible(table: "Dataset") -> np.ndarray:
-    """Bool, one per row: False for images that were hidden files, such as the ._x.png of macOS."""
-    parts = [chunk.field("path") for chunk in table.data.column("image").chunks]
-    return np.array([not is_hidden(name or "") for part in parts for name in part.to_pylist()], dtype=bool)
-
-
-def _roots(path: str) -> tuple[str, ...]:
-    """Folders of the data set's own files: the caches, and the data set itself if it is a local folder."""
-    import datasets
-    from huggingface_hub import constants
-
-    caches = (datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
-    return tuple(os.path.abspath(root) for root in (*caches, *([path] if os.path.isdir(path) else [])))
-
-
-def _undecoded(path: str, table: "Dataset") -> "Dataset":
-    """The images' column alone, as the bytes or paths that it stores."""
-    import datasets
-
-    if not isinstance(table.features["image"], datasets.Image):
-        raise DataError(f"dataset='{HUB}{path}': column 'image' is {table.features['image']}; expected images")
-    return table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))

@@ -23,9 +23,8 @@ import gzip
 import logging
 import math
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,18 +35,14 @@ from torchvision.transforms.functional import rotate
 
 from ...errors import DataError
 from ..domains import DataDir
-from .digits import ANGLES, CLASSES, COLOR_NOISE, COLORED_CLASSES, LABEL_NOISE, DigitsDomain
+from .digits import ANGLES, CLASSES, COLOR_NOISE, COLORED_CLASSES, LABEL_NOISE, DigitsDomain, in_color
 
 SEED = 0
 SIDE = 28  # pixels
-
-_GZIP = b"\x1f\x8b"
-_UNSIGNED_BYTES = 8
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class IdxRelease:
+class IdxRelease(NamedTuple):
     """One of the data sets in MNIST's layout."""
 
     name: str  # for messages
@@ -103,8 +98,8 @@ def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
         members = slice(position, None, len(COLOR_NOISE))
         labels = _flipped(classes[members] < 5, LABEL_NOISE, generator)
         colors = _flipped(labels, noise, generator)
-        inked = _inked(images[members].numpy(), colors.numpy())
-        domains.append(DigitsDomain(name, COLORED_CLASSES, labels.long().tolist(), inked))
+        colored = in_color(images[members].numpy(), colors.numpy())
+        domains.append(DigitsDomain(name, COLORED_CLASSES, labels.long().tolist(), colored))
     return domains
 
 
@@ -120,10 +115,10 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     remedy = "give the file as it was published"
     try:
         raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+        content = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{str(path)!r}: cannot be read ({error}); {remedy}") from error
-    magic, expected = content[:4], bytes([0, 0, _UNSIGNED_BYTES, axes])
+    magic, expected = content[:4], bytes([0, 0, 8, axes])
     if magic != expected:
         raise DataError(f"{str(path)!r}: has the magic number 0x{magic.hex()} and not 0x{expected.hex()}; {remedy}")
     header = 4 + 4 * axes
@@ -150,7 +145,6 @@ def _read_part(folder: Path, part: str, num_classes: int) -> tuple[np.ndarray, n
 
 
 def _find_idx(folder: Path, stem: str, axes: int) -> Path:
-    """Finds a file under one of its usual names, of which `axes` is a part."""
     names = [f"{stem}{mark}idx{axes}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     for name in names:
         if (folder / name).is_file():
@@ -160,7 +154,10 @@ def _find_idx(folder: Path, stem: str, axes: int) -> Path:
 
 def _shuffled(data_dir: DataDir, release: IdxRelease, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images (N, 28, 28) and labels (N,), uint8."""
-    folder = _folder(data_dir, release)
+    if data_dir is None:
+        raise DataError(f"data_dir=None: give --data-dir, the folder of {release.name}'s four IDX files")
+    folders = [Path(data_dir, name) for name in ("", *release.folders)]
+    folder = next((path for path in folders if any(path.glob("train-images[-.]idx3-ubyte*"))), folders[0])
     images, labels = read_images_and_labels(folder, len(release.classes))
     counts = np.bincount(labels, minlength=len(release.classes)).tolist()
     if counts != list(release.counts):
@@ -170,24 +167,5 @@ def _shuffled(data_dir: DataDir, release: IdxRelease, generator: torch.Generator
     return torch.from_numpy(images)[order], torch.from_numpy(labels)[order]
 
 
-def _folder(data_dir: DataDir, release: IdxRelease) -> Path:
-    if data_dir is None:
-        raise DataError(f"data_dir=None: give --data-dir, the folder of {release.name}'s four IDX files")
-    root = Path(data_dir)
-    for folder in (root, *(root / name for name in release.folders)):
-        try:
-            return _find_idx(folder, "train-images", 3).parent
-        except DataError:
-            continue
-    return root
-
-
 def _flipped(bits: Tensor, chance: float, generator: torch.Generator) -> Tensor:
     return bits ^ (torch.rand(len(bits), generator=generator) < chance)
-
-
-def _inked(images: np.ndarray, colors: np.ndarray) -> Sequence[np.ndarray]:
-    """Gray images (N, 28, 28) -> RGB (N, 28, 28, 3), all in channel 0, red, or 1, green."""
-    colored = np.zeros((*images.shape, 3), dtype=np.uint8)
-    colored[np.arange(len(images)), :, :, colors.astype(int)] = images
-    return list(colored)

@@ -9,11 +9,11 @@ animal is in all five domains at the same position. A held-out domain therefore 
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
@@ -21,8 +21,6 @@ from PIL import Image
 from ..domains import Domain
 
 SIZE = 48  # pixels
-NUM_PICTURES = 400
-SEED = 0
 PARTS = ("background", "tail", "left leg", "right leg", "body", "left ear", "right ear", "head")  # in painting order
 SHAPES = {
     "body": ("round", "square"),
@@ -34,39 +32,21 @@ SHAPES = {
 DECISIVE = ("body", "ears", "tail")
 CLASSES = tuple("-".join(shapes) for shapes in product(*(SHAPES[name] for name in DECISIVE)))
 ATTRIBUTES = tuple(f"{name}::{shape}" for name, shapes in SHAPES.items() for shape in shapes)
-# Colors of the parts without the background, from 0 to 1
-_PAPER = np.array(
-    [
-        *[(0.8, 0.4, 0.2), (0.2, 0.3, 0.6), (0.2, 0.3, 0.6), (0.5, 0.3, 0.2)],
-        *[(0.7, 0.2, 0.3), (0.7, 0.2, 0.3), (0.3, 0.5, 0.3)],
-    ],
-    dtype=np.float32,
-)
-_NIGHT = np.array(
-    [
-        *[(0.4, 0.8, 0.8), (0.8, 0.8, 0.4), (0.8, 0.8, 0.4), (0.6, 0.6, 0.8)],
-        *[(0.4, 0.8, 0.5), (0.4, 0.8, 0.5), (0.8, 0.6, 0.7)],
-    ],
-    dtype=np.float32,
-)
+# Colors of tail, legs, body, ears and head, from 0 to 1
+_PAPER = ((0.8, 0.4, 0.2), (0.2, 0.3, 0.6), (0.5, 0.3, 0.2), (0.7, 0.2, 0.3), (0.3, 0.5, 0.3))
+_NIGHT = ((0.4, 0.8, 0.8), (0.8, 0.8, 0.4), (0.6, 0.6, 0.8), (0.4, 0.8, 0.5), (0.8, 0.6, 0.7))
+_OF_PARTS = [0, 1, 1, 2, 3, 3, 4]  # the color of each part without the background
 ANGLES = {"paper": 0.0, "night": 0.0, "stripes": 0.0, "sketch": 0.0, "turned": 30.0}
 
 
 @dataclass(frozen=True, eq=False)
 class SpritesDomain(Domain[np.ndarray]):
-    """The animals in one style: `images` are uint8 (48, 48, 3).
+    """The animals in one style: `images` are uint8 (48, 48, 3)."""
 
-    Attributes:
-        part_maps: int64 (N, 48, 48), the part of each pixel, an index of `part_names`.
-        attributes: bool (N, A), which attributes each animal has.
-        part_names: Names of the parts. The first is the background.
-        attribute_names: GROUP::VALUE for each attribute.
-    """
-
-    part_maps: np.ndarray = field(kw_only=True, repr=False)
-    attributes: np.ndarray = field(kw_only=True, repr=False)
-    part_names: ClassVar[tuple[str, ...]] = PARTS
-    attribute_names: ClassVar[tuple[str, ...]] = ATTRIBUTES
+    part_maps: np.ndarray = field(kw_only=True, repr=False)  # int64 (N, 48, 48), indices of `part_names`
+    attributes: np.ndarray = field(kw_only=True, repr=False)  # bool (N, A), which attributes each animal has
+    part_names: ClassVar[tuple[str, ...]] = PARTS  # the first is the background
+    attribute_names: ClassVar[tuple[str, ...]] = ATTRIBUTES  # GROUP::VALUE
 
     def image(self, index: int) -> Image.Image:
         """Returns one animal as an RGB image of 48 x 48 pixels."""
@@ -79,8 +59,7 @@ class SpritesDomain(Domain[np.ndarray]):
         return replace(fewer, part_maps=self.part_maps[remains], attributes=self.attributes[remains])
 
 
-@dataclass(frozen=True)
-class Animals:
+class Animals(NamedTuple):
     """Shapes, positions, sizes and colors of N animals."""
 
     shapes: dict[str, np.ndarray]  # for each name in `SHAPES`, (N,) the index of the shape
@@ -89,7 +68,7 @@ class Animals:
     colors: np.ndarray  # (N, 8, 3) of the parts, the background's first, from 0 to 1
 
 
-def sprites(num_pictures: int = NUM_PICTURES, seed: int = SEED) -> list[SpritesDomain]:
+def sprites(num_pictures: int = 400, seed: int = 0) -> list[SpritesDomain]:
     """Draws the five domains, the same every time. The classes take turns."""
     return list(_sprites(num_pictures, seed))
 
@@ -105,7 +84,7 @@ def _sprites(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
     domains = []
     for name, angle in ANGLES.items():
         distances = part_distances(animals, angle)
-        images = (STYLES[name](animals, distances) * 255).round().astype(np.uint8)
+        images = (_painted(name, animals, distances) * 255).round().astype(np.uint8)
         domains.append(domain(name, images=list(images), part_maps=_part_maps(distances), angle=angle))
     return tuple(domains)
 
@@ -166,7 +145,6 @@ def _segment(x: np.ndarray, y: np.ndarray, start: tuple[float, float], end: tupl
 
 
 def _part_maps(distances: np.ndarray) -> np.ndarray:
-    """The topmost part at each pixel: the last one painted over it."""
     # Parts are listed in painting order, so the last one that a pixel lies in is on top. The background is 0.
     inside = distances < 0
     topmost = len(distances) - inside[::-1].argmax(axis=0)
@@ -184,36 +162,17 @@ def _paint(ground: np.ndarray, colors: np.ndarray, distances: np.ndarray, line: 
     return canvas
 
 
-def _paper(animals: Animals, distances: np.ndarray) -> np.ndarray:
-    return _paint(0.85 + 0.15 * animals.colors[:, :1, None], _near(_PAPER, animals), distances)
-
-
-def _night(animals: Animals, distances: np.ndarray) -> np.ndarray:
-    return _paint(0.15 * animals.colors[:, :1, None], _near(_NIGHT, animals), distances)
-
-
-def _near(palette: np.ndarray, animals: Animals) -> np.ndarray:
-    """Colors of the parts (N, 7, 3): a palette's with a little noise."""
-    return palette + 0.3 * (animals.colors[:, 1:] - 0.5)
-
-
-def _stripes(animals: Animals, distances: np.ndarray) -> np.ndarray:
+def _painted(style: str, animals: Animals, distances: np.ndarray) -> np.ndarray:
+    """Animals in a style: (N, 48, 48, 3), from 0 to 1."""
     colors = animals.colors
-    diagonal = np.add.outer(np.arange(SIZE), np.arange(SIZE))
-    stripe = (np.sin(diagonal[None] * (0.5 + 0.5 * animals.scale[:, None, None])) > 0)[..., None]
-    ground = np.where(stripe, 0.6 + 0.4 * colors[:, :1, None], 0.4 + 0.4 * colors[:, 1:2, None])
-    return _paint(ground, np.repeat(0.3 * colors[:, 2:3], len(distances), axis=1), distances)
-
-
-def _sketch(animals: Animals, distances: np.ndarray) -> np.ndarray:
-    white = np.ones_like(animals.colors)
-    return _paint(white[:, :1, None], white[:, 1:], distances, line=1.2)
-
-
-STYLES: dict[str, Callable[[Animals, np.ndarray], np.ndarray]] = {
-    "paper": _paper,
-    "night": _night,
-    "stripes": _stripes,
-    "sketch": _sketch,
-    "turned": _paper,
-}
+    first, noise = colors[:, :1, None], 0.3 * (colors[:, 1:] - 0.5)
+    if style == "night":
+        return _paint(0.15 * first, np.array(_NIGHT, np.float32)[_OF_PARTS] + noise, distances)
+    if style == "stripes":
+        diagonal = np.add.outer(np.arange(SIZE), np.arange(SIZE))
+        stripe = (np.sin(diagonal[None] * (0.5 + 0.5 * animals.scale[:, None, None])) > 0)[..., None]
+        ground = np.where(stripe, 0.6 + 0.4 * first, 0.4 + 0.4 * colors[:, 1:2, None])
+        return _paint(ground, np.repeat(0.3 * colors[:, 2:3], len(distances), axis=1), distances)
+    if style == "sketch":
+        return _paint(np.ones_like(first), np.ones_like(colors[:, 1:]), distances, line=1.2)
+    return _paint(0.85 + 0.15 * first, np.array(_PAPER, np.float32)[_OF_PARTS] + noise, distances)

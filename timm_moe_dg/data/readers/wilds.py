@@ -57,13 +57,9 @@ def read_fmow_lao(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     images of other regions are left out, and so are Asia's validation images, with which selection would be an oracle.
     """
     places = _fmow_table(data_dir, regionless=pooled)
-    held_out = places.group == HELD_OUT_REGION
-    parts_in_asia = {"id_test": "ood_test", "ood_test": "ood_test"}
-    parts_elsewhere = {"ood_test": "none", "ood_val": "none"}
-    pairs = zip(places.part.tolist(), held_out, strict=True)
-    part = np.array(
-        [parts_in_asia.get(name, "none") if in_asia else parts_elsewhere.get(name, name) for name, in_asia in pairs]
-    )
+    in_asia = np.where(np.isin(places.part, ("id_test", "ood_test")), "ood_test", "none")
+    elsewhere = np.where(np.isin(places.part, ("ood_test", "ood_val")), "none", places.part)
+    part = np.where(places.group == HELD_OUT_REGION, in_asia, elsewhere)
     return domains_of(replace(places, part=part), pooled=pooled)
 
 
@@ -175,8 +171,7 @@ def _iwildcam_classes(root: Path, count: int) -> tuple[str, ...]:
     table = root / "categories.csv"
     fields = read_csv(table, ("y", "name"))
     names = dict(zip(parsed(table, fields, "y", whole_number, "a class index"), fields["name"], strict=True))
-    missing = [index for index in range(count) if index not in names]
-    if missing:
+    if missing := [index for index in range(count) if index not in names]:
         raise DataError(f"{str(table)!r}: names no class {missing[:5]}; give the release's categories.csv")
     return tuple(names[index] for index in range(count))
 
@@ -195,7 +190,6 @@ def _warn_of_single_images(table: Path, locations: np.ndarray, part: np.ndarray)
 
 
 def _release_folder(data_dir: DataDir, release: str, table: str) -> Path:
-    """The folder of a release, given itself or by its parent."""
     if data_dir is None:
         raise DataError(f"data_dir=None: give --data-dir, the folder {release} that holds {table}, or its parent")
     root = Path(data_dir)
