@@ -61,7 +61,7 @@ OTHERS = {
     "python examples/earth/": "tests/examples/test_earth.py",
     "python examples/theorems/": "tests/examples/test_theorems.py",
     "python examples/emoji_styles/": "tests/examples/test_emoji_styles.py",
-    "python examples/emoji_styles/run.py": "hours; tests/examples/test_emoji_styles.py reads the plans",
+    "python examples/run_plans.py": "hours; tests/examples/test_emoji_styles.py reads the plans",
     "python examples/emoji_styles/choose_rates.py": "tests/examples/test_emoji_styles.py",
     "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
     "python examples/compare.py": "tests/examples/test_fashion_shift.py",

@@ -25,7 +25,7 @@ def load(name):
     return module
 
 
-make_data, run, choose_rates = map(load, ("make_data", "run", "choose_rates"))
+make_data, run_plans, choose_rates = map(load, ("make_data", "../run_plans", "choose_rates"))
 SUBGROUPS = {label: names.split()[-1] for label, names in make_data.CLASSES.items()}
 POINTS = {label: f"1f30{number:x}" for number, label in enumerate(SUBGROUPS)}  # those of a person are two
 POINTS["person"] = "1f468-200d-2695"
@@ -176,7 +176,7 @@ def test_plans_are_those_of_sweep_and_checkpoints_follow_the_run(tmp_path, monke
     done = Path("output/emoji_styles/emoji_styles-dense-ERM-test0-trial0-hparams0/done")
     done.parent.mkdir(parents=True)
     done.touch()
-    run.main(str(recipe), *map(str, plans))
+    run_plans.main(str(recipe), *map(str, plans))
     names = [options["experiment"] for options in started]
     assert done.parent.name not in names
     assert len(names) == len({(options["output"], options["experiment"]) for options in started})

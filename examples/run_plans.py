@@ -1,6 +1,6 @@
 """Trains the runs of plans of `timm-moe-dg sweep` one after the other, in this process.
 
-    python examples/emoji_styles/run.py RECIPE PLAN [PLAN ...]
+    python examples/run_plans.py RECIPE PLAN [PLAN ...]
 
 Each run takes less time than the start of a process for it, and the images are read once. `timm-moe-dg sweep --recipe
 RECIPE -c PLAN` trains the same runs. Finished runs are skipped. Braces in `initial_checkpoint` are filled in here with
@@ -34,7 +34,7 @@ def planned_runs(recipe: str, config: str) -> tuple[Path, list[PlannedRun]]:
 
 def main(recipe: str, *configs: str) -> None:
     """Runs the plans, and prints a line for each run."""
-    domains.read_pixels = cache(domains.read_pixels)  # 40 MB
+    domains.read_pixels = cache(domains.read_pixels)  # at most 200 MB
     for config in configs:
         folder, runs = planned_runs(recipe, config)
         for number, run in enumerate(runs, 1):

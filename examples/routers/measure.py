@@ -1,0 +1,145 @@
+"""Measures the routing of finished runs, as docs/results/routers.md reports it.
+
+    export PYTHONPATH=examples
+    python examples/routers/measure.py output/routers/* --output routing.csv
+
+The table has a row for each run, from at most 500 random images of each domain:
+
+- `accuracy` and `permuted`: percent of the held-out domain's images, as trained and with each token routed as another.
+- `unused`: percent of experts that are first choice of less than a tenth of an equal share of held-out tokens.
+- `entropy`: of a held-out token's routing, over that of equal probabilities.
+- `same class`, `other class`: overlap of the experts' shares of first choices, between held-out and training images of
+  the same class, and of different ones. 1 is equal shares, 0 no expert in common.
+- `same thing`: Cohen's kappa of the first experts of the same patch of the same thing in two domains, if the data have
+  the same things in each domain.
+
+Routing is averaged over the mixture blocks.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+import torch
+from experts import permuted, rerouted
+from torch import Tensor, nn
+
+from timm_moe_dg.analysis.routing.chosen_images import picture_names
+from timm_moe_dg.analysis.routing.invariance import routing_invariance
+from timm_moe_dg.analysis.routing.maps import RoutingMap, routing_maps_of
+from timm_moe_dg.analysis.run_view import RunView, open_run
+from timm_moe_dg.data import Domain
+from timm_moe_dg.layers import Router
+
+MOST = 500  # images of a domain
+Images = dict[int, np.ndarray]  # positions of images by domain
+
+
+def chosen_images(view: RunView) -> Images:
+    """Random images of each domain, the same for all runs."""
+    sizes = {index: len(domain) for index, domain in enumerate(view.domains()) if len(domain)}
+    return {index: np.random.default_rng(index).permutation(size)[:MOST] for index, size in sizes.items()}
+
+
+def routing(view: RunView, domain: Domain, positions: Sequence[int]) -> Mapping[int, RoutingMap]:
+    """The routing of images by block."""
+    return routing_maps_of(view.model, view.batches((domain.pixels(position), None) for position in positions))
+
+
+def accuracy(view: RunView, domain: Domain, positions: Sequence[int]) -> float:
+    """Percent of the images that the network classifies correctly."""
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        batches = view.batches((domain.pixels(position), None) for position in positions)
+        predicted = torch.cat([view.model(*batch).argmax(1) for batch in batches])
+    return 100 * float((predicted.numpy() == np.asarray(domain.targets)[positions]).mean())
+
+
+def shares(first: Tensor, experts: int) -> Tensor:
+    """(B, ...) first experts -> (E,) their shares."""
+    return torch.bincount(first.flatten(), minlength=experts) / first.numel()
+
+
+def overlaps(held_out: Mapping[int, Tensor], training: Mapping[int, Tensor]) -> tuple[float, float]:
+    """Mean overlap of the experts' shares (E,), between the same classes and between different ones."""
+    pairs = [(a == b, float(torch.minimum(held_out[a], training[b]).sum())) for a in held_out for b in training]
+    same, other = ([value for is_same, value in pairs if is_same is wanted] for wanted in (True, False))
+    return fmean(same), fmean(other)
+
+
+def by_class(first: Tensor, targets: np.ndarray, experts: int) -> dict[int, Tensor]:
+    """The experts' shares for the images of each class."""
+    return {int(label): shares(first[targets == label], experts) for label in np.unique(targets)}
+
+
+def held_out_domain(view: RunView) -> int:
+    """The domain that no training image comes from. Data with test domains of their own have several held-out ones."""
+    held_out = view.args["test_domains"]
+    return next((index for index in held_out if view.domains()[index].role == "ood"), held_out[0])
+
+
+def measure_routing(view: RunView, images: Images, held_out: int) -> dict[str, float]:
+    """The columns from `unused` on."""
+    domains = view.domains()
+    images = {index: images[index] for index in images if index == held_out or index not in view.args["test_domains"]}
+    maps = {index: routing(view, domains[index], positions) for index, positions in images.items()}
+    targets = {index: np.asarray(domains[index].targets)[positions] for index, positions in images.items()}
+    names = {index: picture_names(domains[index], view.shares_photographs) for index in images}
+    pictures = {
+        domains[index].name: [names[index][position] for position in positions]  # type: ignore[index]
+        for index, positions in images.items()
+        if names[index]
+    }
+    rows = []
+    for block, ours in maps[held_out].items():
+        experts = ours.num_experts
+        others = [index for index in images if index != held_out]
+        training = torch.cat([maps[index][block].first for index in others])
+        overlap = overlaps(
+            by_class(ours.first, targets[held_out], experts),
+            by_class(training, np.concatenate([targets[index] for index in others]), experts),
+        )
+        row = {
+            "unused": 100 * float((shares(ours.first, experts) < 0.1 / experts).double().mean()),
+            "entropy": float(ours.entropy.mean()) / math.log(experts),
+            **dict(zip(("same class", "other class"), overlap, strict=True)),
+        }
+        if pictures:
+            first = {domains[index].name: maps[index][block].first for index in images}
+            angles = {domain.name: domain.angle for domain in domains}
+            pairs = routing_invariance(first, pictures, angles, permutations=1)
+            row["same thing"] = fmean(pair.kappa for pair in pairs if domains[held_out].name in pair.domains)
+        rows.append(row)
+    return pd.DataFrame(rows).mean().to_dict()
+
+
+def measure(folder: Path) -> dict[str, object]:
+    """A row of the table."""
+    view = open_run(folder, batch_size=256)
+    model: nn.Module = view.model
+    images, held_out = chosen_images(view), held_out_domain(view)
+    domain, positions = view.domains()[held_out], images[held_out]
+    row: dict[str, object] = {"run": folder.name, "accuracy": accuracy(view, domain, positions)}
+    if any(isinstance(module, Router) for module in model.modules()):
+        with rerouted(model, permuted):
+            row["permuted"] = accuracy(view, domain, positions)
+        row |= measure_routing(view, images, held_out)
+    return row
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path, required=True, help="CSV file")
+    options = parser.parse_args(words)
+    table = pd.DataFrame([measure(folder) for folder in options.runs])
+    table.to_csv(options.output, index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The comparison of routers: its plans, and what it measures."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import timm_moe_dg
+from timm_moe_dg.measure.cost import count_macs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a script of the examples."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def load_file(name):
+        spec = spec_from_file_location(Path(name).stem, EXAMPLES / f"{name}.py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load_file
+
+
+def test_all_routers_cost_the_same(load):
+    folder = EXAMPLES / "routers"
+    _, runs = load("run_plans").planned_runs(str(folder / "emoji_styles.yaml"), str(folder / "routers.yaml"))
+    macs = {}
+    for run in runs:
+        label = run.name.split("-")[1]
+        if label not in (*macs, "dense", "threshold"):  # thresholds choose one expert until they are trained
+            model = timm.create_model(run.options["model"], img_size=48, num_classes=12, **run.options["model_kwargs"])
+            macs[label] = count_macs(model.eval(), [torch.randn(2, 3, 48, 48)])
+    assert len(macs) == 7
+    assert macs.pop("cosine") < 1.13 * macs["linear"]  # a projection to 256 features, of tokens of 64
+    assert max(macs.values()) < 1.01 * min(macs.values())
+
+
+def test_overlap_of_shares(load):
+    measure = load("routers/measure")
+    targets = np.array([0, 1, 1])
+    held_out = measure.by_class(torch.tensor([[0, 0], [1, 2], [1, 2]]), targets, 3)
+    training = measure.by_class(torch.tensor([[0, 1], [2, 2], [1, 1]]), targets, 3)
+    # Class 0: (1, 0, 0) and (1/2, 1/2, 0). Class 1: (0, 1/2, 1/2) twice. Between them: 1/2, and 0
+    same, other = measure.overlaps(held_out, training)
+    assert same == pytest.approx((0.5 + 1) / 2)
+    assert other == pytest.approx((0 + 0.5) / 2)
+
+
+@pytest.mark.slow
+def test_a_run_is_measured(load, tmp_path):
+    measure = load("routers/measure")
+    kwargs = {"patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,)}
+    run = timm_moe_dg.finetune(
+        dataset="rotated_digits", model="gmoe_tiny_patch16", model_kwargs=kwargs, test_domains=[1], steps=2,
+        eval_freq=1, batch_size=2, workers=0, cpu_threads=1, output=tmp_path, experiment="run",
+    )  # fmt: skip
+    row = measure.measure(run.path)
+    assert list(row) == ["run", "accuracy", "permuted", "unused", "entropy", "same class", "other class"]
+    assert all(0 <= row[name] <= 1 for name in ("entropy", "same class", "other class"))
+    assert row["entropy"] > 0.9  # a router that has seen two steps
+    scores = timm_moe_dg.evaluate(run, split="all", workers=0).set_index("domain")
+    assert row["accuracy"] == pytest.approx(100 * scores.accuracy.iloc[1], abs=1e-6)
