@@ -41,7 +41,7 @@ Images = dict[int, np.ndarray]  # positions of images by domain
 
 def chosen_images(view: RunView) -> Images:
     """Random images of each domain, the same for all runs."""
-    sizes = {index: len(domain) for index, domain in enumerate(view.domains()) if len(domain)}
+    sizes = {index: len(domain) for index, domain in enumerate(view.domains) if len(domain)}
     return {index: np.random.default_rng(index).permutation(size)[:MOST] for index, size in sizes.items()}
 
 
@@ -79,12 +79,12 @@ def by_class(first: Tensor, targets: np.ndarray, experts: int) -> dict[int, Tens
 def held_out_domain(view: RunView) -> int:
     """The domain that no training image comes from. Data with test domains of their own have several held-out ones."""
     held_out = view.args["test_domains"]
-    return next((index for index in held_out if view.domains()[index].role == "ood"), held_out[0])
+    return next((index for index in held_out if view.domains[index].role == "ood"), held_out[0])
 
 
 def measure_routing(view: RunView, images: Images, held_out: int) -> dict[str, float]:
     """The columns from `unused` on."""
-    domains = view.domains()
+    domains = view.domains
     images = {index: images[index] for index in images if index == held_out or index not in view.args["test_domains"]}
     maps = {index: routing(view, domains[index], positions) for index, positions in images.items()}
     targets = {index: np.asarray(domains[index].targets)[positions] for index, positions in images.items()}
@@ -122,7 +122,7 @@ def measure(folder: Path) -> dict[str, object]:
     view = open_run(folder, batch_size=256)
     model: nn.Module = view.model
     images, held_out = chosen_images(view), held_out_domain(view)
-    domain, positions = view.domains()[held_out], images[held_out]
+    domain, positions = view.domains[held_out], images[held_out]
     row: dict[str, object] = {"run": folder.name, "accuracy": accuracy(view, domain, positions)}
     if any(isinstance(module, Router) for module in model.modules()):
         with rerouted(model, permuted):
