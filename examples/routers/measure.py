@@ -45,12 +45,12 @@ def chosen_images(view: RunView) -> Images:
     return {index: np.random.default_rng(index).permutation(size)[:MOST] for index, size in sizes.items()}
 
 
-def routing(view: RunView, domain: Domain, positions: Sequence[int]) -> Mapping[int, RoutingMap]:
+def routing(view: RunView, domain: Domain, positions: np.ndarray) -> Mapping[int, RoutingMap]:
     """The routing of images by block."""
     return routing_maps_of(view.model, view.batches((domain.pixels(position), None) for position in positions))
 
 
-def accuracy(view: RunView, domain: Domain, positions: Sequence[int]) -> float:
+def accuracy(view: RunView, domain: Domain, positions: np.ndarray) -> float:
     """Percent of the images that the network classifies correctly."""
     torch.manual_seed(0)
     with torch.inference_mode():
