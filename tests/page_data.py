@@ -46,7 +46,7 @@ def new_photos(folder: Path) -> None:
 
 
 def patients(folder: Path) -> None:
-    """Writes hospitals and their FOLDER/metadata.csv: path, diagnosis, hospital, patient. Patients have two images."""
+    """Writes hospitals and FOLDER/metadata.csv: path, diagnosis, hospital, patient; two images for each patient."""
     hospitals(folder)
     paths = sorted(folder.glob("*/*/*.png"))
     rows = [
