@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import shutil
+import subprocess
 from functools import partial
 
 import numpy as np
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -235,9 +237,64 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
     assert not (tmp_path / "again").exists()
 
 
+WITHOUT_THE_PACKAGE = """
+import sys
+sys.modules["timm_moe_dg"] = None  # cannot be imported
+import timm, torch
+from PIL import Image
+folder, picture, output = sys.argv[1:]
+model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+config = timm.data.resolve_model_data_config(model)
+images = timm.data.create_transform(**config)(Image.open(picture).convert("RGB")).unsqueeze(0)
+torch.save(model(images).detach(), f"{output}/logits.pt")
+torch.save(images, f"{output}/images.pt")
+torch.onnx.export(model, (images,), f"{output}/plain.onnx", dynamo=False, input_names=["images"])
+print(model.pretrained_cfg["label_names"][model(images).argmax()])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--alpha", "1"]], ids=str)
+def test_merged_experts_are_a_plain_network_that_timm_loads_without_this_package(
+    words, runs, average, tmp_path, fresh_python, capfd
+):
+    plain = average("a", words=["--method", "experts", *words])
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (tmp_path / "load.py").write_text(WITHOUT_THE_PACKAGE)
+    paths = [plain / "best", tmp_path / "a.png", tmp_path]
+    command = [fresh_python, tmp_path / "load.py", *paths]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    images, logits = (torch.load(tmp_path / f"{name}.pt") for name in ("images", "logits"))
+    if not words:  # by hand
+        state, dense = weights(runs / "a" / "best"), timm.create_model(f"local-dir:{plain / 'best'}")
+        means = {name.replace("experts.", ""): value.mean(0) for name, value in state.items() if ".experts." in name}
+        dense.load_state_dict(
+            {name: value for name, value in state.items() if ".mlp.r" not in name and ".experts." not in name} | means
+        )
+        assert torch.allclose(dense.eval()(images), logits, atol=1e-5)
+    session = onnxruntime.InferenceSession(tmp_path / "plain.onnx")
+    assert np.allclose(session.run(None, {"images": images.numpy()})[0], logits.numpy(), atol=1e-4)
+    capfd.readouterr()
+    load_tool("predict").main([str(tmp_path / "a.png"), "--model", str(plain), "-j", "0"])
+    assert capfd.readouterr().out.splitlines()[1].split(",")[1] == done.stdout.strip()
+    (record,) = read_records(plain / "results.jsonl")
+    expected = {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
+    assert (record.args["model"], record.args["model_kwargs"]) == ("deit_tiny_patch16_224", expected)
+    assert record.args["average_method"] == " ".join(["experts", *words])
+    load_tool("push_to_hub").main([str(plain), "--repo-id", "me/plain", "--dry-run", "--output", str(tmp_path / "hub")])
+    card = next((tmp_path / "hub").rglob("README.md")).read_text()
+    assert "import timm_moe_dg" not in card
+    assert f"average a --method {record.args['average_method']} --output DIR" in card
+
+
 @pytest.mark.parametrize(
     ("names", "words", "message"),
     [
+        (["a", "b"], ["--method", "experts"], "experts merges the experts of one run"),
+        (["a"], ["--method", "experts", "--alpha", "0", "1"], "alpha=[0.0, 1.0]: is one number of --method experts"),
+        (["a"], ["--method", "experts", "--at", "13.4", "52.5"], "at=(13.4, 52.5): the model does not route by places"),
+        (["a", "b"], ["--at", "13.4", "52.5"], "at=[13.4, 52.5]: is the place of --method experts; leave it out"),
+        (["a", "b"], ["--alpha", "0.5"], "alpha=[0.5]: is one number of --method experts, or numbers of wise_ft"),
         (["start", "apart"], [], "apart': started from random weights of its own; start all runs from one file"),
         (["a", "start"], [], "has weights_sha256="),
         (["a", "b"], ["--method", "wise_ft"], "wise_ft averages one run with its start"),
