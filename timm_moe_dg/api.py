@@ -133,12 +133,13 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
 
     Args:
         run_or_model: A finished run, its folder, the name of a model as the command takes it, or a network in
-            evaluation mode. A run is scored on its own data and splits by default.
+            evaluation mode, which has no calibration. A run is scored on its own data and splits by default.
         **options: Those of the command, as below.
 
     Returns:
         A row for each domain, with the columns of per_domain.csv: domain, test (1 for domains that were not trained
-        on), images, accuracy, f1_macro, ece, in_accuracy, out_accuracy and role.
+        on), images, accuracy, f1_macro, ece, in_accuracy, out_accuracy, role and ece_uncalibrated (without the
+        temperature).
 
     >>> size = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,)}
     >>> network = timm.create_model("gmoe_tiny_patch16", num_classes=10, **size).eval()
@@ -173,14 +174,14 @@ def predict(
 
     Returns:
         A row for each image, with the columns of predictions.csv: path, class, probability, for top_k the further
-        classes class_2, probability_2 and so on, and the further columns. If `output` is a folder, the numbers of the
-        finished parts in it.
+        classes class_2, probability_2 and so on, status, and the further columns. If `output` is a folder, the numbers
+        of the finished parts in it.
 
     >>> from PIL import Image
     >>> Image.new("RGB", (16, 16)).save("image.png")
     >>> network = timm.create_model("gmoe_tiny_patch16", num_classes=3).eval()
     >>> timm_moe_dg.predict(network, "image.png", workers=0).columns.tolist()
-    ['path', 'class', 'probability']
+    ['path', 'class', 'probability', 'status']
     """
     with _extra():
         from pandas import DataFrame
@@ -216,14 +217,14 @@ def predict_part(
 
     Returns:
         A row for each image, with the columns of the command's Parquet files: path, lon, lat, class, probability, the
-        further classes of `top_k`, and the further `columns`.
+        further classes of `top_k`, status, and the further `columns`.
 
     >>> from PIL import Image
     >>> Image.new("RGB", (16, 16)).save("image.png")
     >>> network = timm.create_model("moge_tiny", num_classes=3).eval()
     >>> table = timm_moe_dg.predict_part(network, {"path": ["image.png"], "lon": [13.4], "lat": [52.5]}, workers=0)
     >>> table.columns.tolist()
-    ['path', 'lon', 'lat', 'class', 'probability']
+    ['path', 'lon', 'lat', 'class', 'probability', 'status']
     """
     with _extra():
         from pandas import DataFrame

@@ -47,6 +47,7 @@ from timm_moe_dg.export.programs import (
 from timm_moe_dg.measure.cost import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.bands import bands_of
 from timm_moe_dg.networks.build import build_network, data_config
+from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import WithFeatures, label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
 
@@ -168,7 +169,9 @@ def main(argv: Sequence[str]) -> None:
         exported = WithFeatures(model).eval() if args.features else model
         programs = {name: export_model(exported, inputs, folder, name, args.tolerance) for name in args.formats}
         classes = label_names(model) or tuple(map(str, range(model.num_classes)))
-        described = {"model": args.model, **preprocessing(model, config, classes)}
+        calibration = None if args.untrained else find_calibration(args.model, model)
+        temperature = calibration.temperature if calibration else None
+        described = {"model": args.model, **preprocessing(model, config, classes, temperature)}
         (folder / PREPROCESSING).write_text(json.dumps(described, indent=2) + "\n")
         report(args, exported, programs, inputs)
     if args.output:

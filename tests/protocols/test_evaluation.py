@@ -126,9 +126,8 @@ def test_scores_by_domain_and_overall():
     assert assessment.average == pytest.approx((2 / 3 + 0) / 2)
     assert assessment.test_average == 0.0
     assert assessment.worst == (2,)
-    tied = Outputs(
-        *(torch.zeros(2, dtype=torch.long),) * 2, torch.tensor([2, 4]), torch.ones(2), *(torch.ones(2, 1),) * 2
-    )
+    labels, ones = (torch.zeros(2, dtype=torch.long),) * 2, torch.ones(2)
+    tied = Outputs(*labels, torch.tensor([2, 4]), ones, *(torch.ones(2, 1),) * 2, ones)
     assert assess(tied, num_domains=3).worst == (1, 2)
     assert assess(tied, num_domains=3, counted=[1]).worst == (1,)
     assert assessment.domains[2].ece == pytest.approx(math.e / (math.e + 2))  # wrong with this confidence
@@ -136,7 +135,7 @@ def test_scores_by_domain_and_overall():
 
 def test_without_test_domains_their_average_is_nan():
     zero = torch.tensor([0])
-    outputs = Outputs(zero, zero, zero, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0))
+    outputs = Outputs(zero, zero, zero, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0), torch.ones(1))
     assert math.isnan(assess(outputs, 1).test_average)
 
 

@@ -88,7 +88,7 @@ def test_files_patterns_and_folders_keep_their_order_and_no_file_comes_twice(mog
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     names = ["print.jpg", "a.png", "below/alpha.png", "ink.png", "gray.jpeg", "palette.PNG"]
     assert [row["path"] for row in rows] == [str(images / name) for name in names]
-    assert list(rows[0]) == ["path", "class", "probability"]
+    assert list(rows[0]) == ["path", "class", "probability", "status"]
 
 
 def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, caplog):
@@ -107,14 +107,17 @@ def test_metadata_reaches_the_images_that_have_any(moge, images, tmp_path, caplo
     assert "without metadata: 3 of 3 images, which go to the shared expert; give their places" in caplog.text
 
 
-def test_an_unreadable_file_is_named_or_skipped_and_counted(moge, images, tmp_path, caplog):
+def test_an_unreadable_file_has_a_row_or_is_skipped_and_is_named(moge, images, tmp_path, caplog):
     broken = tmp_path / "cut.png"
     broken.write_bytes((images / "a.png").read_bytes()[:400])
     words = ["--model", moge, broken, images / "a.png", images / "ink.png", "--output", tmp_path / "out.csv"]
-    with pytest.raises(SystemExit, match=r"predict.py: ImageReadError: image='.*cut.png': cannot be decoded"):
-        predict(*words)
-    assert not (tmp_path / "out.csv").exists()
-    predict(*words, "--skip-unreadable")
+    predict(*words, "--columns", "logits")
+    first, *others = read(tmp_path / "out.csv")
+    assert first == {"path": str(broken), "class": "", "probability": "", "status": "unreadable", "logits": ""}
+    assert [row["status"] for row in others] == ["shared_expert"] * 2
+    assert "cut.png': cannot be decoded" in caplog.text
+    caplog.clear()
+    predict(*words, "--skip-unreadable", "--force")
     assert [row["path"] for row in read(tmp_path / "out.csv")] == [str(images / "a.png"), str(images / "ink.png")]
     error = caplog.text
     assert "unreadable: 1 of 3 images" in error

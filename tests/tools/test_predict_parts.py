@@ -164,15 +164,21 @@ def test_predict_part_gives_the_rows_of_the_parts(images, moge, whole, monkeypat
     assert again == [0, 1, 2, 3]
 
 
-def test_images_that_are_left_out_are_in_the_part(images, moge, tmp_path, caplog):
+def test_unreadable_images_are_in_the_part_with_a_row_or_without(images, moge, tmp_path, caplog):
     folder = tmp_path / "images"
     folder.mkdir()
     for name in "abcdef":
         (folder / f"{name}.png").write_bytes(b"" if name in "bdef" else (images / "0.png").read_bytes())
     words = ["--model", moge, folder, folder / "a.png", "--output", tmp_path / "parts"]
-    with pytest.raises(SystemExit, match=r"image='.*b.png': cannot be decoded"):
-        predict(*words)
-    assert sorted(parts(tmp_path / "parts")) == ["_job.json"]
+    predict(*words, "--columns", "logits", "features")
+    table = pd.read_parquet(words[-1])
+    assert [os.path.basename(path)[0] for path in table.path] == [*"abcdef"]
+    assert (table.status == "unreadable").tolist() == [name in "bdef" for name in "abcdef"]
+    for column in ("class", "probability", "logits", "features"):
+        assert table[column].isna().tolist() == (table.status == "unreadable").tolist()
+    with pytest.raises(SystemExit, match="holds the parts of another job"):
+        predict(*words, "--skip-unreadable")
+    words[-1] = tmp_path / "fewer"
     predict(*words, "--skip-unreadable")
     noted = [json.loads(pq.read_schema(path).metadata[b"unreadable"]) for path in sorted(words[-1].glob("part*"))]
     assert [[os.path.basename(path)[0] for path in paths] for paths in noted] == [["b"], ["d", "e", "f"]]

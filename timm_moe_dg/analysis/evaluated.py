@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Domain, EvaluationImages
-from ..metrics import confusion_matrix
+from ..metrics import CalibrationBins, calibration_bins, confusion_matrix
 from ..protocols.assessment import Assessment, assess
 from ..protocols.domain_roles import describe_role, role_scores, unseen_domains
 from ..protocols.evaluation import Outputs, domain_accuracies
@@ -57,6 +57,29 @@ class Evaluated:
     def roles(self) -> dict[str, RoleScores]:
         """Scores by role, for benchmarks with "id" and "ood" domains; see `protocols.role_scores`."""
         return role_scores(self.outputs, self.domains)
+
+    @cached_property
+    def uncalibrated_errors(self) -> tuple[float, ...]:
+        """Calibration errors by domain without the temperature; NaN for a domain without images."""
+        plain = self.outputs._replace(confidence=self.outputs.uncalibrated)
+        return tuple(scores.ece for scores in assess(plain, len(self.domains), counted=self.counted).domains)
+
+    @property
+    def calibration_groups(self) -> dict[str, CalibrationBins]:
+        """Bins before and after calibration, of the validation images and of all images of other domains."""
+        group, outputs = self.outputs.group, self.outputs
+        is_tested = torch.isin(group // 2, torch.tensor(list(self.test_domains), dtype=torch.long))
+        parts = {"training domains": ~is_tested & (group % 2 == 1), "other domains": is_tested}
+        kinds = {"before": outputs.uncalibrated, "after": outputs.confidence}
+        if torch.equal(*kinds.values()):  # without a temperature
+            kinds = {"as it is": outputs.confidence}
+        correct = outputs.predicted == outputs.target
+        return {
+            f"{part}, {kind}": calibration_bins(confidence[mask], correct[mask])
+            for part, mask in parts.items()
+            for kind, confidence in kinds.items()
+            if mask.any()
+        }
 
     @property
     def domain_roles(self) -> list[str]:

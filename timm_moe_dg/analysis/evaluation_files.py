@@ -12,10 +12,11 @@ from ..protocols.headline import counted
 from ..storage.atomic import json_text, write_csv
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection
-from .score_plots import plot_confusion
+from .score_plots import plot_confusion, plot_reliability
 from .style import optional_picture
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "predictions.csv", "projection.png")
+FILES += ("reliability.png",)
 
 
 def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:
@@ -28,6 +29,8 @@ def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, objec
     write_csv(folder / "predictions.csv", _prediction_rows(evaluated))
     with optional_picture(folder / "confusion.png") as path:
         plot_confusion(matrix, names, path, f"{evaluated.model}\n{evaluated.counted_name}")
+    with optional_picture(folder / "reliability.png") as path:
+        plot_reliability(evaluated.calibration_groups, path)
     with optional_picture(folder / "projection.png") as path:
         plot_projection(evaluated, projection, path)
 
@@ -73,11 +76,13 @@ def save_features(evaluated: Evaluated, path: Path) -> None:
 
 def domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
     """Rows in the data's order; "test" is 1 for domains that were not trained on."""
-    yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role"]
+    yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role", "ece_uncalibrated"]
     inside, outside = evaluated.split_accuracies
     for index, (domain, role) in enumerate(zip(evaluated.domains, evaluated.domain_roles, strict=True)):
         scores = evaluated.assessment.domains[index]
-        yield [domain.name, int(index in evaluated.test_domains), *scores, inside[index], outside[index], role]
+        accuracies = (inside[index], outside[index])
+        ece = evaluated.uncalibrated_errors[index]
+        yield [domain.name, int(index in evaluated.test_domains), *scores, *accuracies, role, ece]
 
 
 def _prediction_rows(evaluated: Evaluated) -> Iterator[list[object]]:

@@ -80,6 +80,7 @@ positive = _number("a number above 0", lambda value: 0 < value < math.inf)
 kilometers = _number("a distance of 0 km or more, or inf", lambda value: value >= 0)
 fraction = _number("a number from 0 to below 1", lambda value: 0 <= value < 1)
 share = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
+between = _number("a number above 0 and below 1", lambda value: 0 < value < 1)
 fraction_to_1 = _number("a number above 0, at most 1", lambda value: 0 < value <= 1)
 
 

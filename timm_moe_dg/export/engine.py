@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..cli.arguments import option
 from ..errors import ArgumentError, ExportError
+from ..networks.digest import network_digest
 from ..networks.ensemble import Ensemble
 from ..networks.trained import WithFeatures
 from .programs import (
@@ -18,7 +19,6 @@ from .programs import (
     OUTPUTS,
     as_tuple,
     first_line,
-    network_digest,
     open_session,
     run_session,
     sample_metadata,

@@ -4,7 +4,6 @@ A program takes batches of any size: normalized images (B, C, H, W) and, for a m
 negative location id, stands for unknown. Every program is read back from its file and compared with the model.
 """
 
-import hashlib
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
-from ..networks.trained import WithFeatures
+from ..networks.digest import network_digest
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")
@@ -26,11 +25,6 @@ OUTPUTS = ("logits", "features")
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
 TO_ONNX = "export to ONNX"
 DIGEST = "timm_moe_dg.network_sha256"  # entry of an ONNX file's metadata, see `network_digest`
-# Attributes of modules that change outputs and are in no weight
-BEHAVIOR: tuple[str, ...] = ("expert_mode", "shared_only", "forced_expert", "radius", "top_k", "normalize_weights")
-BEHAVIOR += ("scores", "choice")
-BEHAVIOR += ("first_frequency", "num_heads", "eps", "approximate", "global_pool", "pool_type", "pool_include_prefix")
-BEHAVIOR += ("beta", "stride", "padding", "dilation", "window_size", "shift_size")
 CPU = torch.device("cpu")
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
@@ -94,19 +88,6 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
     """Records a model in evaluation mode with torch.export, for batches of any size, on two samples or more."""
     batch = torch.export.Dim("batch", min=1)
     return torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
-
-
-def network_digest(model: nn.Module) -> str:
-    """Returns the SHA-256 of everything that decides a network's logits: weights, coverage radius and expert mode."""
-    network = model.network if isinstance(model, WithFeatures) else model
-    digest = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    for name, module in network.named_modules():
-        behavior = {key: vars(module)[key] for key in BEHAVIOR if key in vars(module)}
-        digest.update(f"{name} {type(module).__name__} {behavior}".encode())
-    return digest.hexdigest()
 
 
 def save_onnx(
@@ -213,7 +194,9 @@ def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
     return metadata
 
 
-def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) -> dict[str, object]:
+def preprocessing(
+    model: nn.Module, config: DataConfig, classes: Sequence[str], temperature: float | None = None
+) -> dict[str, object]:
     """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
     is_rgb = channels == 3
@@ -236,6 +219,7 @@ def preprocessing(model: nn.Module, config: DataConfig, classes: Sequence[str]) 
         "mean": list(config["mean"]),
         "std": list(config["std"]),
         "output": f"logits, float32 (batch, {len(classes)})",
+        **({"probabilities": "softmax(logits / temperature)", "temperature": temperature} if temperature else {}),
         "classes": list(classes),
     }
 

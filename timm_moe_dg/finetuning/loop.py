@@ -14,6 +14,7 @@ from ..data import check_readable, seed_hash
 from ..errors import RunInterruptedError
 from ..protocols.options import RunOptions
 from .assembly import build_model
+from .calibration import calibrate_run
 from .launch import join_processes, leave_processes, lost_process_explained
 from .loaders import check_loaders
 from .log import RunLog
@@ -70,11 +71,14 @@ def train(run: FineTuning, stop: Interruption) -> None:
 
 
 def finish(run: FineTuning, stop: Interruption) -> None:
-    """Evaluates the average of weights that stands for the run, if there is one, and marks the run as finished."""
+    """Evaluates the average of weights that stands for the run, calibrates the selected network, and ends the run."""
     run.evaluate_average(stop)
     if run.accelerator.is_main_process:
         folder = run.plan.folder
         draw_learning_curves(folder.records, run.plan.names, folder.path)
+        # Of several processes, the others wait for no answer of this one
+        alone = run.accelerator.num_processes == 1
+        calibrate_run(run.plan, run.accelerator.device, stop.until_stopped if alone else iter)
         run.close()
 
 

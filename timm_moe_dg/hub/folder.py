@@ -12,6 +12,7 @@ from torch import nn
 from ..data.readers.images import is_hidden
 from ..errors import ArgumentError, CheckpointError
 from ..networks.build import CONFIG, DataConfig, read_config, refuse_ensemble, save_network
+from ..networks.calibration import CALIBRATION
 from ..networks.trained import label_names, load_trained
 from ..protocols.records import read_records
 from .origin import Origin, origin_of_run, without_local_paths
@@ -37,11 +38,17 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     pages = (*_pictures(run), *(run.glob("report.html") if with_report else ()))
     figures = _pictures(run / FIGURES)
     # A link may lead to any file of this machine, and the upload would publish that file.
-    published = (*(run / name for name in ("best", FIGURES, *needed)), *pages, *figures)
+    published = (*(run / name for name in ("best", FIGURES, *needed, f"best/{CALIBRATION}")), *pages, *figures)
     if links := [str(path.relative_to(run)) for path in published if path.is_symlink()]:
         remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
         raise ArgumentError.of("run", str(run), remedy)
-    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *pages):
+    calibration = run / "best" / CALIBRATION
+    for path in (
+        run / "best" / CONFIG,
+        run / "best" / WEIGHTS,
+        *([calibration] if calibration.is_file() else []),
+        *pages,
+    ):
         shutil.copyfile(path, folder / path.name)
     for path in figures:
         (folder / FIGURES).mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from ..analysis.evaluation_projection import METHODS
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
 from ..cli.escape import one_line
 from ..cli.parser import ToolParser, tool_parser
-from ..cli.values import position_or_name, positive_int
+from ..cli.values import LOCAL, position_or_name, positive_int
 from ..data import (
     BENCHMARKS,
     Domain,
@@ -34,13 +34,16 @@ from ..data.fingerprint import fingerprint, with_readable
 from ..data.splits import domain_positions, hold_out
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
+from ..finetuning.calibration import method_of, save_calibration
 from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
 from ..networks.bands import check_bands
 from ..networks.build import Network, check_name, data_config, warn_of_other_values
+from ..networks.calibration import find_calibration
 from ..networks.ensemble import evaluation_view, load_predictor
+from ..networks.fit_calibration import CalibrationData, calibrate
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
@@ -51,8 +54,9 @@ from ..storage.run_folder import run_arguments
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
-MAIN += ["domains", "split", "batch_size", "workers", "output", "save_features", "force"]
+MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
+CHANGING = ("img_size", "coverage_radius", "expert_mode", "initial_checkpoint")  # options of another network
 RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
 
 
@@ -71,6 +75,8 @@ class EvaluationDataOptions:
         metavar="DOMAIN", help="domains that the model was not trained on, by name or position")
     domains: Sequence[int | str] | None = option(None, type=position_or_name, nargs="+", metavar="DOMAIN",
         help="domains of the overall scores: names, held-out, or all (default: held-out, if known)")
+    calibrate: bool = option(False,
+        help="fit the model's temperature on the validation images of its training domains first, and store it with it")
     split: str = option("all", choices=SPLITS, help="part of each domain to score (default: %(default)s)")
     trial_seed: int | None = option(None, type=int, metavar="N",
         help="repetition, which decides the splits (default otherwise: 0)")
@@ -288,17 +294,43 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     for rows in (np.asarray(domain.metadata) for domain in domains if with_metadata):
         unknown -= int((~unknown_metadata(rows, options.metadata_columns or ())).sum())
     warn_of_unknown_metadata(network, unknown, sum(map(len, domains)))
+    network = network.to(accelerator.device)
+    if options.calibrate:
+        _calibrate(options, network, data._replace(domains=domains), splits, accelerator)
+    calibration = find_calibration(options.model, network) if options.network is None else None
     view = evaluation_view(network, size)
     images = EvaluationImages(domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
     features = bool(options.output or options.save_features)
     input_size = data_config(network, size)["input_size"]
-    engine = make_engine(options, network.to(accelerator.device), input_size, features)
-    answers = collect_outputs(engine, accelerator.prepare(loader), positions, accelerator.gather_for_metrics)
+    engine = make_engine(options, network, input_size, features)
+    temperature = calibration.temperature if calibration else 1.0
+    batches = accelerator.prepare(loader)
+    answers = collect_outputs(engine, batches, positions, accelerator.gather_for_metrics, temperature)
     name = run_arguments(options.model).get("model", options.model)
     engine_name = "onnxruntime" if options.engine else "torch"
     return Evaluated(name, images, answers, data.test_domains, data.counted, engine_name, data.roles)
+
+
+def _calibrate(
+    options: FilledEvaluateOptions, network: Network, data: _Data, splits: Sequence[Split], accelerator: Accelerator
+) -> None:
+    """Calibrates a network on the main process, and stores the calibration in the network's folder."""
+    given = {name: vars(options)[name] for name in CHANGING if vars(options)[name] is not None}
+    if options.network is not None or not options.model.startswith(LOCAL):
+        raise ArgumentError.of("calibrate", True, "stores a file with the model; give the folder of a run")
+    if given:
+        name, value = given.popitem()
+        raise ArgumentError.of(name, value, "changes the model that --calibrate stores with; leave it out")
+    if accelerator.is_main_process:
+        training = [index for index in range(len(data.domains)) if index not in data.test_domains]
+        held_out = unseen_domains(data.domains, data.test_domains, data.roles)
+        images = CalibrationData(data.domains, splits, training, held_out, options.metadata_columns)
+        loading = {"batch_size": options.batch_size, "workers": options.workers}
+        calibration = calibrate(network, images, method_of(run_arguments(options.model)), **loading)
+        save_calibration(calibration, Path(options.model.removeprefix(LOCAL)))
+    accelerator.wait_for_everyone()
 
 
 @contextmanager

@@ -171,6 +171,7 @@ class Decoded:
     positions: list[int]  # in the batch's rows
     images: Tensor  # (B, C, H, W)
     metadata: Tensor  # (B, M) float64, or int64 of location ids
+    reasons: list[str]  # why the others cannot be read
 
     def pin_memory(self) -> "Decoded":
         """Moves the images to pinned memory; torch's loader calls this."""
@@ -180,18 +181,14 @@ class Decoded:
 
 @dataclass(frozen=True)
 class RowImages(Dataset):
-    """Decodes batches of rows; an index is a `Batch`.
-
-    With `skip_unreadable`, an image that cannot be decoded is left out instead of raising `ImageReadError`.
-    """
+    """Decodes batches of rows; an index is a `Batch`. Images that cannot be decoded are left out."""
 
     transform: Transform
     names: MetadataNames
-    skip_unreadable: bool = False
     bands: Bands = RGB  # three: RGB
 
     def __getitem__(self, batch: Batch) -> Decoded:
-        positions, images, metadata = list[int](), list[Tensor](), list[tuple[float, ...]]()
+        positions, images, metadata, reasons = list[int](), list[Tensor](), list[tuple[float, ...]](), list[str]()
         with ExitStack() as stack:
             tars = {m.tar: stack.enter_context(open(m.tar, "rb")) for row in batch.rows for m in (row.member,) if m}
             for position, row in enumerate(batch.rows):
@@ -200,13 +197,12 @@ class RowImages(Dataset):
                     images.append(self._image(row, tar))
                     metadata.append(self._metadata(row, tar))
                     positions.append(position)
-                except ImageReadError:
+                except ImageReadError as error:
                     del images[len(positions) :]
-                    if not self.skip_unreadable:
-                        raise
+                    reasons.append(str(error))
         kind = torch.int64 if self.names.ids else torch.float64
         stacked = torch.stack(images) if images else torch.empty(0)
-        return Decoded(batch, positions, stacked, torch.tensor(metadata, dtype=kind))
+        return Decoded(batch, positions, stacked, torch.tensor(metadata, dtype=kind), reasons)
 
     def _image(self, row: ImageRow, tar: BinaryIO | None) -> Tensor:
         content = io.BytesIO(row.member.read(tar)) if row.member and tar else None
@@ -226,8 +222,9 @@ class RowImages(Dataset):
             if wrong := [n for n, v in zip(self.names.all, numbers, strict=True) if abs(v) > _LIMITS.get(n, math.inf)]:
                 raise ValueError(f"{wrong[0]} is not within {_LIMITS[wrong[0]]:g} degrees")
         except (ValueError, TypeError, RecursionError) as error:
-            remedy = "correct its .json, or give --skip-unreadable"
-            raise ImageReadError(f"image={row.path!r}: its metadata cannot be read ({error}); {remedy}") from error
+            raise ImageReadError(
+                f"image={row.path!r}: its metadata cannot be read ({error}); correct its .json"
+            ) from error
         return numbers
 
 

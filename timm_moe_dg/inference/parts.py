@@ -16,8 +16,9 @@ import numpy as np
 
 from ..errors import ArgumentError, DataError, MissingDependencyError, StorageError
 from ..storage.atomic import json_text, synchronize
+from .certainty import ABSTAIN, NODE, SET
 from .image_rows import ImageRow
-from .predictor import Column, Part
+from .predictor import STATUS, Column, Part
 
 JOB = "_job.json"  # readers of Parquet folders skip names with an underscore
 INPUT, UNREADABLE = b"input", b"unreadable"  # entries of a part's metadata
@@ -170,17 +171,20 @@ def _arrow_table(table: Mapping[str, Column], notes: Mapping[bytes, str]) -> Any
         if isinstance(column, np.ndarray):
             ends = np.arange(len(column) + 1, dtype=np.int32) * column.shape[1]
             return pa.ListArray.from_arrays(ends, column.ravel())
-        texts = name == "path" or name.startswith("class")
-        return pa.array(map(_utf8, column) if texts else column, pa.string() if texts else _number_type(name))
+        texts = name in ("path", STATUS, NODE) or name.startswith("class")
+        return pa.array(map(_utf8, column) if texts else column, pa.string() if texts else _type(name))
 
     return pa.table({name: array(name, column) for name, column in table.items()}).replace_schema_metadata(notes)
 
 
-def _number_type(name: str) -> str:
+def _type(name: str) -> Any:
     """Types do not depend on values, of which a part may have none."""
-    kinds = {"location": "int64", "logits": "list<float>", "features": "list<float>", "experts": "list<int>"}
-    return kinds.get(name, "float64")
+    import pyarrow as pa
+
+    kinds = {"location": pa.int64(), "logits": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
+    kinds |= {"experts": pa.list_(pa.int32()), SET: pa.list_(pa.string()), ABSTAIN: pa.bool_()}
+    return kinds.get(name, pa.float64())
 
 
-def _utf8(text: str) -> str:
-    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+def _utf8(text: str | None) -> str | None:
+    return text and text.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -20,14 +20,15 @@ from ..cli.values import positive_int, shard_text
 from ..data.readers.image_files import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError
 from ..export.engine import EngineOptions
-from ..export.programs import network_digest
+from ..networks.digest import network_digest
 from ..storage.atomic import all_or_nothing, write_rows
+from .certainty import CertaintyOptions, certainty_columns
 from .image_rows import ImageRow, MetadataNames, chunks, image_rows
 from .parts import PartFolder, Shard, check_folder
-from .predictor import ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
+from .predictor import STATUS, ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
 
 # What --help shows; --help-all shows every option
-MAIN = ["model", "metadata", "top_k", "columns", "output", "shard"]
+MAIN = ["model", "metadata", "top_k", "columns", "coverage", "abstain", "output", "shard"]
 
 
 # fmt: off
@@ -76,6 +77,7 @@ def predict_parser(description: str | None = None) -> ToolParser:
     add_options(parser, "model", TrainedModelOptions)
     add_options(parser, "images", ImageOptions, LoaderOptions)
     add_options(parser, "computation", DeviceOptions, EngineOptions)
+    add_options(parser, "certainty", CertaintyOptions)
     add_options(parser, "output", ColumnOptions, TableOptions)
     parser.add_argument("--sky", action="store_true", help="print this job as YAML of SkyPilot, and end")
     return parser
@@ -85,13 +87,16 @@ def predict(options: PredictOptions, file: TextIO | None = None) -> Iterator[lis
     """Predicts images, and writes the table as CSV to `options.output`, or to an open file, as it goes.
 
     Yields:
-        A row for each image that can be decoded, with the columns of `column_names`. Probabilities are rounded to six
-        digits, as in the file. Logits and other lists are cells.
+        A row for each image, with the columns of `column_names`. Probabilities are rounded to six digits, as in the
+        file. Logits and other lists are cells. An image that cannot be decoded has None for its answer.
+
+    Raises:
+        ImageReadError: No image can be decoded.
     """
     if Shard.of(options.shard, os.environ).step > 1:
         remedy = "one process writes a table; several write a folder of parts: --output FOLDER"
         raise ArgumentError.of("output", options.output, remedy)
-    names, is_first = column_names(options), True
+    names, is_first, can_read = column_names(options), True, False
     with _csv_file(options) if options.output else nullcontext(file) as opened:
         for part in _predicted(options):
             columns = (part.table[name] for name in names)
@@ -102,7 +107,8 @@ def predict(options: PredictOptions, file: TextIO | None = None) -> Iterator[lis
                 is_first = False
             yield from rows
             is_first &= not rows
-    if is_first:
+            can_read |= len(part.unreadable) < part.images
+    if not can_read:
         raise ImageReadError(f"images={options.images!r}: none can be decoded; repair or remove the files")
 
 
@@ -120,6 +126,9 @@ def predict_parts(options: PredictOptions, folder: Path) -> PartFolder:
         "img_size": options.img_size,
         "part_size": options.part_size,
         "columns": predictor.columns,
+        "skip_unreadable": options.skip_unreadable,
+        "temperature": predictor.temperature,
+        "certainty": predictor.certainty.describe(),
     }
     target, shard = PartFolder(folder, job), Shard.of(options.shard, os.environ)
     for part in predictor.parts(target.unfinished(parts, shard)):
@@ -130,11 +139,12 @@ def predict_parts(options: PredictOptions, folder: Path) -> PartFolder:
 
 def column_names(options: PartOptions) -> list[str]:
     """Returns the names of the columns of `predict`."""
-    return ["path", *class_columns(options.top_k), *dict.fromkeys(options.columns)]
+    answer = [*class_columns(options.top_k), STATUS, *certainty_columns(options)]
+    return ["path", *answer, *dict.fromkeys(options.columns)]
 
 
 def write_predictions(rows: Sequence[Sequence[Any]], file: TextIO, header: Sequence[str] | None = None) -> None:
-    """Writes rows of `predict` as CSV. Paths that are not UTF-8 keep their bytes, and lists are JSON."""
+    """Writes rows of `predict` as CSV. Paths that are not UTF-8 keep their bytes. Lists of numbers are JSON."""
     cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
     write_rows(file, [*([header] if header else []), *cells])
     file.flush()
@@ -189,6 +199,8 @@ def _csv_file(options: PredictOptions) -> Iterator[TextIO]:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "|".join(value)
     if isinstance(value, list):
         return json.dumps([round(number, 6) for number in value])
     return f"{value:.6f}" if isinstance(value, float) else value

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, model_keywords, option
@@ -25,11 +26,18 @@ from ..layers.reports.routing import RouterOutput
 from ..losses import record_routing, router_outputs
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config, warn_of_other_values
+from ..networks.calibration import find_calibration
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+from .certainty import Certainty, CertaintyOptions
 from .image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
 
 Column = list[Any] | np.ndarray  # a value for each image: a text, a number, or a row of an array
+STATUS = "status"
+OK, UNREADABLE, UNLIKE, OUTSIDE_COVERAGE, SHARED_EXPERT = (
+    *("ok", "unreadable", "unlike"),  # unlike the training images
+    *("outside_coverage", "shared_expert"),  # of MoGE: far from the training locations; without a place
+)
 LOGITS, FEATURES, EXPERTS, DISTANCE = COLUMNS = ("logits", "features", "experts", "distance")
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +56,7 @@ class ColumnOptions:
     """The images that have a row, and its columns."""
 
     skip_unreadable: bool = option(False,
-        help="leave out damaged images, and list them on stderr (default: stop at the first)")
+        help="leave out damaged images (default: a row with the status unreadable); stderr lists them in both cases")
     top_k: int = option(1, type=positive_int, metavar="K", help="classes per image (default: %(default)s)")
     columns: Sequence[str] = option((), nargs="+", choices=COLUMNS, metavar="NAME",
         help=f"further columns: {', '.join(COLUMNS)}; experts are those of most tokens in each mixture layer, and "
@@ -57,7 +65,7 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartOptions(TrainedModelOptions, ColumnOptions, LoaderOptions, DeviceOptions, EngineOptions):
+class PartOptions(TrainedModelOptions, ColumnOptions, CertaintyOptions, LoaderOptions, DeviceOptions, EngineOptions):
     """All options of the prediction of a part."""
 
 
@@ -74,7 +82,8 @@ class Part:
     number: int
     images: int = 0
     table: dict[str, Column] = field(default_factory=dict)
-    unreadable: list[str] = field(default_factory=list)  # paths of images that are left out
+    unreadable: list[str] = field(default_factory=list)  # paths of images that cannot be decoded
+    reason: str = ""  # of the first of them
     unknown: int = 0  # rows without metadata
 
     def __len__(self) -> int:
@@ -91,8 +100,8 @@ class Predictor:
 
     def __init__(self, options: Any, network: Network | None = None) -> None:
         device = options.device or (_local_device() if network is None else None)
-        network = load_predictor(options.model, **model_keywords(options)) if network is None else network
-        self.network: Network = network.to(device) if device else network
+        loaded = load_predictor(options.model, **model_keywords(options)) if network is None else network
+        self.network: Network = loaded.to(device) if device else loaded
         self.device = next(self.network.parameters()).device
         self.options = options
         if options.top_k > self.network.num_classes:
@@ -103,15 +112,23 @@ class Predictor:
         self.names = MetadataNames(isinstance(encoder, LocationIdEmbedding), metadata_columns(self.network))
         self.classes = label_names(self.network) or tuple(map(str, range(self.network.num_classes)))
         size = data_config(self.network, options.img_size)["input_size"]
-        self._engine = make_engine(options, self.network, size, features=FEATURES in options.columns)
+        # A network that was given in place of a name has no file
+        self.calibration = find_calibration(options.model, self.network) if network is None else None
+        self.temperature = self.calibration.temperature if self.calibration else 1.0
+        self.certainty = Certainty(options, self.calibration, self.classes)
+        # A program may lack the features, so that the pixels alone tell other images
+        self._judges_features = "features" in getattr(self.calibration, "distributions", ()) and not options.engine
+        features = FEATURES in options.columns or self._judges_features
+        self._engine = make_engine(options, self.network, size, features=features)
         view = evaluation_view(self.network, options.img_size)
-        self._images = RowImages(view, self.names, options.skip_unreadable, bands_of(self.network))
+        self._images = RowImages(view, self.names, bands_of(self.network))
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns in order."""
         further = dict.fromkeys(self.options.columns)
-        return ["path", *self.names.all[:2], *class_columns(self.options.top_k), *further]
+        answer = [*class_columns(self.options.top_k), STATUS, *self.certainty.columns]
+        return ["path", *self.names.all[:2], *answer, *further]
 
     @torch.inference_mode()
     def parts(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[Part]:
@@ -124,10 +141,16 @@ class Predictor:
                 part.number = decoded.batch.part
                 part.images += len(decoded.batch.rows)
                 read = set(decoded.positions)
-                part.unreadable += [row.path for i, row in enumerate(decoded.batch.rows) if i not in read]
+                missing = [row.path for i, row in enumerate(decoded.batch.rows) if i not in read]
+                part.unreadable += missing
+                part.reason = part.reason or "".join(decoded.reasons[:1])
+                table: dict[str, Column] = {}
                 if read:
                     part.unknown += int(unknown_metadata(decoded.metadata.numpy(), self.names.columns).sum())
-                    pieces.append(self._predicted(decoded))
+                    table = self._predicted(decoded)
+                if missing and not self.options.skip_unreadable:
+                    table = self._with_unreadable(table, decoded)
+                pieces += [table] if table else []
                 if decoded.batch.is_last:
                     part.table = {name: _joined([piece[name] for piece in pieces]) for name in self.columns}
                     self._report(part)
@@ -171,6 +194,7 @@ class Predictor:
         if part.unreadable:
             listed = one_line(", ".join(part.unreadable))
             _logger.warning(f"unreadable: {len(part.unreadable)} of {part.images} images: {listed}")
+            _logger.warning(f"the first one: {part.reason}")
 
     def _predicted(self, decoded: Decoded) -> dict[str, Column]:
         paths = [decoded.batch.rows[position].path for position in decoded.positions]
@@ -179,7 +203,7 @@ class Predictor:
         metadata = metadata.to(self.device)
         given = [metadata[:, 0] if self.names.ids else metadata] if self.reads_metadata and is_known else []
         logits, *features = self._engine(decoded.images, *given)
-        probabilities = logits.float().softmax(dim=1)
+        probabilities = (logits.float() / self.temperature).softmax(dim=1)
         if not (finite := probabilities.isfinite().all(dim=1)).all():
             bad = paths[int((~finite).nonzero()[0])]
             raise CheckpointError(
@@ -187,12 +211,14 @@ class Predictor:
             )
         places = dict(zip(self.names.all[:2], decoded.metadata.T.tolist(), strict=False))
         table: dict[str, Column] = {"path": paths, **places}
-        best = probabilities.topk(self.options.top_k)
-        ranks = zip(best.values.T.tolist(), best.indices.T.tolist(), strict=True)
+        order = logits.topk(self.options.top_k).indices  # as without a temperature, which rounding could change
+        ranks = zip(probabilities.gather(1, order).T.tolist(), order.T.tolist(), strict=True)
         for rank, (values, classes) in enumerate(ranks, 1):
             suffix = f"_{rank}" if rank > 1 else ""
             table[f"class{suffix}"] = [self.classes[index] for index in classes]
             table[f"probability{suffix}"] = [round(value, 6) for value in values]
+        table[STATUS] = self._statuses(decoded.images, features, decoded.metadata)
+        table |= self.certainty.rows(probabilities.cpu())
         further: dict[str, Callable[[], Column]] = {
             LOGITS: lambda: logits.float().cpu().numpy(),
             FEATURES: lambda: features[0].float().cpu().numpy(),
@@ -200,6 +226,34 @@ class Predictor:
             DISTANCE: lambda: distances(self._coverage, metadata[:, :2]).tolist(),
         }
         return table | {name: further[name]() for name in self.options.columns}
+
+    def _statuses(self, images: Tensor, features: Sequence[Tensor], metadata: Tensor) -> list[str]:
+        """The status of each image, the gravest one if several hold."""
+        statuses = np.full(len(images), OK, dtype=object)
+        if getattr(self.network, "expert_mode", None) == "routed":
+            is_unknown = unknown_metadata(metadata.numpy(), self.names.columns)
+            statuses[is_unknown] = SHARED_EXPERT
+            if self._coverage is not None:
+                is_covered = self._coverage(metadata[:, :2].nan_to_num().to(self.device)).cpu().numpy()
+                statuses[~is_covered & ~is_unknown] = OUTSIDE_COVERAGE
+        if self.calibration is not None:
+            judged = features[0] if self._judges_features else None
+            statuses[self.calibration.unlike(images, judged).cpu().numpy()] = UNLIKE
+        return statuses.tolist()
+
+    def _with_unreadable(self, table: Mapping[str, Column], decoded: Decoded) -> dict[str, Column]:
+        """Adds a row without an answer for each image of a batch that cannot be decoded."""
+        places, rows = self.names.all[:2], decoded.batch.rows
+        values = {name: dict(zip(decoded.positions, _listed(column), strict=True)) for name, column in table.items()}
+        filled: dict[str, Column] = {
+            name: [values.get(name, {}).get(position) for position in range(len(rows))] for name in self.columns
+        }
+        for position in set(range(len(rows))) - set(decoded.positions):
+            row = rows[position]
+            known = dict(zip(places, row.metadata or self.names.unknown, strict=False))
+            for name, value in {"path": row.path, STATUS: UNREADABLE, **known}.items():
+                filled[name][position] = value
+        return filled
 
 
 def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
@@ -215,9 +269,13 @@ def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
 
 
 def _joined(pieces: Sequence[Column]) -> Column:
-    if pieces and isinstance(pieces[0], np.ndarray):
+    if pieces and all(isinstance(piece, np.ndarray) for piece in pieces):
         return np.concatenate(pieces)
-    return [value for piece in pieces for value in piece]
+    return [value for piece in pieces for value in _listed(piece)]
+
+
+def _listed(column: Column) -> list[Any]:
+    return column.tolist() if isinstance(column, np.ndarray) else column
 
 
 def _ahead(batches: Iterable[Decoded], device: torch.device) -> Iterator[Decoded]:

@@ -20,7 +20,15 @@ from tqdm.auto import tqdm
 
 from ..analysis.geography import domains_at, geo_layers
 from ..analysis.style import category_color, optional_picture, picture, swatch
-from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, from_parsed, model_keywords, option
+from ..cli.arguments import (
+    LoaderOptions,
+    TrainedModelOptions,
+    declared,
+    default_device,
+    from_parsed,
+    model_keywords,
+    option,
+)
 from ..cli.values import positive_int
 from ..data.band_names import RGB, Bands, pick
 from ..data.bands import MOST_MISSING, missing_values, scaled
@@ -31,9 +39,11 @@ from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config
+from ..networks.calibration import find_calibration
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
 from ..storage.atomic import all_or_nothing
+from .certainty import CertaintyOptions
 
 BLOCK = 256  # side of the map's blocks in pixels
 CACHE = 256  # MB of decoded blocks; GDAL's default grows with the machine
@@ -79,6 +89,7 @@ def scene_options(parsed: Any) -> SceneOptions | None:
     if len(parsed.images) != 1:
         raise ArgumentError.of("images", parsed.images, "give one scene with --window")
     of_images = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None, "sky": False}
+    of_images |= dict.fromkeys(declared(CertaintyOptions))
     for name, default in of_images.items():
         if (value := getattr(parsed, name)) != default:
             raise ArgumentError.of(name, value, "has no meaning for a scene (--window); leave it out")
@@ -169,6 +180,8 @@ class _Scene:
         self.tops, self.lefts = (starts(length, self.size, stride) for length in raster.shape)
         network = load_predictor(options.model, **model_keywords(options)).to(options.device or default_device())
         self.network: Network = network
+        calibration = find_calibration(options.model, network)
+        self.temperature = calibration.temperature if calibration else 1.0
         self.device = next(network.parameters()).device
         self.bands: Bands = bands_of(network)
         is_rgb, last = self.bands == RGB, raster.colorinterp[-1]
@@ -247,7 +260,8 @@ class _Scene:
                 continue
             images = torch.stack([view for view in views if view is not None]).to(self.device)
             more = (metadata[present].to(self.device),) if self.columns else ()
-            predicted = self.engine(images, *more)[0].float().softmax(dim=1).cpu().numpy()
+            logits = self.engine(images, *more)[0].float()
+            predicted = (logits / self.temperature).softmax(dim=1).cpu().numpy()
             if not np.isfinite(predicted).all():
                 raise CheckpointError(f"model={self.options.model!r}: its logits are NaN; give another checkpoint")
             probabilities[present] = predicted

@@ -95,7 +95,7 @@ def build_network(
     loads = pretrained or overlay is not None
     from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
-        with _hub_or_cache() if from_hub else nullcontext():
+        with hub_or_cache() if from_hub else nullcontext():
             # Also names a damaged field, where timm would fail far from the file
             own_bands = saved_config(name).get("bands")
             saved_bands = _bands_beside(initial_checkpoint) if overlay else own_bands
@@ -148,7 +148,7 @@ def build_network(
 
 
 @contextmanager
-def _hub_or_cache() -> Iterator[None]:
+def hub_or_cache() -> Iterator[None]:
     """Reads from the Hub's cache alone while the Hub does not answer."""
     # The client would retry each missing file for half a minute, with a message each time
     offline = constants.HF_HUB_OFFLINE
@@ -296,7 +296,7 @@ def saved_config(name: str) -> Config:
         return read_config(Path(location, CONFIG))
     if source is None:
         return {}
-    with _hub_or_cache():
+    with hub_or_cache():
         return read_config(Path(download_from_hf(location, CONFIG)))
 
 

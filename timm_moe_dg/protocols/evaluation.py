@@ -31,6 +31,7 @@ class Outputs(NamedTuple):
     confidence: Tensor  # softmax probability of the predicted class, (N,)
     probabilities: Tensor  # of all classes in the data's order, (N, C)
     features: Tensor  # input of the classifier, (N, D); (N, 0) if the network does not return it
+    uncalibrated: Tensor  # `confidence` without the temperature
 
 
 @torch.no_grad()
@@ -60,25 +61,29 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
 
 @torch.no_grad()
 def collect_outputs(
-    network: Callable[..., Tensor | tuple[Tensor, ...]], batches: Batches, positions: Tensor, gather: Gather = tuple
+    network: Callable[..., Tensor | tuple[Tensor, ...]],
+    batches: Batches,
+    positions: Tensor,
+    gather: Gather = tuple,
+    temperature: float = 1.0,
 ) -> Outputs:
     """Runs a network, in the mode that it is in, on every batch; see `predict`.
 
     The network returns logits (B, C), or a tuple of logits and the classifier's input (B, D). `positions` (C,) holds
-    the class of each logit, see `class_positions`.
+    the class of each logit, see `class_positions`. Probabilities are those of the logits divided by the temperature.
     """
     columns = []
     for images, target, group, *metadata in batches:
         output = network(images, *metadata)
         logits, *further = output if isinstance(output, tuple) else (output,)
-        probabilities = logits.float().softmax(dim=1)
-        row = (target, group, probabilities, further[0] if further else logits[:, :0])
+        row = (target, group, logits.float(), further[0] if further else logits[:, :0])
         columns.append([part.cpu() for part in gather(row)])
-    target, group, probabilities, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
+    target, group, logits, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
     # From the order of the logits to the order of the classes
-    probabilities = probabilities[:, positions.argsort()]
-    confidence, predicted = probabilities.max(dim=1)
-    return Outputs(predicted, target, group, confidence, probabilities, features)
+    plain = logits[:, positions.argsort()].softmax(dim=1)
+    uncalibrated, predicted = plain.max(dim=1)  # rounding cannot change the class with the temperature
+    probabilities = (logits[:, positions.argsort()] / temperature).softmax(dim=1) if temperature != 1 else plain
+    return Outputs(predicted, target, group, probabilities.amax(1), probabilities, features, uncalibrated)
 
 
 def domain_accuracies(

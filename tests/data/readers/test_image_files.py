@@ -11,7 +11,7 @@ from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform
 from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.image_files import Metadata, find_images, image_paths
-from timm_moe_dg.errors import DataError, ImageReadError
+from timm_moe_dg.errors import DataError
 from timm_moe_dg.inference.image_rows import ImageRow, MetadataNames, RowImages, batches, row_loader
 
 
@@ -29,9 +29,9 @@ def level(image):
     return torch.tensor(image.getpixel((0, 0)))
 
 
-def decoded(paths, view=level, workers=0, skip=False, metadata=None):
+def decoded(paths, view=level, workers=0, metadata=None):
     rows = [ImageRow(path, metadata and metadata[position]) for position, path in enumerate(paths)]
-    images = RowImages(view, MetadataNames(), skip)
+    images = RowImages(view, MetadataNames())
     return list(row_loader(images, batches([(0, rows)], batch_size=2), workers))
 
 
@@ -149,9 +149,10 @@ def test_batches_hold_rows_images_and_metadata(folder, workers):
     assert found[1].metadata.isnan().all()
 
 
-def test_unreadable_files_are_named_or_left_out(folder):
+def test_unreadable_files_are_named_and_left_out(folder):
     (folder / "a" / "z.JPG").write_bytes(b"no image")
     paths = find_images([str(folder)])
-    with pytest.raises(ImageReadError, match=r"z.JPG"):
-        decoded(paths)
-    assert [batch.positions for batch in decoded(paths, skip=True)] == [[0], [0]]
+    found = decoded(paths)
+    assert [batch.positions for batch in found] == [[0], [0]]
+    assert [len(batch.reasons) for batch in found] == [1, 0]
+    assert "z.JPG" in found[0].reasons[0]

@@ -1,0 +1,56 @@
+"""The calibration of a run's selected network, once the run has ended."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch.utils.data import DataLoader
+
+from ..cli.values import LOCAL
+from ..errors import ArgumentError, MoeDgError
+from ..networks.calibration import CALIBRATION, Calibration, calibration_command
+from ..networks.ensemble import load_predictor
+from ..networks.fit_calibration import CalibrationData, calibrate
+from ..protocols.domain_roles import unseen_domains
+from ..storage.atomic import explained, replaced_file
+from .plan import RunPlan
+from .sharding import is_sharded
+
+_logger = logging.getLogger(__name__)
+
+
+def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLoader], Any] = iter) -> None:
+    """Calibrates the selected network of a run, or logs why it cannot."""
+    folder = plan.folder.path / "best"
+    options = plan.options
+    tested = [index for index in range(len(plan.domains)) if index not in plan.training]
+    held_out = unseen_domains(plan.domains, tested)
+    data = CalibrationData(plan.domains, plan.splits, plan.training, held_out, options.metadata_columns)
+    loading = {"batch_size": options.validation_batch_size, "workers": options.workers}
+    try:
+        if is_sharded():
+            command = calibration_command(str(plan.folder.path))
+            raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
+        network = load_predictor(f"{LOCAL}{folder}").to(device)
+        calibration = calibrate(network, data, method_of(vars(options)), **loading, watched=watched)
+    except (MoeDgError, torch.OutOfMemoryError) as error:  # the run itself is complete
+        _logger.warning(f"no temperature was fitted: {error}")
+        return
+    save_calibration(calibration, folder)
+
+
+def save_calibration(calibration: Calibration, folder: Path) -> None:
+    """Writes the file of a calibration into the folder of its network, as a whole or not at all."""
+    path = folder / CALIBRATION
+    with explained(path), replaced_file(path) as fresh:
+        fresh.write_bytes(save(calibration.tensors(), calibration.header()))
+    scores = calibration.validation
+    _logger.info(f"temperature {calibration.temperature:.3f}, fitted on {len(scores.confidence)} validation images")
+
+
+def method_of(args: Mapping[str, Any]) -> str:
+    """Returns the row of a sweep that a run belongs to, from its arguments."""
+    return ", ".join(str(args[name]) for name in ("algorithm", "model", "average_method") if args.get(name))
