@@ -1,6 +1,8 @@
 """The page on which people try a model: its answers are those of predict, and mistakes are one line."""
 
 import csv
+import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -30,13 +32,17 @@ def demo_of(folder, name="gmoe_tiny_patch16"):
 
 
 def predicted(folder, image, *words):
-    """The classes and probabilities that the command prints."""
+    """The classes and probabilities that the command writes."""
+    row = predicted_row(folder, image, *words)
+    return {row[f"class{rank}"]: float(row[f"probability{rank}"]) for rank in ("", "_2", "_3", "_4", "_5")}
+
+
+def predicted_row(folder, image, *words):
     output = folder / "predicted.csv"
     words = ["--model", str(folder), *words, "--top-k", "5", "-j", "0", "--output", str(output), "--force"]
     load_tool("predict").main([image, *words])
     (row,) = csv.DictReader(output.read_text().splitlines())
-    suffixes = ["", "_2", "_3", "_4", "_5"]
-    return {row[f"class{suffix}"]: float(row[f"probability{suffix}"]) for suffix in suffixes}
+    return row
 
 
 def test_the_answer_is_that_of_predict_and_the_experts_are_drawn(image, tmp_path):
@@ -46,6 +52,15 @@ def test_the_answer_is_that_of_predict_and_the_experts_are_drawn(image, tmp_path
     assert "Expert of most patches" in remarks
     assert picture.ndim == 3
     assert demo.examples(tmp_path) == []
+
+
+def test_an_ensemble_answers_beside_the_plain_image(image, tmp_path):
+    for number in "01":
+        saved_run(tmp_path / number, "gmoe_tiny_patch16", CLASSES)
+        shutil.copytree(tmp_path / number / "best", tmp_path / "best" / number)
+    probabilities, remarks, picture = Demo(f"local-dir:{tmp_path / 'best'}").answer(image)
+    assert probabilities == predicted(tmp_path, image)
+    assert (remarks, picture.shape) == ("", (40, 60, 3))
 
 
 def test_a_place_changes_the_answer_as_it_does_for_predict(image, tmp_path):
@@ -60,7 +75,7 @@ def test_a_place_changes_the_answer_as_it_does_for_predict(image, tmp_path):
 def test_training_locations_are_on_the_map_and_their_distance_is_told(image, tmp_path):
     demo = demo_of(tmp_path, "moge_tiny")
     plain = np.asarray(demo.world())
-    assert demo.world("x", "").tobytes() == demo.world().tobytes()
+    assert demo.world("inf", "x").tobytes() == demo.world().tobytes()
     marked = np.argwhere((np.asarray(demo.world("13.4", "52.5")) != plain).any(axis=2)).mean(axis=0)
     assert [float(text) for text in place_of(marked[::-1])] == pytest.approx([13.4, 52.5], abs=1)
     network = demo.network
@@ -81,7 +96,7 @@ def test_training_locations_are_on_the_map_and_their_distance_is_told(image, tmp
     ("path", "values", "message"),
     [
         (None, [], "Choose an image first."),
-        ("text.png", [], "image='text.png': cannot be decoded"),
+        ("text.png", [], "image='text.png': cannot be read; choose an image file"),
         ("a.png", ["13.4", "abc"], "lat='abc': is no number; correct it, or leave it empty"),
         ("a.png", ["52.5", "120"], "latitude=120.*swapped"),
     ],
@@ -97,7 +112,7 @@ def test_mistakes_of_visitors_are_one_line_without_a_path_of_the_server(path, va
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_examples_are_images_of_the_held_out_domain(tmp_path):
+def test_a_run_has_examples_of_the_held_out_domain_and_sets_of_its_calibration(image, tmp_path):
     words = ["--steps", "1", "--workers", "0", "--cpu-threads", "1", "--batch-size", "2", "--output", str(tmp_path)]
     size = ["--model-kwargs", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "--test-domains", "rot_45"]
     load_tool("finetune").main(["--model", "gmoe_tiny_patch16", *size, *words, "--experiment", "run"])
@@ -109,6 +124,13 @@ def test_examples_are_images_of_the_held_out_domain(tmp_path):
     (first, values), *_ = examples
     assert (len(examples), values) == (6, [])
     assert np.array_equal(np.asarray(Image.open(first)), np.asarray(domain.pixels(0)))
+    for path in (image, first):
+        row, remarks = predicted_row(tmp_path / "run", path, "--coverage", "0.9"), demo.answer(path)[1]
+        assert (
+            f"images: **{', '.join(json.loads(row['set']) if row['set'][0] == '[' else row['set'].split('|'))}**"
+            in remarks
+        )
+        assert ("unlike" in remarks) == (row["status"] == "unlike")
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch, tmp_path):

@@ -22,11 +22,12 @@ from ..analysis.run_view import open_run
 from ..cli.escape import markdown, one_line
 from ..cli.values import LOCAL
 from ..data.readers.images import read_pixels
-from ..errors import ArgumentError, MissingDependencyError, MoeDgError
+from ..errors import ArgumentError, ImageReadError, MissingDependencyError, MoeDgError
 from ..networks.bands import bands_of
-from ..networks.ensemble import evaluation_view
+from ..networks.ensemble import Ensemble, evaluation_view
+from .certainty import SET
 from .image_rows import ImageRow
-from .predictor import DISTANCE, EXPERTS, PartOptions, Predictor
+from .predictor import DISTANCE, EXPERTS, OUTSIDE_COVERAGE, SHARED_EXPERT, STATUS, UNLIKE, PartOptions, Predictor
 
 COVERAGE = 0.9  # of the prediction sets of a calibrated model
 _MAX_FILE_SIZE = "20mb"
@@ -34,9 +35,9 @@ _CLASSES, _EXAMPLES = 5, 6
 _LABELS = {"lon": "Longitude (degrees)", "lat": "Latitude (degrees)", "location": "Location id"}
 _SCALE = 3  # pixels of the map for a degree
 _NOTES = {
-    "unlike": "This image is **unlike** the training images. Do not rely on the answer.",
-    "outside_coverage": "The place is **outside of the coverage**: the shared expert answers alone.",
-    "shared_expert": "No place is given: the shared expert answers alone.",
+    UNLIKE: "This image is **unlike** the training images. Do not rely on the answer.",
+    OUTSIDE_COVERAGE: "The place is **outside of the coverage**: the shared expert answers alone.",
+    SHARED_EXPERT: "No place is given: the shared expert answers alone.",
 }
 _logger = logging.getLogger(__name__)
 
@@ -51,14 +52,14 @@ class Demo:
 
     def __init__(self, model: str, device: str | None = None) -> None:
         options = PartOptions(model=model, device=device, workers=0)
-        probe = Predictor(options)
-        has_experts = any(hasattr(module, "record_routing") for module in probe.network.modules())
+        probe = Predictor(options)  # shows which columns the model has
+        is_one = not isinstance(probe.network, Ensemble)
+        has_experts = is_one and any(hasattr(module, "record_routing") for module in probe.network.modules())
         has_points = getattr(getattr(probe.network, "metadata_encoder", None), "coverage", None) is not None
         columns = [name for name, has in {EXPERTS: has_experts, DISTANCE: has_points}.items() if has]
-        options = replace(options, top_k=min(_CLASSES, len(probe.classes)), columns=columns)
-        if getattr(probe, "calibration", None) is not None:
-            options = replace(options, coverage=COVERAGE)
-        self.predictor = Predictor(options)
+        coverage = None if probe.calibration is None else COVERAGE
+        top_k = min(_CLASSES, len(probe.classes))
+        self.predictor = Predictor(replace(options, top_k=top_k, columns=columns, coverage=coverage))
         self.model, self.network = model, self.predictor.network
         self.names: Sequence[str] = self.predictor.names.all if self.predictor.reads_metadata else ()
         self.points = self.network.metadata_encoder.coverage.points.cpu().numpy() / 1e6 if has_points else []
@@ -75,10 +76,10 @@ class Demo:
             raise MoeDgError("Choose an image first.")
         metadata = self._metadata(values)
         try:
-            (part,) = self.predictor.parts([(0, [ImageRow(path, metadata)])])
             pixels = read_pixels(path, bands_of(self.network))
-        except MoeDgError as error:  # the path of the server is of no use
-            raise MoeDgError(one_line(str(error).replace(path, Path(path).name))) from error
+        except ImageReadError as error:  # whose message has the server's path
+            raise ImageReadError(f"image={Path(path).name!r}: cannot be read; choose an image file") from error
+        (part,) = self.predictor.parts([(0, [ImageRow(path, metadata)])])
         row = {name: column[0] for name, column in part.table.items()}
         suffixes = ["", *(f"_{rank}" for rank in range(2, self.predictor.options.top_k + 1))]
         probabilities = {str(row[f"class{suffix}"]): float(row[f"probability{suffix}"]) for suffix in suffixes}
@@ -94,10 +95,10 @@ class Demo:
         return tuple(numbers) if any(values) else None
 
     def _remarks(self, row: dict[str, Any]) -> str:
-        notes = [_NOTES.get(row.get("status", ""), "")]
-        if "set" in row:
-            classes = ", ".join(map(markdown, row["set"])) or "no class"
-            notes.append(f"With a probability of {COVERAGE:.0%}, the right class is among: **{classes}**.")
+        notes = [_NOTES.get(row[STATUS], "")]
+        if SET in row:
+            classes = ", ".join(map(markdown, row[SET])) or "no class"
+            notes.append(f"Set for {COVERAGE:.0%} coverage on images like the validation images: **{classes}**.")
         if not math.isnan(row.get(DISTANCE, math.nan)):
             radius = self.network.metadata_encoder.coverage.radius
             limit = f" The model routes within {radius:,.0f} km." if radius is not None else ""
@@ -110,12 +111,13 @@ class Demo:
     def _picture(self, pixels: Any, metadata: tuple[float, ...] | None) -> np.ndarray:
         """Draws the experts of the last mixture block over the image, or the image alone if there are none."""
         small = small_pixels(pixels)
-        if EXPERTS not in self.predictor.options.columns or not hasattr(self.network, "blocks"):
+        inputs = [evaluation_view(self.network)(pixels)]
+        if metadata is not None:
+            inputs.append(torch.tensor(metadata[0] if self.predictor.names.ids else metadata))
+        try:
+            maps = routing_maps(self.network, *(value.unsqueeze(0).to(self.predictor.device) for value in inputs))
+        except ArgumentError:  # no transformer with experts in its blocks
             return small
-        device = self.predictor.device
-        images = evaluation_view(self.network)(pixels).unsqueeze(0).to(device)
-        given = None if metadata is None else torch.tensor(metadata[0] if self.predictor.names.ids else metadata)
-        maps = routing_maps(self.network, images, None if given is None else given.unsqueeze(0).to(device))
         block = max(maps)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "experts.png")
@@ -127,14 +129,11 @@ class Demo:
         """Draws the world with the training locations, of which models hold a thinned list, and a place."""
         image = Image.new("RGB", (360 * _SCALE, 180 * _SCALE), "white")
         draw = ImageDraw.Draw(image)
-        for degrees in range(-150, 180, 30):
-            draw.line([*_pixel(degrees, 90), *_pixel(degrees, -90)], "#d0d0d0")
-            draw.line([*_pixel(-180, degrees), *_pixel(180, degrees)], "#d0d0d0")
         for line in coastlines():
             draw.line([_pixel(*point) for point in line.tolist()], "#606060", 2)
         for point in self.points:
             draw.circle(_pixel(*point), 3, fill="#0072b2")
-        with suppress(ValueError):  # of texts that are no numbers, which `answer` names
+        with suppress(ValueError, OverflowError):  # of texts that are no numbers, which `answer` names
             center = _pixel(float(lon), float(lat))
             draw.circle(center, 12, outline="white", width=8)
             draw.circle(center, 10, outline="#d00000", width=4)
