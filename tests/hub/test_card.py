@@ -107,12 +107,13 @@ def test_the_page_has_the_selected_step_the_headline_the_seed_and_the_figures(tm
 def test_hidden_pictures_are_not_published(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "figures").mkdir()
-    for name in ("._learning_curves.png", "figures/._map.png", "figures/map.png"):
+    for name in ("._learning_curves.png", "figures/._map.png", "figures/map.png", "best/calibration.safetensors"):
         (run / name).write_bytes(b"a picture")
     (tmp_path / "folder").mkdir()
     fill_from_run(tmp_path / "folder", run)
     names = sorted(str(path.relative_to(tmp_path / "folder")) for path in (tmp_path / "folder").rglob("*.png"))
     assert names == ["figures/map.png", "learning_curves.png"]
+    assert (tmp_path / "folder" / "calibration.safetensors").read_bytes() == b"a picture"
 
 
 def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):

@@ -27,7 +27,23 @@ def test_predictions_of_a_published_network(best, tmp_path, capsys):
         load_tool("predict").main(["--model", model, str(tmp_path / "image.png"), "--top-k", "10", *QUICK])
         rows.append(capsys.readouterr().out)
     assert rows[0] == rows[1]
-    assert sorted(rows[0].splitlines()[1].split(",")[1::2]) == list(CLASSES)
+    assert sorted(rows[0].splitlines()[1].split(",")[1:-1:2]) == list(CLASSES)
+
+
+def test_a_published_network_has_its_calibration(best, hub, tmp_path, capsys):
+    words = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--calibrate", *QUICK]
+    with pytest.raises(SystemExit, match="calibrate=True: stores a file with the model"):
+        load_tool("evaluate").main(["--model", SOURCE, *words])
+    load_tool("evaluate").main(["--model", best, *words])
+    hub.repositories["someone/network"] = Repository(tmp_path / "best")
+    Image.new("RGB", (8, 8)).save(tmp_path / "black.png")
+    tables = []
+    for model in (SOURCE, best):
+        capsys.readouterr()
+        load_tool("predict").main(["--model", model, str(tmp_path / "black.png"), "--coverage", "0.9", *QUICK])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    assert ",unlike," in tables[0]
 
 
 def test_a_network_that_is_not_there_is_named(best):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.band_files import band_folder, write_tiff
 from tests.load_tool import load_tool
 from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import training_domain_validation
 
@@ -90,13 +91,14 @@ def test_predictions_are_those_of_the_saved_network(run, data, tmp_path):
     load_tool("predict").main([*words, "--output", str(tmp_path / "p.csv")])
     network = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
     mean, std = (torch.tensor(network.pretrained_cfg[name]).view(5, 1, 1) for name in ("mean", "std"))
+    temperature = load_calibration(f"local-dir:{run / 'best'}").temperature
     rows = {row["path"]: row for row in csv.DictReader((tmp_path / "p.csv").open())}
     with (data / "metadata.csv").open() as file:
         for row in list(csv.DictReader(file))[:3]:
             image = (read_pixels(str(data / row["path"]), 5) - mean) / std
             place = torch.tensor([[float(row["lon"]), float(row["lat"])]])
             with torch.no_grad():
-                expected = network(image[None], place).softmax(1).max().item()
+                expected = (network(image[None], place) / temperature).softmax(1).max().item()
             assert float(rows[str(data / row["path"])]["probability"]) == pytest.approx(expected, abs=2e-6)
 
 

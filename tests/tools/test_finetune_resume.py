@@ -20,7 +20,8 @@ from accelerate.state import AcceleratorState
 from tests.load_tool import TOOLS, load_tool
 from tests.quick_python import run_ranks
 from timm_moe_dg.algorithms import ERM
-from timm_moe_dg.finetuning import loop
+from timm_moe_dg.finetuning import calibration, loop
+from timm_moe_dg.networks.calibration import CALIBRATION
 from timm_moe_dg.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
@@ -103,6 +104,27 @@ def test_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(whole, unfinished,
     tool.main([*RUN, "--output", str(unfinished.parent), "--experiment", "a", "--resume"])
     assert "is finished: nothing to do" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
+
+
+def test_a_run_that_ends_while_it_is_calibrated_is_completed(whole, unfinished, tool):
+    original, calibrations = calibration.calibrate, []
+
+    def interrupted(*args, **keywords):
+        calibrations.append(args)
+        if len(calibrations) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "calibrate", interrupted)
+        for _ in range(2):
+            assert not (unfinished / "done").exists()
+            assert not (unfinished / "best" / CALIBRATION).exists()
+            with nullcontext() if calibrations else pytest.raises(SystemExit, match="143"):
+                tool.main(["--resume", str(unfinished), "--workers", "0"])
+    assert (unfinished / "done").exists()
+    assert len(calibrations) == 2
+    assert (unfinished / "best" / CALIBRATION).read_bytes() == (whole / "best" / CALIBRATION).read_bytes()
 
 
 def test_damaged_checkpoint_and_half_written_line_are_passed_over(whole, unfinished, tool, caplog):

@@ -12,6 +12,7 @@ import yaml
 from PIL import Image
 
 from tests.load_tool import load_tool
+from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained, metadata_columns
 
 pytestmark = pytest.mark.slow
@@ -120,7 +121,8 @@ def test_predict_reads_the_columns_that_the_network_names(run, folder, table, tm
     pixels = [torch.from_numpy(np.array(Image.open(folder / f"{n}.png"))).permute(2, 0, 1) / 255 for n in (3, 4)]
     metadata = torch.tensor([[table[n][name] for name in ("lon", "lat", "month", "elevation")] for n in (3, 4)])
     with torch.no_grad():
-        expected = network((torch.stack(pixels) - mean) / std, metadata.float()).softmax(1).amax(1)
+        logits = network((torch.stack(pixels) - mean) / std, metadata.float())
+    expected = (logits / load_calibration(f"local-dir:{run / 'best'}").temperature).softmax(1).amax(1)
     with (tmp_path / "out.csv").open() as file:
         actual = [float(row["probability"]) for row in csv.DictReader(file)]
     assert actual == pytest.approx(expected.tolist(), abs=2e-5)

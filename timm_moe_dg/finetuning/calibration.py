@@ -13,7 +13,7 @@ from ..cli.values import LOCAL
 from ..errors import ArgumentError, MoeDgError
 from ..networks.calibration import CALIBRATION, Calibration, calibration_command
 from ..networks.ensemble import load_predictor
-from ..networks.fit_calibration import CalibrationData, calibrate
+from ..networks.fit_calibration import calibrate
 from ..protocols.domain_roles import unseen_domains
 from ..storage.atomic import explained, replaced_file
 from .plan import RunPlan
@@ -27,18 +27,22 @@ def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLo
     folder = plan.folder.path / "best"
     options = plan.options
     tested = [index for index in range(len(plan.domains)) if index not in plan.training]
-    held_out = unseen_domains(plan.domains, tested)
-    data = CalibrationData(plan.domains, plan.splits, plan.training, held_out, options.metadata_columns)
-    loading = {"batch_size": options.validation_batch_size, "workers": options.workers}
+    data = (plan.domains, plan.splits, plan.training, unseen_domains(plan.domains, tested))
+    settings = {"method": method_of(vars(options)), "metadata_columns": options.metadata_columns}
+    settings |= {"batch_size": options.validation_batch_size, "workers": options.workers}
+    level = logging.root.manager.disable
     try:
         if is_sharded():
             command = calibration_command(str(plan.folder.path))
             raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
+        logging.disable(logging.INFO)  # a second description of the network
         network = load_predictor(f"{LOCAL}{folder}").to(device)
-        calibration = calibrate(network, data, method_of(vars(options)), **loading, watched=watched)
+        calibration = calibrate(network, *data, **settings, watched=watched)
     except (MoeDgError, torch.OutOfMemoryError) as error:  # the run itself is complete
         _logger.warning(f"no temperature was fitted: {error}")
         return
+    finally:
+        logging.disable(level)
     save_calibration(calibration, folder)
 
 

@@ -44,12 +44,8 @@ class CertaintyOptions:
 class ClassTree:
     """A tree whose leaves are the classes.
 
-    Args:
-        path: A JSON object from each name to its parent, or a CSV file with the columns class and parent.
-        classes: Names of the classes, C of them.
-
-    Raises:
-        ArgumentError: A class is missing, or the names do not form one tree.
+    A file holds a JSON object from each name to its parent, or CSV with the columns class and parent. A class that is
+    missing, and names that do not form one tree, are an `ArgumentError`.
     """
 
     def __init__(self, path: str, classes: Sequence[str]) -> None:
@@ -75,85 +71,61 @@ class ClassTree:
 
 
 class Certainty:
-    """The columns of `CertaintyOptions`.
-
-    Args:
-        options: Those of `CertaintyOptions`, and the model.
-        calibration: That of the model.
-        classes: Names in the order of the logits.
+    """The columns of `CertaintyOptions`, and of `options.model`.
 
     Raises:
         ArgumentError: The model is not calibrated, or on too few images.
     """
 
     def __init__(self, options: Any, calibration: Calibration | None, classes: Sequence[str]) -> None:
-        self.classes, self.coverage = classes, options.coverage
-        self.columns = certainty_columns(options)
-        self.tree = None
-        if not self.columns and options.calibration is None:
+        self.classes, self.columns = classes, certainty_columns(options)
+        self.level, self.least, self.confident, self.tree = options.coverage, 0.0, 0.0, None
+        names = ("coverage", "abstain", "class_tree")
+        given = {name: value for name in names if (value := getattr(options, name)) is not None}
+        if not given and options.calibration is None:
             return
-        if not self.columns:
-            remedy = "has no effect alone; add --coverage or --abstain"
-            raise ArgumentError.of("calibration", options.calibration, remedy)
+        if not given:
+            raise ArgumentError.of("calibration", options.calibration, "has no effect alone; add --coverage")
         if calibration is None:
-            given = next(name for name in ("coverage", "abstain", "class_tree") if getattr(options, name) is not None)
             remedy = f"{options.model} is not calibrated: {calibration_command(options.model)}"
-            raise ArgumentError.of(given, getattr(options, given), remedy)
-        scores = calibration.validation
-        if options.calibration is not None:
-            scores = held_out_scores(Path(options.calibration), calibration)
-        if options.coverage is not None:
-            self.least = set_threshold(scores.of_target, options.coverage)
-        if options.abstain is not None:
-            self.confident = abstention_threshold(scores.confidence, options.abstain)
-        if options.class_tree is not None:
-            if options.coverage is None:
-                raise ArgumentError.of("class_tree", options.class_tree, "add --coverage, the probability of a node")
-            self.tree = ClassTree(options.class_tree, classes)
+            raise ArgumentError.of(*next(iter(given.items())), remedy)
+        if "class_tree" in given and "coverage" not in given:
+            raise ArgumentError.of("class_tree", options.class_tree, "add --coverage, the probability of a node")
+        held_out = options.calibration and held_out_scores(Path(options.calibration), calibration)
+        scores = held_out or calibration.validation
+        self.least = set_threshold(scores.of_target, options.coverage) if options.coverage else 0.0
+        self.confident = 0.0 if options.abstain is None else abstention_threshold(scores.confidence, options.abstain)
+        self.tree = ClassTree(options.class_tree, classes) if options.class_tree else None
 
-    def describe(self) -> list[Any]:
-        """Returns everything that the columns depend on, ready for JSON."""
-        tree = self.tree and [self.tree.names, *self.tree.holds.tolist()]
-        return [self.coverage, getattr(self, "least", None), getattr(self, "confident", None), tree]
+    @property
+    def settings(self) -> list[Any]:
+        """Everything that the columns depend on, ready for JSON."""
+        return [self.level, self.least, self.confident, self.tree and [self.tree.names, self.tree.holds.tolist()]]
 
     def rows(self, probabilities: Tensor) -> dict[str, list[Any]]:
         """(B, C) calibrated probabilities, on CPU -> the columns."""
-        table: dict[str, list[Any]] = {}
-        if SET in self.columns:
-            inside = (probabilities >= self.least).tolist()
-            # From the most probable class on
-            orders = probabilities.argsort(1, descending=True).tolist()
-            table[SET] = [
-                [self.classes[index] for index in order if row[index]]
-                for order, row in zip(orders, inside, strict=True)
-            ]
-        if ABSTAIN in self.columns:
-            table[ABSTAIN] = (probabilities.amax(1) < self.confident).tolist()
-        if self.tree is not None:
-            table[NODE], sums = self.tree.lowest(probabilities, self.coverage)
-            table[NODE_PROBABILITY] = [round(value, 6) for value in sums]
-        return table
+        ranked = zip(*(part.tolist() for part in probabilities.sort(descending=True)), strict=True)
+        sets = [[self.classes[c] for p, c in zip(*row, strict=True) if p >= self.least] for row in ranked]
+        nodes, sums = self.tree.lowest(probabilities, self.level) if self.tree else ([], [])
+        table = {SET: sets, ABSTAIN: (probabilities.amax(1) < self.confident).tolist(), NODE: nodes}
+        table[NODE_PROBABILITY] = [round(value, 6) for value in sums]
+        return {name: table[name] for name in self.columns}
 
 
 def certainty_columns(options: Any) -> list[str]:
     """Returns the names of the columns that options ask for."""
-    wanted = {SET: options.coverage, ABSTAIN: options.abstain, NODE: options.class_tree}
-    wanted[NODE_PROBABILITY] = options.class_tree
-    return [name for name, value in wanted.items() if value is not None]
+    asked = {SET: options.coverage, ABSTAIN: options.abstain, NODE: options.class_tree}
+    return [name for name, value in {**asked, NODE_PROBABILITY: options.class_tree}.items() if value is not None]
 
 
 def set_threshold(of_target: Tensor, coverage: float) -> float:
     """Returns the least probability of a class in a prediction set.
 
     With N exchangeable images, a set holds the right class with at least this probability: the threshold is that of
-    the image of rank ceil((N + 1) coverage), from the most probable one on.
+    rank ceil((N + 1) coverage) among their probabilities of the right class, `of_target` (N,), which ascend.
 
-    Args:
-        of_target: Calibrated probabilities of the right classes, in ascending order, (N,).
-        coverage: Above 0 and below 1.
-
-    >>> set_threshold(torch.linspace(0.1, 0.9, 9), 0.7)
-    0.3...
+    >>> set_threshold(torch.tensor([0.25, 0.5, 0.75]), 0.5)
+    0.5
     """
     count = len(of_target)
     rank = math.ceil((count + 1) * coverage - 1e-9)
@@ -172,25 +144,20 @@ def abstention_threshold(confidence: Tensor, abstain: float) -> float:
 
 
 def held_out_scores(folder: Path, own: Calibration) -> Scores:
-    """Collects the scores of the held-out domains of a sweep's runs, of the method and classes of a calibration.
-
-    Raises:
-        ArgumentError: No run fits.
-    """
+    """Collects the scores on held-out domains of the runs below a folder that share method and classes."""
     places = sorted(path for path in folder.glob("**/best") if path.is_dir())
     found = [read_calibration(path / CALIBRATION) for path in places if (path / CALIBRATION).is_file()]
     if not any(len(item.held_out.confidence) for item in found):
-        remedy = "holds no calibrated run that held out a domain; calibrate each run"
-        raise ArgumentError.of("calibration", str(folder), f"{remedy}: {calibration_command('RUN')}")
+        remedy = f"holds no calibrated run that held out a domain; calibrate each run: {calibration_command('RUN')}"
+        raise ArgumentError.of("calibration", str(folder), remedy)
     fitting = [item for item in found if (item.method, sorted(item.classes)) == (own.method, sorted(own.classes))]
     if not fitting:
         remedy = f"the model is of {own.method} with {len(own.classes)} classes, and no run is; give the model's sweep"
         raise ArgumentError.of("calibration", str(folder), remedy)
-    domains = {name for item in fitting for name in item.held_out_domains}
-    others = f"; {len(places) - len(found)} runs are not calibrated" if len(places) > len(found) else ""
-    _logger.info(f"calibrated on {len(domains)} held-out domains of {len(fitting)} runs{others}")
-    parts = [item.held_out for item in fitting]
-    return Scores(*(torch.cat([vars(part)[name] for part in parts]).sort().values for name in vars(parts[0])))
+    if len(places) > len(found):
+        _logger.warning(f"{folder}: {len(places) - len(found)} of {len(places)} runs are not calibrated")
+    parts = [vars(item.held_out) for item in fitting]
+    return Scores(*(torch.cat([part[name] for part in parts]).sort().values for name in parts[0]))
 
 
 def _read_parents(path: str) -> Mapping[str, str]:

@@ -43,7 +43,7 @@ from ..networks.bands import check_bands
 from ..networks.build import Network, check_name, data_config, warn_of_other_values
 from ..networks.calibration import find_calibration
 from ..networks.ensemble import evaluation_view, load_predictor
-from ..networks.fit_calibration import CalibrationData, calibrate
+from ..networks.fit_calibration import calibrate
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
@@ -326,9 +326,9 @@ def _calibrate(
     if accelerator.is_main_process:
         training = [index for index in range(len(data.domains)) if index not in data.test_domains]
         held_out = unseen_domains(data.domains, data.test_domains, data.roles)
-        images = CalibrationData(data.domains, splits, training, held_out, options.metadata_columns)
-        loading = {"batch_size": options.batch_size, "workers": options.workers}
-        calibration = calibrate(network, images, method_of(run_arguments(options.model)), **loading)
+        settings = {name: vars(options)[name] for name in ("metadata_columns", "batch_size", "workers")}
+        settings["method"] = method_of(run_arguments(options.model))
+        calibration = calibrate(network, data.domains, splits, training, held_out, **settings)
         save_calibration(calibration, Path(options.model.removeprefix(LOCAL)))
     accelerator.wait_for_everyone()
 

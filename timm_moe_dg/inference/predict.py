@@ -128,7 +128,7 @@ def predict_parts(options: PredictOptions, folder: Path) -> PartFolder:
         "columns": predictor.columns,
         "skip_unreadable": options.skip_unreadable,
         "temperature": predictor.temperature,
-        "certainty": predictor.certainty.describe(),
+        "certainty": predictor.certainty.settings,
     }
     target, shard = PartFolder(folder, job), Shard.of(options.shard, os.environ)
     for part in predictor.parts(target.unfinished(parts, shard)):

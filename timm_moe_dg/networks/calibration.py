@@ -78,7 +78,7 @@ class Calibration:
     def header(self) -> dict[str, str]:
         """Returns the text of the file's header."""
         names = ("temperature", "network", "method", "classes", "held_out_domains")
-        return {"calibration": json.dumps({name: getattr(self, name) for name in names})}
+        return {"calibration": json.dumps({name: vars(self)[name] for name in names})}
 
     def unlike(self, images: Tensor, features: Tensor | None) -> Tensor:
         """Whether images (B, ...) are unlike those of training, bool (B,), by pixels and, if given, features (B, D)."""

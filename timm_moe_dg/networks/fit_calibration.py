@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,67 +24,63 @@ TYPICAL = 0.995  # share of validation images within each of two distributions: 
 _LOG_RANGE = (math.log(0.01), math.log(100.0))  # of temperatures
 
 
-@dataclass(frozen=True)
-class CalibrationData:
-    """The images that a network is calibrated on, by domain."""
-
-    domains: Sequence[Domain]
-    splits: Sequence[Split]
-    training: Sequence[int]  # positions of the training domains
-    held_out: Sequence[int]  # positions of the domains that are new to the network
-    metadata_columns: Sequence[str] | None = None
-
-    def loader(self, network: Network, batch_size: int, workers: int) -> DataLoader:
-        """Loads validation images as "out", and a sample of the training images and of held-out domains as "in".
-
-        Raises:
-            DataError: No training domain has validation images.
-        """
-        if not any(len(self.splits[domain].outside) for domain in self.training):
-            raise DataError("no training domain has validation images; give data with some, or a --holdout-fraction")
-        nothing = np.arange(0)
-        splits = [Split(nothing, nothing)] * len(self.domains)
-        for domain in self.training:
-            splits[domain] = Split(_sample(self.splits[domain].inside), self.splits[domain].outside)
-        for domain in self.held_out:
-            split = self.splits[domain]
-            splits[domain] = Split(_sample(np.concatenate([split.inside, split.outside])), nothing)
-        metadata = takes_metadata(network, self.domains, self.metadata_columns)
-        images = EvaluationImages(self.domains, splits, evaluation_view(network), with_metadata=metadata)
-        return evaluation_loader(images, batch_size=batch_size, workers=workers)
-
-
 @torch.inference_mode()
 def calibrate(
     network: Network,
-    data: CalibrationData,
-    method: str,
+    domains: Sequence[Domain],
+    splits: Sequence[Split],
+    training: Sequence[int],
+    held_out: Sequence[int],
     *,
-    batch_size: int = 64,
-    workers: int = 0,
+    method: str,
+    metadata_columns: Sequence[str] | None,
+    batch_size: int,
+    workers: int,
     watched: Callable[[DataLoader], Any] = iter,
 ) -> Calibration:
-    """Fits a calibration in one pass over the images of `CalibrationData.loader`, on the network's device.
+    """Fits a calibration in one pass over images, on the network's device.
 
-    `watched` wraps the loader, to end the pass early by an exception.
+    Args:
+        network: In evaluation mode.
+        domains: All domains.
+        splits: Those of the run.
+        training: Positions of the training domains. Their out-splits are the validation images.
+        held_out: Positions of the domains that are new to the network.
+        method: See `Calibration`.
+        metadata_columns: Columns that the network reads after longitude and latitude.
+        batch_size: Of the pass.
+        workers: Processes that load images.
+        watched: Wraps the loader, and may end the pass by an exception.
+
+    Raises:
+        DataError: No training domain has validation images.
     """
-    device, classes = next(network.parameters()).device, data.domains[0].classes
-    described, columns = _with_features(network), list[list[Tensor]]()
-    for batch in watched(data.loader(network, batch_size, workers)):
-        images, target, group, *metadata = (part.to(device) for part in batch)
-        logits, *features = described(images, *metadata)
-        row = (target, group, logits, pixel_statistics(images), *features)
-        columns.append([part.float().cpu() if part.is_floating_point() else part.cpu() for part in row])
-    target, group, logits, *values = map(torch.cat, zip(*columns, strict=True))
-    logits = logits[:, class_positions(network, classes).argsort()]
-    is_validation, is_new = group % 2 == 1, torch.isin(group // 2, torch.tensor(list(data.held_out), dtype=torch.long))
-    temperature = fit_temperature(logits[is_validation], target[is_validation])
+    parts = [Split(np.arange(0), np.arange(0))] * len(domains)
+    for position in training:
+        parts[position] = Split(_sample(splits[position].inside), splits[position].outside)
+    for position in held_out:
+        whole = np.concatenate([splits[position].inside, splits[position].outside])
+        parts[position] = Split(_sample(whole), np.arange(0))
+    with_metadata = takes_metadata(network, domains, metadata_columns)
+    images = EvaluationImages(domains, parts, evaluation_view(network), with_metadata=with_metadata)
+    if not (images.groups % 2).any():
+        raise DataError("no training domain has validation images; give data with some, or a --holdout-fraction")
+    device, classes, columns = next(network.parameters()).device, domains[0].classes, list[list[Tensor]]()
+    described = network
+    with suppress(ArgumentError):  # several classifiers: the pixels alone tell other images
+        described = network.with_features() if isinstance(network, Ensemble) else WithFeatures(network)
+    for batch in watched(evaluation_loader(images, batch_size=batch_size, workers=workers)):
+        pixels, target, group, *metadata = (part.to(device) for part in batch)
+        answer = described(pixels, *metadata)
+        row = (target, group, pixel_statistics(pixels), *(answer if isinstance(answer, tuple) else (answer,)))
+        columns.append([part.cpu() for part in row])
+    target, group, statistics, logits, *features = map(torch.cat, zip(*columns, strict=True))
+    logits = logits.float()[:, class_positions(network, classes).argsort()]
+    is_validation, is_new = group % 2 == 1, torch.isin(group // 2, torch.tensor(list(held_out), dtype=torch.long))
     is_training = ~is_validation & ~is_new
-    distributions = {}
-    for name, part in zip(("pixels", "features"), values, strict=False):
-        labels = target if name == "features" else torch.zeros_like(target)
-        distributions[name] = fit_distribution(part[is_training], labels[is_training], part[is_validation])
+    temperature = fit_temperature(logits[is_validation], target[is_validation])
     probabilities = (logits / temperature).softmax(1)
+    values = {"pixels": (statistics, target * 0), **({"features": (features[0], target)} if features else {})}
     return Calibration(
         temperature=temperature,
         network=identify(network),
@@ -92,20 +88,19 @@ def calibrate(
         classes=list(classes),
         validation=_scores(probabilities[is_validation], target[is_validation]),
         held_out=_scores(probabilities[is_new], target[is_new]),
-        held_out_domains=[data.domains[index].name for index in data.held_out],
-        distributions=distributions,
+        held_out_domains=[domains[index].name for index in held_out],
+        distributions={
+            name: fit_distribution(part[is_training], labels[is_training], part[is_validation])
+            for name, (part, labels) in values.items()
+        },
     )
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> float:
     """Returns the temperature T that minimizes the cross-entropy of logits / T, from 0.01 to 100.
 
-    It is that of Guo et al. ("On Calibration of Modern Neural Networks", ICML 2017, section 4.2). If all images are
-    classified right, cross-entropy falls with T down to 0, and T stays 1.
-
-    Args:
-        logits: (N, C).
-        targets: Class indices, (N,).
+    Logits are (N, C) and targets (N,). See Guo et al. ("On Calibration of Modern Neural Networks", ICML 2017, section
+    4.2). If all images are classified right, cross-entropy falls with T down to 0, and T stays 1.
     """
     if (logits.argmax(1) == targets).all():
         return 1.0
@@ -143,17 +138,6 @@ def _sample(positions: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).permutation(positions)[:SAMPLE]
 
 
-def _with_features(network: Network) -> Callable[..., tuple[Tensor, ...]]:
-    """A function to logits and, if the network has a single classifier, its inputs."""
-    with suppress(ArgumentError):  # several classifiers: the pixels alone tell other images
-        network = network.with_features() if isinstance(network, Ensemble) else WithFeatures(network)
-    return lambda *inputs: _as_tuple(network(*inputs))
-
-
 def _scores(probabilities: Tensor, targets: Tensor) -> Scores:
     of_target = probabilities[torch.arange(len(targets)), targets]
     return Scores(of_target.sort().values, probabilities.amax(1).sort().values)
-
-
-def _as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,119 @@
+"""A calibrated network in evaluate, predict and export: temperature, status and sets of real images."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import timm_moe_dg
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.readers.digits import CLASSES
+from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
+from timm_moe_dg.networks.trained import load_trained
+
+DATA = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--workers", "0", "--batch-size", "500"]
+QUICK = ["--workers", "0"]
+
+
+def rows(path):
+    return list(csv.DictReader(path.open()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A network that was calibrated and evaluated, and images."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    saved_run(folder, "gmoe_tiny_patch16", CLASSES)
+    words = ["--model", str(folder / "best"), *DATA]
+    load_tool("evaluate").main([*words, "--output", str(folder / "before")])
+    load_tool("evaluate").main([*words, "--calibrate", "--output", str(folder / "after")])
+    (folder / "images").mkdir()
+    digits = get_benchmark("rotated_digits").read(None)[0]
+    for index in range(5):
+        digits.image(index).convert("RGB").save(folder / "images" / f"{index}.png")
+    Image.new("RGB", digits.image(0).size).save(folder / "images" / "black.png")
+    (folder / "images" / "cut.png").write_bytes((folder / "images" / "0.png").read_bytes()[:70])
+    return folder
+
+
+def test_evaluate_shows_errors_before_and_after_with_the_same_answers(folder):
+    before, after = (pd.read_csv(folder / name / "per_domain.csv") for name in ("before", "after"))
+    assert before.ece.tolist() == before.ece_uncalibrated.tolist() == after.ece_uncalibrated.tolist()
+    assert after.accuracy.tolist() == before.accuracy.tolist()
+    trained = after[after.role == "train"]
+    assert trained.ece.mean() < trained.ece_uncalibrated.mean()
+    assert (folder / "after" / "reliability.png").read_bytes()[:4] == b"\x89PNG"
+    # The distributions of all classes are those of the logits divided by the temperature
+    temperature = load_calibration(f"local-dir:{folder / 'best'}").temperature
+    assert temperature != 1
+    names = [f"P({name})" for name in CLASSES]
+    plain, scaled = (pd.read_csv(folder / name / "predictions.csv")[names].to_numpy() for name in ("before", "after"))
+    expected = plain ** (1 / temperature)
+    np.testing.assert_allclose(scaled, expected / expected.sum(1, keepdims=True), atol=1e-3)
+
+
+def test_every_image_has_a_status_and_certain_answers(folder, tmp_path, caplog):
+    words = ["--model", str(folder / "best"), str(folder / "images"), *QUICK, "--coverage", "0.9", "--abstain", "0.2"]
+    load_tool("predict").main([*words, "--output", str(tmp_path / "p.csv"), "--columns", "logits"])
+    table = rows(tmp_path / "p.csv")
+    assert [row["status"] for row in table] == [*["ok"] * 5, "unlike", "unreadable"]
+    calibration = load_calibration(f"local-dir:{folder / 'best'}")
+    least = sorted(calibration.validation.of_target.tolist(), reverse=True)[int(np.ceil(299 * 0.9)) - 1]
+    for row in table[:-1]:
+        probabilities = (torch.tensor(json.loads(row["logits"])) / calibration.temperature).softmax(0)
+        assert float(row["probability"]) == pytest.approx(probabilities.max().item(), abs=1e-5)
+        expected = {CLASSES[index] for index, value in enumerate(probabilities.tolist()) if value >= least}
+        assert {*row["set"].split("|")} == expected
+    assert table[-1]["set"] == table[-1]["abstain"] == ""
+    load_tool("predict").main([*words, "--output", str(tmp_path / "parts")])
+    parts = pd.read_parquet(tmp_path / "parts")
+    assert ["|".join(names) for names in parts["set"][:-1]] == [row["set"] for row in table[:-1]]
+    assert [str(value) for value in parts.abstain[:-1]] == [row["abstain"] for row in table[:-1]]
+    with pytest.raises(SystemExit, match="holds the parts of another job, whose certainty"):
+        load_tool("predict").main([*words, "--coverage", "0.8", "--output", str(tmp_path / "parts")])
+
+
+def test_a_calibration_of_other_weights_is_left_out(folder, tmp_path, caplog):
+    shutil.copytree(folder / "best", tmp_path / "best")
+    torch.manual_seed(1)
+    saved_run(tmp_path / "other", "gmoe_tiny_patch16", CLASSES)
+    shutil.copy(tmp_path / "other" / "best" / "model.safetensors", tmp_path / "best")
+    words = ["--model", str(tmp_path / "best"), str(folder / "images"), *QUICK, "--output", str(tmp_path / "p.csv")]
+    load_tool("predict").main(words)
+    assert "its calibration is of other weights or settings" in caplog.text
+    assert {row["status"] for row in rows(tmp_path / "p.csv")} == {"ok", "unreadable"}
+    with pytest.raises(SystemExit, match=r"is not calibrated: .*evaluate.* --calibrate"):
+        load_tool("predict").main([*words, "--force", "--coverage", "0.9"])
+
+
+def test_the_recipe_of_a_program_has_the_temperature(folder, tmp_path):
+    words = ["--model", str(folder / "best"), "--formats", "pt2", "--rounds", "1", "--batch-size", "1"]
+    load_tool("export").main([*words, "--output", str(tmp_path)])
+    recipe = json.loads((tmp_path / "preprocessing.json").read_text())
+    assert recipe["temperature"] == load_calibration(f"local-dir:{folder / 'best'}").temperature
+    assert recipe["probabilities"] == "softmax(logits / temperature)"
+
+
+def test_options_of_another_network_are_refused(folder):
+    with pytest.raises(SystemExit, match="img_size=64: changes the model that --calibrate stores with"):
+        load_tool("evaluate").main(["--model", str(folder / "best"), *DATA, "--calibrate", "--img-size", "64"])
+
+
+def test_places_decide_the_status_of_a_mixture_with_a_shared_expert(tmp_path):
+    saved_run(tmp_path, "moge_tiny", CLASSES)
+    network = load_trained(f"local-dir:{tmp_path / 'best'}")
+    network.set_coverage(torch.tensor([[10.0, 50.0]]))
+    network.set_coverage_radius(100.0)
+    Image.effect_noise((20, 30), 80).save(tmp_path / "a.png")
+    lines = ["path,lon,lat", "a.png,10,50", "a.png,-60,0", "a.png,nan,nan"]
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    table = timm_moe_dg.predict(network, tmp_path / "list.csv", workers=0)
+    assert table.status.tolist() == ["ok", "outside_coverage", "shared_expert"]
+    assert not (tmp_path / "best" / CALIBRATION).exists()
