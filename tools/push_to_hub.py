@@ -28,7 +28,7 @@ from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
 from timm_moe_dg.hub.origin import Origin, hub_link, published_source
 from timm_moe_dg.hub.push import push_folder, push_space
-from timm_moe_dg.hub.space import fill_space
+from timm_moe_dg.hub.space import write_space
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced
 
@@ -113,14 +113,6 @@ def prepare(args: argparse.Namespace) -> Path:
     return target
 
 
-def prepare_space(model: Path, args: argparse.Namespace) -> Path:
-    """Writes the folder of the Space beside that of the model, and returns its path."""
-    target = model.with_name(f"{model.name}--space")
-    with replaced(target) as folder:
-        fill_space(folder, model, args.repo_id)
-    return target
-
-
 def describe(folder: Path, args: argparse.Namespace, kind: str = "") -> str:
     """Lists the files with their sizes in bytes, and the destination."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -139,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
     folder = prepare(args)
     print(describe(folder, args))
     if args.with_space:
-        space = prepare_space(folder, args)
+        space = write_space(folder, args.repo_id)
         print(describe(space, args, "spaces/"))
     if args.dry_run:
         print("dry run: nothing was sent")

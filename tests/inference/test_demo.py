@@ -50,7 +50,7 @@ def test_the_answer_is_that_of_predict_and_the_experts_are_drawn(image, tmp_path
     assert probabilities == predicted(tmp_path, image)
     assert "Expert of most patches" in remarks
     assert picture.ndim == 3
-    assert demo.examples(tmp_path) == []
+    assert demo.examples() == []
 
 
 def test_an_ensemble_answers_beside_the_plain_image(image, tmp_path):
@@ -116,7 +116,7 @@ def test_a_run_has_examples_of_the_held_out_domain_and_sets_of_its_calibration(i
     size = ["--model-kwargs", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "--test-domains", "rot_45"]
     load_tool("finetune").main(["--model", "gmoe_tiny_patch16", *size, *words, "--experiment", "run"])
     demo = Demo(f"local-dir:{tmp_path / 'run' / 'best'}")
-    examples = demo.examples(tmp_path)
+    examples = demo.examples()
     from timm_moe_dg.data import get_benchmark
 
     domain = next(domain for domain in get_benchmark("rotated_digits").read(None) if domain.name == "rot_45")

@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from huggingface_hub import ModelCard, SpaceCard, SpaceCardData
+from huggingface_hub import ModelCard, SpaceCardData
 
 from .. import __version__
+from ..storage.atomic import replaced
 
 
-def fill_space(folder: Path, model: Path, repo_id: str) -> None:
-    """Writes app.py, requirements.txt and README.md for the model in another folder, published as OWNER/NAME."""
-    texts = {
-        "app.py": f'from timm_moe_dg.inference.demo import serve\n\nserve("hf-hub:{repo_id}")\n',
-        "requirements.txt": f"timm_moe_dg[demo]=={__version__}\n",
-    }
-    for name, text in texts.items():
-        (folder / name).write_text(text)
+def write_space(model: Path, repo_id: str) -> Path:
+    """Writes the Space of a model folder beside it: app.py, requirements.txt and README.md. Returns the Space's folder.
+
+    The model is, or will be, published as OWNER/NAME. Its card's license is the Space's too.
+    """
     license = ModelCard.load(model / "README.md").data.license
     facts = {"sdk": "gradio", "app_file": "app.py", "models": [repo_id], "license": license}
-    data = SpaceCardData(title=repo_id.partition("/")[2], **facts)
+    header = SpaceCardData(title=repo_id.partition("/")[2], **facts).to_yaml()
     link = f"[{repo_id}](https://huggingface.co/{repo_id})"
-    card = SpaceCard(
-        f"---\n{data.to_yaml()}\n---\n\nTry {link} on your own images: `timm-moe-dg demo`, for everyone.\n"
-    )
-    card.save(folder / "README.md")
+    target = model.with_name(f"{model.name}--space")
+    with replaced(target) as folder:
+        (folder / "app.py").write_text(f'from timm_moe_dg.inference.demo import serve\n\nserve("hf-hub:{repo_id}")\n')
+        (folder / "requirements.txt").write_text(f"timm_moe_dg[demo]=={__version__}\n")
+        (folder / "README.md").write_text(f"---\n{header}\n---\n\nTry {link} on your own images.\n")
+    return target

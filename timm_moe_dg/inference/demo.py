@@ -62,6 +62,7 @@ class Demo:
         self.predictor = Predictor(replace(options, top_k=top_k, columns=columns, coverage=coverage))
         self.model, self.network = model, self.predictor.network
         self.names: Sequence[str] = self.predictor.names.all if self.predictor.reads_metadata else ()
+        self._folder = tempfile.TemporaryDirectory()  # of examples and pictures
         self.points = self.network.metadata_encoder.coverage.points.cpu().numpy() / 1e6 if has_points else []
 
     def answer(self, path: str | None, *values: str) -> tuple[dict[str, float], str, Any]:
@@ -119,11 +120,10 @@ class Demo:
         except ArgumentError:  # no transformer with experts in its blocks
             return small
         block = max(maps)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "experts.png")
-            photograph = Photograph(f"block {block}", small, maps[block].first[0])
-            plot_expert_maps([("", [photograph])], maps[block].num_experts, path)
-            return np.asarray(Image.open(path).convert("RGB"))
+        path = Path(self._folder.name, "experts.png")
+        photograph = Photograph(f"block {block}", small, maps[block].first[0])
+        plot_expert_maps([("", [photograph])], maps[block].num_experts, path)
+        return np.asarray(Image.open(path).convert("RGB"))
 
     def world(self, lon: str = "", lat: str = "") -> Image.Image:
         """Draws the world with the training locations, of which models hold a thinned list, and a place."""
@@ -139,18 +139,17 @@ class Demo:
             draw.circle(center, 10, outline="#d00000", width=4)
         return image
 
-    def examples(self, folder: Path) -> list[tuple[str, list[str]]]:
-        """Writes images of the run's first held-out domain to a folder: files with their metadata, or none."""
-        run = Path(self.model.removeprefix(LOCAL)).parent
+    def examples(self) -> list[tuple[str, list[str]]]:
+        """Writes images of the run's first held-out domain: files with their metadata. Only runs have any."""
         try:
-            view = open_run(run)
+            view = open_run(Path(self.model.removeprefix(LOCAL)).parent)
             domain = view.domains()[view.args["test_domains"][0]]
             found = []
             for position in np.linspace(0, len(domain) - 1, _EXAMPLES).round().astype(int).tolist():
-                path, metadata = folder / f"example_{position}.png", view.metadata(domain, position)
+                path, metadata = f"{self._folder.name}/{position}.png", view.metadata(domain, position)
                 Image.fromarray(np.asarray(domain.pixels(position))).save(path)
-                values = [] if metadata is None else [f"{value:g}" for value in metadata.flatten().tolist()]
-                found.append((str(path), values))
+                values = [] if metadata is None else metadata.flatten().tolist()
+                found.append((path, [str(round(value, 6)) for value in values]))
         except (MoeDgError, IndexError, KeyError, OSError, TypeError) as error:
             _logger.info(one_line(f"without examples: {error}"))
             return []
@@ -196,8 +195,7 @@ def build_page(model: str, device: str | None = None) -> Any:
     except ImportError as error:
         raise MissingDependencyError.of("the page", "gradio", "demo") from error
     demo = Demo(model, device)
-    folder = tempfile.TemporaryDirectory()  # until the page ends
-    examples = demo.examples(Path(folder.name))
+    examples = demo.examples()
     has_map = tuple(demo.names[:2]) == ("lon", "lat")
 
     def answer(*inputs: Any) -> tuple[Any, ...]:
