@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from glob import glob
+from math import nan
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
@@ -66,7 +67,8 @@ def row(runs: Sequence[Path], others: Sequence[float]) -> list[float]:
     for record, accuracy in zip(records, accuracies, strict=True):
         by_seed[record.args["trial_seed"]].append(accuracy)
     means = [fmean(values) for values in by_seed.values()]
-    line = f"{fmean(means):.1f} ± {stdev(means) / len(means) ** 0.5:.1f}, {cost(runs[0])}"
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else nan
+    line = f"{fmean(means):.1f} ± {error:.1f}, {cost(runs[0])}"
     if others:
         differences = [first - second for first, second in zip(accuracies, others, strict=True)]
         line += f", {fmean(differences):+.1f} to the mixture (p = {sign_flip_p(differences):.3f})"

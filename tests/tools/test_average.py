@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -21,7 +22,7 @@ from tests.load_tool import load_tool
 from tests.storage.crash_points import killed_at
 from tests.storage.toy_runs import content
 from timm_moe_dg.protocols.records import read_records
-from timm_moe_dg.protocols.selection import validation_accuracy
+from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -285,6 +286,23 @@ def test_merged_experts_are_a_plain_network_that_timm_loads_without_this_package
     card = next((tmp_path / "hub").rglob("README.md")).read_text()
     assert "import timm_moe_dg" not in card
     assert f"average a --method {record.args['average_method']} --output DIR" in card
+
+
+def test_the_example_compares_mixtures_with_their_merged_networks(runs, tmp_path, capfd, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    from merge_experts import main
+
+    monkeypatch.chdir(tmp_path)
+    main("merged", str(runs / "a"), str(runs / "start"))
+    lines = [line for line in capfd.readouterr().out.splitlines() if " MB" in line]
+    assert [line.split(": ")[0] for line in lines] == ["mixture", "merged, mean", "merged, by use", "dense"]
+    (record,) = read_records(tmp_path / "merged" / "alpha_0" / "a" / "results.jsonl")
+    accuracy, mixture = (
+        100 * reported_accuracy(row)
+        for row in (record, training_domain_validation(read_records(runs / "a" / "results.jsonl")))
+    )
+    assert lines[1].startswith(f"merged, mean: {accuracy:.1f} ± nan")
+    assert f"{accuracy - mixture:+.1f} to the mixture" in lines[1]
 
 
 @pytest.mark.parametrize(

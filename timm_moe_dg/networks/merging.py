@@ -5,6 +5,7 @@ Axes: E experts.
 
 import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import timm
 import torch
@@ -18,6 +19,8 @@ from ..layers.dense.feed_forwards import FeedForward, read_feed_forward
 from ..losses import record_routing, router_outputs
 from .build import Network, without_origin
 from .soups import mean_weights
+
+Layers: TypeAlias = dict[str, Any]  # mixture layers by name: mypy types attributes of modules as Tensor or Module
 
 
 @torch.no_grad()
@@ -49,7 +52,7 @@ def merge_experts(
         ArgumentError: There are no experts, or the rest of the network is none of timm's.
     """
     name = network.pretrained_cfg["architecture"]
-    layers = {place: module for place, module in network.named_modules() if isinstance(module, RoutedMlp)}
+    layers: Layers = {place: module for place, module in network.named_modules() if isinstance(module, RoutedMlp)}
     if not layers:
         reads = (
             "; its classifier reads places, as no plain network does" if hasattr(network, "metadata_encoder") else ""
@@ -78,8 +81,8 @@ def dense_name(network: Network) -> str:
     """Returns the timm model that the dense weights of a mixture come from, or nothing if none is recorded."""
     if hasattr(network, "mixture_args"):
         return str(network.mixture_args["backbone"]).partition(".")[0]
-    source = timm.get_pretrained_cfg(network.pretrained_cfg["architecture"]).hf_hub_id or ""
-    return source.rpartition("/")[2].partition(".")[0]
+    cfg = timm.get_pretrained_cfg(network.pretrained_cfg["architecture"])
+    return ((cfg and cfg.hf_hub_id) or "").rpartition("/")[2].partition(".")[0]
 
 
 def _build_plain(network: Network, name: str) -> Network:
@@ -90,7 +93,7 @@ def _build_plain(network: Network, name: str) -> Network:
         raise ArgumentError.of("model", name, f"{reason}; merge another model")
     own = getattr(network, "mixture_args", None)
     taken = inspect.signature(VisionTransformer).parameters if own is None else args.keys() - own.keys()
-    plain = timm.create_model(dense, **{key: value for key, value in args.items() if key in taken})
+    plain: Network = timm.create_model(dense, **{key: value for key, value in args.items() if key in taken})
     plain.bands = getattr(network, "bands", None)
     plain.pretrained_cfg = plain.default_cfg = {**without_origin(network.pretrained_cfg), "architecture": dense}
     return plain
@@ -98,13 +101,13 @@ def _build_plain(network: Network, name: str) -> Network:
 
 def _expert_weights(
     network: Network,
-    layers: dict[str, RoutedMlp],
+    layers: Layers,
     images: Iterable[Tensor],
     alpha: float | None,
     lonlat: tuple[float, float] | None,
 ) -> dict[str, Tensor]:
     """Weights of each layer's experts, float64 (E,), or (E + 1,) with a shared expert, which comes last."""
-    routers = {place: layer.get_submodule("router") for place, layer in layers.items()}
+    routers = {place: layer.router for place, layer in layers.items()}
     by_place = hasattr(network, "expert_mode")
     if by_place and alpha is not None:
         raise ArgumentError.of("alpha", alpha, "MoGE's experts are weighted by the place; leave it out, or give --at")
@@ -151,7 +154,7 @@ def mean_combine_weights(network: Network, batches: Iterable[Sequence[Tensor]]) 
     return {place: (total[:-1] / total[-1]).cpu() for place, total in sums.items()}
 
 
-def _fill(dense: FeedForward, layer: RoutedMlp, weights: Tensor) -> None:
+def _fill(dense: FeedForward, layer: Any, weights: Tensor) -> None:
     """Sets a dense feed-forward to the weighted mean of experts, and scales its output by the sum of the weights."""
     shares, shared = weights / weights.sum(), [] if layer.shared is None else [read_feed_forward(layer.shared)]
     for is_second, stack in enumerate((layer.fc1, layer.fc2)):
