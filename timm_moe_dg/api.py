@@ -174,8 +174,8 @@ def predict(
 
     Returns:
         A row for each image, with the columns of predictions.csv: path, class, probability, for top_k the further
-        classes class_2, probability_2 and so on, status, and the further columns. If `output` is a folder, the numbers
-        of the finished parts in it.
+        classes class_2, probability_2 and so on, status, and the further columns. An image that cannot be decoded
+        has no class. If `output` is a folder, the numbers of the finished parts in it.
 
     >>> from PIL import Image
     >>> Image.new("RGB", (16, 16)).save("image.png")

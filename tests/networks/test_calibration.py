@@ -8,10 +8,13 @@ import scipy.optimize
 import torch
 import torch.nn.functional as F
 
-from timm_moe_dg.errors import CheckpointError
+from tests.saved_run import saved_run
+from timm_moe_dg.data import Split, get_benchmark
+from timm_moe_dg.data.readers.digits import CLASSES
+from timm_moe_dg.errors import CheckpointError, DataError
 from timm_moe_dg.finetuning.calibration import save_calibration
 from timm_moe_dg.networks.calibration import Calibration, Scores, load_calibration, pixel_statistics
-from timm_moe_dg.networks.fit_calibration import fit_distribution, fit_temperature
+from timm_moe_dg.networks.fit_calibration import calibrate, fit_distribution, fit_temperature
 
 
 def test_the_temperature_of_two_classes_is_the_closed_form():
@@ -86,3 +89,15 @@ def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path, damage):
         (tmp_path / "calibration.safetensors").write_bytes(damage)
     with pytest.raises(CheckpointError, match=r"cannot be read as a calibration .*; remove it, or .*--calibrate"):
         load_calibration(f"local-dir:{tmp_path}")
+
+
+def test_without_validation_images_there_is_no_calibration(tmp_path):
+    network = saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
+    domains = get_benchmark("rotated_digits").read(None)[:2]
+    splits = [Split(np.arange(2), np.arange(0)), Split(np.arange(2), np.arange(2, 4))]
+    settings = {"method": "", "metadata_columns": None, "batch_size": 4, "workers": 0}
+    with pytest.raises(DataError, match="no training domain has validation images; give data with some, or a --hold"):
+        calibrate(network, domains, splits, [0], [1], **settings)
+    fitted = calibrate(network, domains, splits, [1], [0], **settings)
+    assert [len(part.confidence) for part in (fitted.validation, fitted.held_out)] == [2, 2]
+    assert fitted.held_out_domains == ["rot_0"]

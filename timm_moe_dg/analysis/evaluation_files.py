@@ -15,8 +15,8 @@ from .evaluation_projection import plot_projection
 from .score_plots import plot_confusion, plot_reliability
 from .style import optional_picture
 
-FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "confusion.png", "predictions.csv", "projection.png")
-FILES += ("reliability.png",)
+PICTURES = ("confusion.png", "projection.png", "reliability.png")
+FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv", *PICTURES)
 
 
 def write_files(evaluated: Evaluated, folder: Path, settings: Mapping[str, object], projection: str) -> None:

@@ -104,12 +104,16 @@ class Certainty:
 
     def rows(self, probabilities: Tensor) -> dict[str, list[Any]]:
         """(B, C) calibrated probabilities, on CPU -> the columns."""
-        ranked = zip(*(part.tolist() for part in probabilities.sort(descending=True)), strict=True)
-        sets = [[self.classes[c] for p, c in zip(*row, strict=True) if p >= self.least] for row in ranked]
-        nodes, sums = self.tree.lowest(probabilities, self.level) if self.tree else ([], [])
-        table = {SET: sets, ABSTAIN: (probabilities.amax(1) < self.confident).tolist(), NODE: nodes}
-        table[NODE_PROBABILITY] = [round(value, 6) for value in sums]
-        return {name: table[name] for name in self.columns}
+        table: dict[str, list[Any]] = {}
+        if SET in self.columns:
+            ranked = zip(*(part.tolist() for part in probabilities.sort(descending=True)), strict=True)
+            table[SET] = [[self.classes[c] for p, c in zip(*row, strict=True) if p >= self.least] for row in ranked]
+        if ABSTAIN in self.columns:
+            table[ABSTAIN] = (probabilities.amax(1) < self.confident).tolist()
+        if self.tree:
+            table[NODE], sums = self.tree.lowest(probabilities, self.level)
+            table[NODE_PROBABILITY] = [round(value, 6) for value in sums]
+        return table
 
 
 def certainty_columns(options: Any) -> list[str]:

@@ -49,8 +49,8 @@ class Distribution:
 
     def distance(self, values: Tensor) -> Tensor:
         """(B, D) -> (B,) distance to the nearest mean."""
-        to = {"device": values.device}
-        return torch.cdist(values.float() @ self.whitening.to(**to), self.means.to(**to)).amin(1)
+        whitening, means = self.whitening.to(values.device), self.means.to(values.device)
+        return torch.cdist(values.float() @ whitening, means).amin(1)
 
     def excludes(self, values: Tensor) -> Tensor:
         """(B, D) -> (B,) bool: farther than the threshold."""
@@ -143,10 +143,8 @@ def read_calibration(path: Path) -> Calibration:
             for key in file.keys():  # noqa: SIM118 (the file is no mapping)
                 part, _, name = key.partition(".")
                 parts.setdefault(part, {})[name] = file.get_tensor(key)
-        scores = {name: Scores(**parts.pop(name)) for name in ("validation", "held_out")}
-        calibration = Calibration(
-            **values, **scores, distributions={name: Distribution(**table) for name, table in parts.items()}
-        )
+        values |= {name: Scores(**parts.pop(name)) for name in ("validation", "held_out")}
+        calibration = Calibration(**values, distributions={name: Distribution(**part) for name, part in parts.items()})
         if not 0 < calibration.temperature < math.inf:
             raise ValueError(f"temperature={calibration.temperature}")
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
