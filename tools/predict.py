@@ -4,7 +4,7 @@ r"""Predicts the classes of image files, as a CSV file or Parquet files.
     timm-moe-dg predict --model hf-hub:OWNER/NAME "site/**/*.png" \
         --top-k 3 --output predictions.csv
 
-The columns are path, class, probability, and for --top-k class_2 and so on.
+The columns are path, class, probability, status, and class_2 for --top-k 2.
 A MoGE model uses its shared expert for images without metadata. Give
 --metadata a CSV file with the columns path, lon and lat in degrees, and the
 further columns of the model. Models with location ids take path and location.

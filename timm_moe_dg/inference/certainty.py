@@ -31,13 +31,13 @@ class CertaintyOptions:
     """Columns that say how certain an answer is. The model has to be calibrated."""
 
     coverage: float | None = option(None, type=between, metavar="X",
-        help="add the column set: classes that hold the right one with this probability, such as 0.9")
+        help="column set: holds the right class with this probability")
     abstain: float | None = option(None, type=share, metavar="X",
-        help="add the column abstain: true for this share of answers, the least certain ones of validation images")
+        help="column abstain: this share of answers goes to a person")
     calibration: str | None = option(None, metavar="SWEEP",
         help="calibrate on the held-out domains of the runs in this folder (default: on the model's validation images)")
     class_tree: str | None = option(None, metavar="FILE",
-        help="add the column node: the lowest class or group of this tree (.csv, .json) that has --coverage")
+        help="column node: the lowest class or group in this tree (.csv, .json) with the probability of --coverage")
 # fmt: on
 
 

@@ -77,8 +77,7 @@ def predict_parser(description: str | None = None) -> ToolParser:
     add_options(parser, "model", TrainedModelOptions)
     add_options(parser, "images", ImageOptions, LoaderOptions)
     add_options(parser, "computation", DeviceOptions, EngineOptions)
-    add_options(parser, "certainty", CertaintyOptions)
-    add_options(parser, "output", ColumnOptions, TableOptions)
+    add_options(parser, "output", ColumnOptions, CertaintyOptions, TableOptions)
     parser.add_argument("--sky", action="store_true", help="print this job as YAML of SkyPilot, and end")
     return parser
 
