@@ -217,7 +217,10 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
         _, row = csv.reader(output.read_text().splitlines())
         return {name: float(value) for name, value in zip(row[1:-1:2], row[2:-1:2], strict=True)}
 
-    first, second, both = (probabilities(model) for model in (runs / "start", runs / "apart", ensemble))
+    # The members without the temperatures of their runs
+    first, second, both = (
+        probabilities(model) for model in (*(ensemble / "best" / member for member in "01"), ensemble)
+    )
     assert both == pytest.approx({name: (first[name] + second[name]) / 2 for name in first}, abs=2e-6)
     load_tool("report").main([str(ensemble)])
     assert (
